@@ -1,0 +1,52 @@
+"""Server state on disk, written atomically by orbax; a run resumed from it ends bit for bit like an uninterrupted one."""
+
+import logging
+import pathlib
+from typing import Any
+
+import jax
+
+from fedjax_dp import errors
+from fedjax_dp.algorithm import ServerState
+
+KEPT = 2
+
+
+class Checkpoints:
+    """The last checkpoints of a run folder. Orbax writes beside and renames, so a killed run leaves whole ones only."""
+
+    def __init__(self, folder: pathlib.Path):
+        import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
+
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._orbax = orbax
+        self._manager = orbax.CheckpointManager(
+            (folder / "checkpoints").absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
+        )
+
+    def save(self, state: ServerState) -> None:
+        """Store the state after `state.round` rounds; returns when it is on disk."""
+        self._manager.save(int(state.round), args=self._orbax.args.StandardSave(state))
+        self._manager.wait_until_finished()
+
+    def latest(self) -> int | None:
+        """Rounds done in the newest whole checkpoint."""
+        return self._manager.latest_step()
+
+    def restore(self, like: ServerState) -> ServerState:
+        """The newest checkpoint, with the shapes and devices of `like`."""
+        step = self.latest()
+        if step is None:
+            raise errors.refuse("checkpoint", "none", "present in the run folder", "start the run again")
+        template: Any = jax.tree.map(self._orbax.utils.to_shape_dtype_struct, like)
+        try:
+            return self._manager.restore(step, args=self._orbax.args.StandardRestore(template))
+        except (ValueError, KeyError, OSError) as error:
+            reason = str(error).splitlines()[0][:120]
+            raise errors.refuse(
+                f"checkpoint of round {step}", "one of another shape or a damaged one",
+                "written by this configuration", f"start again in a new folder ({reason})",
+            ) from None  # fmt: skip
+
+    def close(self) -> None:
+        self._manager.close()

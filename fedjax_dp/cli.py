@@ -1,0 +1,149 @@
+"""The command line: parse, call, print."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedjax_dp import config as configs
+from fedjax_dp import errors
+from fedjax_dp.config import RunConfig
+from fedjax_dp.simulation import DivergedError
+
+USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
+       fedjax-dp run --resume DIR [--json]
+
+commands:
+  run      train a federated algorithm and say what privacy it gives; with no argument a private run on digits
+
+fedjax-dp run --help shows every option with its default.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 training diverged, 2 bad input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    try:
+        errors.require_choice("command", arguments[0], ("run",))
+        return _run_command(arguments[1:])
+    except errors.ConfigurationError as error:
+        print(f"fedjax-dp: {error}", file=sys.stderr)
+        return 2
+    except DivergedError as error:
+        print(f"fedjax-dp: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fedjax-dp: interrupted; fedjax-dp run --resume DIR continues from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _run_command(arguments: list[str]) -> int:
+    from fedjax_dp import folder  # imports JAX's heavier parts only once the command line is understood
+
+    as_json = "--json" in arguments
+    arguments = [a for a in arguments if a != "--json"]
+    resume, arguments = _take_option(arguments, "--resume")
+    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    given = configs.read(path) if path else {}
+    config, flagged = _parse(arguments, RunConfig(**given))
+    names = {*given, *flagged}
+    screen = Screen()
+    if resume is None:
+        result, config, where = folder.start(configs.resolve(config), screen)
+    else:
+        asked = {name: getattr(config, name) for name in names}
+        result, config, where = folder.resume(pathlib.Path(resume), asked, screen)
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+    else:
+        _print_result(result, where)
+    return 0
+
+
+def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of `name VALUE` or `name=VALUE`, and the other arguments."""
+    for index, argument in enumerate(arguments):
+        if argument == name:
+            if index + 1 == len(arguments):
+                raise errors.refuse(name, "no value", "followed by a run folder")
+            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
+        if argument.startswith(name + "="):
+            return argument.split("=", 1)[1], arguments[:index] + arguments[index + 1 :]
+    return None, arguments
+
+
+def _parse(arguments: list[str], default: RunConfig) -> tuple[RunConfig, set[str]]:
+    """Configuration from flags over `default`, and the fields that flags named."""
+    fields = {f"--{field.name.replace('_', '-')}": field.name for field in dataclasses.fields(RunConfig)}
+    flags = [argument.split("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")]
+    description = (
+        "Train a federated algorithm and say what privacy it gives.\n\n"
+        "usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout;\n"
+        "fedjax-dp run --resume DIR continues a run from its last checkpoint."
+    )
+    if "-h" in arguments or "--help" in arguments:
+        tyro.cli(RunConfig, prog="fedjax-dp run", args=["--help"], default=default, description=description)
+    for flag in flags:
+        errors.require_choice("option", flag, fields)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(complaint):
+            return tyro.cli(RunConfig, prog="fedjax-dp run", args=arguments, default=default), {fields[f] for f in flags}
+    except SystemExit:
+        words = " ".join("".join(c if c.isprintable() and c not in "│╭╮╰╯─" else " " for c in complaint.getvalue()).split())
+        raise errors.ConfigurationError(f"{words[:300]}; see fedjax-dp run --help") from None
+
+
+class Screen:
+    """Progress on stderr: a bar on a terminal, one line per stage elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def bar(self, what: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+        """Yields a function that sets how much is done and what to show beside it."""
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
+            task = progress.add_task(what, total=total, completed=done, told="")
+            yield lambda now, told="": progress.update(task, completed=now, told=told)
+
+
+def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
+    guarantee, timing = result["guarantee"], result["timing"]
+    console = Console(highlight=False, soft_wrap=True)
+    lines = [
+        f"{result['algorithm']} on {result['dataset']}: test accuracy {result['test_accuracy']:.4f}, "
+        f"loss {result['test_loss']:.4f} after {result['rounds']} rounds",
+        f"privacy   {guarantee['statement']}",
+        *(f"          assuming {text}" for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
+        *(f"claim     {text}" for text in _claims(guarantee)),
+        f"time      {timing['round_s_median'] * 1e3:.1f} ms a round, {timing['compile_s']:.1f} s to compile, "
+        f"{timing['total_s']:.1f} s in all",
+        f"folder    {where} (config.toml, metrics.json, result.json, run.png, checkpoints)",
+    ]
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _claims(guarantee: dict[str, Any]) -> Iterator[str]:
+    for claim in guarantee["claims"]:
+        said = "no epsilon" if claim["epsilon"] is None else f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
+        yield f"{claim['source']}: {said}; {claim['verdict']}: {claim['reason']}"

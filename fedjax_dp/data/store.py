@@ -1,0 +1,97 @@
+"""The federated store: every client's records in one flat array, with offsets and sizes. Nothing is padded."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.values import structure, value
+
+
+class Dataset(NamedTuple):
+    """A centralised data set on the host, before it is spread over clients.
+
+    Features keep their stored type (images stay uint8); a record is seen as (x - shift) * scale.
+    """
+
+    name: str
+    x_train: np.ndarray  # (records, ...)
+    y_train: np.ndarray  # (records,) int32 in [0, classes)
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    scale: float = 1.0
+    shift: float = 0.0
+    client_ids: np.ndarray | None = None  # (records,) natural owners, where the data set has them
+
+
+class Client(NamedTuple):
+    """What one client's local steps need to know about its data; scalars, traced."""
+
+    id: jax.Array
+    offset: jax.Array
+    size: jax.Array
+
+
+@value
+class FederatedData:
+    """Records of all clients, contiguous by client, and the global test set.
+
+    Shapes: x (records, ...), y (records,), offsets, sizes and shares (num_clients,).
+    """
+
+    x: jax.Array
+    y: jax.Array
+    offsets: jax.Array
+    sizes: jax.Array
+    shares: jax.Array  # p_i, public weights in the objective, sum to 1
+    x_test: jax.Array
+    y_test: jax.Array
+    scale: float
+    shift: float
+    classes: int = structure()
+    name: str = structure(default="")
+
+    @property
+    def num_clients(self) -> int:
+        return self.sizes.shape[0]
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def client(self, client_id: jax.Array) -> Client:
+        return Client(client_id, self.offsets[client_id], self.sizes[client_id])
+
+    def gather(self, client: Client, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Features as float32 and labels of the records at `positions` within a client."""
+        rows = client.offset + positions
+        return self.features(self.x[rows]), self.y[rows]
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """Stored features as the model sees them."""
+        return (x.astype(jnp.float32) - self.shift) * self.scale
+
+
+def federate(dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray | None = None) -> FederatedData:
+    """Lay out `dataset` by client; `clients[i]` holds the training rows of client i.
+
+    Shares default to n_i / sum n_j. Raises ConfigurationError if a row is used twice or a client has no record.
+    """
+    sizes = np.array([len(rows) for rows in clients], np.int32)
+    if sizes.size == 0 or sizes.min() < 1:
+        empty = int(np.argmin(sizes)) if sizes.size else 0
+        raise errors.refuse(f"client {empty}'s records", 0, "at least 1", "use fewer clients or another partition")
+    order = np.concatenate([np.asarray(rows) for rows in clients]).astype(np.int64)
+    if order.min() < 0 or order.max() >= len(dataset.y_train) or np.unique(order).size != order.size:
+        raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
+    public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
+    return FederatedData(
+        x=dataset.x_train[order], y=np.asarray(dataset.y_train[order], np.int32),
+        offsets=(np.cumsum(sizes) - sizes).astype(np.int32), sizes=sizes, shares=public.astype(np.float32),
+        x_test=dataset.x_test, y_test=np.asarray(dataset.y_test, np.int32),
+        scale=dataset.scale, shift=dataset.shift, classes=dataset.classes, name=dataset.name,
+    )  # fmt: skip

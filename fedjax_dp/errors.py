@@ -1,0 +1,42 @@
+"""One wording for every refusal: what, got, wanted, remedy. No JAX here, so accounting can use it."""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+class ConfigurationError(ValueError):
+    """The request cannot be carried out as asked; the message is one line that says what to change."""
+
+
+def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationError:
+    """The error to raise: `what must be wanted, got got; remedy`."""
+    ending = f"; {remedy}" if remedy else ""
+    return ConfigurationError(f"{what} must be {wanted}, got {got}{ending}")
+
+
+def require_positive(what: str, value: float, remedy: str = "") -> None:
+    """`value > 0` and finite; written so that NaN fails."""
+    if not 0 < value < math.inf:
+        raise refuse(what, value, "positive and finite", remedy)
+
+
+def require_in_unit_interval(what: str, value: float, remedy: str = "") -> None:
+    """`0 < value < 1`; written so that NaN fails."""
+    if not 0 < value < 1:
+        raise refuse(what, value, "strictly between 0 and 1", remedy)
+
+
+def require_count(what: str, value: int, remedy: str = "") -> None:
+    """An integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise refuse(what, value, "an integer of at least 1", remedy)
+
+
+def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
+    """One of `choices`; the nearest name is offered."""
+    names = list(choices)
+    if value not in names:
+        near = difflib.get_close_matches(value, names, n=1)
+        raise refuse(what, repr(value), "one of " + ", ".join(names), f"did you mean {near[0]}?" if near else "")

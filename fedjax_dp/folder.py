@@ -1,0 +1,194 @@
+"""A run that lives in a folder: configuration, metrics, checkpoints, result and picture; it can be resumed."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import algorithm as algorithms
+from fedjax_dp import config as configs
+from fedjax_dp import errors, gradients, plots, report
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.algorithm import Algorithm, ServerState
+from fedjax_dp.checkpoint import Checkpoints
+from fedjax_dp.clients import all_devices
+from fedjax_dp.config import RunConfig
+from fedjax_dp.data import FederatedData
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.runs import Result, prepare
+from fedjax_dp.simulation import Evaluation, Simulation, check, numbers, run_key, simulate
+from fedjax_dp.values import role_key
+
+Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
+
+
+class Screen(Protocol):
+    """Where progress goes."""
+
+    def say(self, text: str) -> None: ...
+
+    def bar(
+        self, what: str, total: int, done: int = 0
+    ) -> AbstractContextManager[Callable[[int, str], None]]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """Everything built and checked, nothing trained."""
+
+    config: RunConfig
+    data: FederatedData
+    algorithm: Algorithm
+    model: Model
+    guarantee: Guarantee
+
+
+def start(config: RunConfig, screen: Screen) -> Outcome:
+    """A new run of a resolved configuration. Nothing is written before everything has been checked."""
+    folder = _free_folder(config)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise errors.refuse(
+            "out", str(folder), "a new or empty folder", f"give another --out, or --resume {folder}"
+        )
+    ready = _prepare(config, screen)
+    folder.mkdir(parents=True, exist_ok=True)
+    report.write_atomically(folder / "config.toml", configs.to_toml(config))
+    about = {"data": report.digest(ready.data), "devices": report.device()["count"]}
+    report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
+    report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
+    return _train(ready, folder, screen, done=None, history=[])
+
+
+def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outcome:
+    """Continue a run from its newest checkpoint. `asked` are fields given again; they must equal the run's own."""
+    if not (folder / "config.toml").is_file():
+        raise errors.refuse("resume", str(folder), "a run folder with a config.toml", "start a run with --out")
+    config = RunConfig(**configs.read(folder / "config.toml"))
+    for name, value in asked.items():
+        if name != "out" and value != getattr(config, name):
+            raise errors.refuse(
+                f"{name} of the resumed run", value, f"{getattr(config, name)}, as in {folder / 'config.toml'}",
+                "leave the option out, or start a new run",
+            )  # fmt: skip
+    ready = _prepare(config, screen)
+    try:
+        about = json.loads((folder / "run.json").read_text())
+        metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").is_file() else []
+    except (OSError, ValueError) as error:
+        raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
+    if about["data"] != report.digest(ready.data):
+        raise errors.refuse(
+            "data of the resumed run", report.digest(ready.data), f"unchanged, checksum {about['data']}",
+            "restore the data set, or start a new run",
+        )  # fmt: skip
+    if about["devices"] != report.device()["count"]:
+        screen.say(f"started on {about['devices']} devices, continued on {report.device()['count']}: equal to rounding")
+    checkpoints = Checkpoints(folder)
+    done = checkpoints.latest()
+    checkpoints.close()
+    history = [Evaluation(**point) for point in metrics if point["round"] <= (done or 0)]
+    screen.say(f"continuing {folder} after round {done or 0} of {config.rounds}")
+    return _train(ready, folder, screen, done=done, history=history)
+
+
+def _prepare(config: RunConfig, screen: Screen) -> _Ready:
+    data = configs.build_data(config)
+    algorithm = configs.build_algorithm(config, data.num_clients)
+    check(algorithm, data, config.rounds)
+    began = time.perf_counter()
+    with screen.bar("calibrating noise", total=1) as show:
+        kinds = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal kinds
+            kinds = total
+            show(done / total, f"{done} of {total} kinds of clients")
+
+        algorithm, guarantee = prepare(
+            algorithm, data, rounds=config.rounds, seed=config.seed, epsilon=config.epsilon, delta=config.delta,
+            accountant=config.accountant, participation=config.participation, progress=progress,
+        )  # fmt: skip
+    model = logistic_regression(data.record_shape, data.classes)
+    for line in _about(config, data, algorithm, model):
+        screen.say(line)
+    if kinds:
+        spent = time.perf_counter() - began
+        screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
+    return _Ready(config, data, algorithm, model, guarantee)
+
+
+def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: Model) -> list[str]:
+    """What a reader of the log wants to know before the first round."""
+    device = report.device()
+    rows = (jnp.zeros((1, *data.record_shape)), jnp.zeros(1, jnp.int32))
+    params = model.init(run_key(config.seed))
+    lines = [
+        f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "
+        f"cohort {config.cohort_size}, {config.local_steps} local steps of {config.batch_size}, {config.rounds} rounds",
+        f"{device['count']} {device['platform']} device(s) ({device['kind']})",
+    ]
+    if device["platform"] == "cpu" and device["count"] < device["cores"]:
+        lines[-1] += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
+    noise = algorithm.local.privatizer.client_noise(data.num_clients)
+    if noise is not None:
+        lines.append(
+            f"clip norm {config.clip_norm:g}, noise multiplier {min(noise):.4g} to {max(noise):.4g}, "
+            f"clipping by {gradients.describe(model, params, *rows)}"
+        )
+    return lines
+
+
+def _train(ready: _Ready, folder: pathlib.Path, screen: Screen, *, done: int | None, history: list[Evaluation]) -> Outcome:
+    config = ready.config
+    execution = all_devices(config.chunk_size)
+    checkpoints = Checkpoints(folder)
+    fresh = algorithms.init(
+        numbers(ready.algorithm), ready.model.init(role_key(run_key(config.seed), "init"))
+    )
+    state = checkpoints.restore(execution.place(fresh)) if done else fresh
+    first, began = done or 0, time.perf_counter()
+    try:
+        with screen.bar("training", total=config.rounds, done=first) as show:
+
+            def on_pause(state: ServerState, new: list[Evaluation]) -> None:
+                now = int(state.round)
+                report.write_json(folder / "metrics.json", [point._asdict() for point in [*history, *new]])
+                if now % config.checkpoint_every == 0 or now == config.rounds:
+                    checkpoints.save(state)
+                show(now, _pace(new, now - first, time.perf_counter() - began))
+
+            simulation = simulate(
+                ready.algorithm, ready.data, rounds=config.rounds, seed=config.seed, model=ready.model,
+                evaluate_every=config.evaluate_every, execution=execution, start=state,
+                pause_every=config.checkpoint_every, on_pause=on_pause,
+            )  # fmt: skip
+    finally:
+        checkpoints.close()
+    simulation = Simulation(simulation.state, [*history, *simulation.history], simulation.timing)
+    result = Result(ready.algorithm, simulation, ready.guarantee)
+    told = report.summary(config, result)
+    report.write_json(folder / "result.json", told)
+    title = f"{config.algorithm} on {config.dataset}, {ready.data.num_clients} clients, seed {config.seed}"
+    plots.plot_run(result.history, result.guarantee, title, folder / "run.png")
+    return told, config, folder
+
+
+def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
+    accuracy = f"accuracy {history[-1].test_accuracy:.3f}, " if history else ""
+    return f"{accuracy}{rounds / max(seconds, 1e-9):.1f} rounds/s"
+
+
+def _free_folder(config: RunConfig) -> pathlib.Path:
+    """The asked run folder, or the first free one under runs/."""
+    if config.out is not None:
+        return pathlib.Path(config.out)
+    name = f"{config.dataset.partition(':')[0]}-{config.algorithm}-s{config.seed}"
+    candidates = (pathlib.Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
+    return next(path for path in candidates if not path.exists())

@@ -1,0 +1,72 @@
+"""What a run leaves behind: one JSON object, a folder, a few lines for people."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp import devices
+from fedjax_dp.config import RunConfig
+from fedjax_dp.data import FederatedData
+from fedjax_dp.runs import Result
+
+PACKAGES = ("fedjax-dp", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def device() -> dict[str, Any]:
+    """The hardware that JAX uses."""
+    found = jax.local_devices()
+    return {
+        "platform": found[0].platform, "kind": found[0].device_kind, "count": len(found),
+        "processor": _processor(), "cores": devices.cores(),
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def digest(data: FederatedData) -> str:
+    """A checksum of every client's records, so that a resumed run can tell that its data is still the same."""
+    total = 0
+    for array in (data.x, data.y, data.offsets, data.sizes):
+        total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data, total)
+    return f"{total:08x}"
+
+
+def summary(config: RunConfig, result: Result) -> dict[str, Any]:
+    """The JSON object of a run."""
+    return {
+        "algorithm": config.algorithm, "dataset": config.dataset, "rounds": config.rounds, "seed": config.seed,
+        "test_accuracy": result.test_accuracy, "test_loss": result.test_loss,
+        "history": [point._asdict() for point in result.history],
+        "guarantee": result.guarantee.to_dict(), "timing": result.timing._asdict(),
+        "versions": versions(), "device": device(), "config": dataclasses.asdict(config),
+    }  # fmt: skip
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

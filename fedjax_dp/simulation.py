@@ -1,0 +1,186 @@
+"""Running an algorithm: check once, compile once, advance round after round, evaluate now and then."""
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_dp import algorithm as algorithms
+from fedjax_dp import errors
+from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp.clients import Execution, all_devices
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.values import role_key
+
+EVALUATION_ROWS = 2048  # test records per step of the evaluation loop; bounds its memory
+
+
+class Evaluation(NamedTuple):
+    """Where training stands after `round` rounds. Test numbers use public test data; the rest are probes."""
+
+    round: int
+    test_accuracy: float
+    test_loss: float  # mean cross-entropy, nats
+    train_loss: float  # probe: mean over the last round's cohort and local steps
+    clipped: float  # probe: fraction of the last round's records whose gradient was scaled down
+
+
+class Timing(NamedTuple):
+    """Seconds. `compile_s` is the first round, compilation included, less a usual round."""
+
+    compile_s: float
+    round_s_median: float
+    total_s: float
+
+
+class Simulation(NamedTuple):
+    """A finished run."""
+
+    state: ServerState
+    history: list[Evaluation]
+    timing: Timing
+
+    @property
+    def params(self) -> Any:
+        return self.state.params
+
+
+class DivergedError(RuntimeError):
+    """A loss or an update stopped being finite."""
+
+    def __init__(self, round_index: int, clients: list[int]):
+        self.round, self.clients = round_index, clients
+        shown = ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
+        super().__init__(
+            f"training diverged in round {round_index}: loss or update must be finite, got NaN or infinity from "
+            f"clients {shown}; lower the learning rate"
+        )
+
+
+def run_key(seed: int) -> jax.Array:
+    """The one key of a run. Every draw derives from it by role, round, client and step."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def check(algorithm: Algorithm, data: FederatedData, rounds: int) -> None:
+    """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
+    errors.require_count("rounds", rounds)
+    algorithm.cohort.check(data.num_clients)
+    algorithm.local.check(data.num_clients, int(np.min(data.sizes)))
+    algorithm.aggregate.check(algorithm.cohort)
+    algorithm.server.check()
+
+
+def numbers(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm with every number as a float32 array, so that no change of a number compiles again."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "execution"))
+def advance(
+    algorithm: Algorithm, state: ServerState, data: FederatedData, key: jax.Array, until: jax.Array, *,
+    model: Model, execution: Execution,
+) -> tuple[ServerState, RoundReport]:  # fmt: skip
+    """Rounds up to `until` in one compiled loop, which stops early after a round that is not finite."""
+
+    def run_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
+        return algorithms.run_round(algorithm, model, data, key, carry[0], execution)
+
+    def more(carry: tuple[ServerState, RoundReport]) -> jax.Array:
+        state, report = carry
+        return (state.round < until) & jnp.all(report.finite)
+
+    members = algorithm.cohort.members(data.num_clients)
+    nothing = RoundReport(*(jnp.zeros(members, t) for t in (jnp.int32, jnp.float32, jnp.float32)), jnp.ones(members, bool))
+    return lax.while_loop(more, run_round, (state, nothing))
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def evaluate(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Array, jax.Array]:
+    """Accuracy and mean loss on the test set."""
+    records = data.y_test.shape[0]
+    rows = min(EVALUATION_ROWS, records)
+    steps = math.ceil(records / rows)
+
+    def step(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+        at = index * rows + jnp.arange(rows)
+        real = at < records
+        x, y = data.features(data.x_test[jnp.minimum(at, records - 1)]), data.y_test[jnp.minimum(at, records - 1)]
+        correct = jnp.argmax(model.logits(params, x), -1) == y
+        return total + jnp.stack([(correct & real).sum(), jnp.where(real, model.losses(params, x, y), 0).sum()]), None
+
+    total, _ = lax.scan(step, jnp.zeros(2), jnp.arange(steps))
+    return total[0] / records, total[1] / records
+
+
+def simulate(
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    seed: int = 0,
+    model: Model | None = None,
+    evaluate_every: int | None = None,
+    execution: Execution | None = None,
+    start: ServerState | None = None,
+    pause_every: int | None = None,
+    on_pause: Callable[[ServerState, list[Evaluation]], None] | None = None,
+) -> Simulation:
+    """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
+
+    model       default multinomial logistic regression;
+    execution   default every local device;
+    start       continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
+    on_pause    called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
+                for progress and checkpoints.
+    Raises:     ConfigurationError before compiling; DivergedError with round and clients.
+    """
+    began = time.perf_counter()
+    check(algorithm, data, rounds)
+    every = evaluate_every or max(1, rounds // 20)
+    errors.require_count("evaluate_every", every)
+    model = model or logistic_regression(data.record_shape, data.classes)
+    execution = execution or all_devices()
+    key = run_key(seed)
+    if start is None:
+        start = algorithms.init(numbers(algorithm), model.init(role_key(key, "init")))
+    algorithm, data, key, state = execution.place((numbers(algorithm), data, key, start))
+    done = first = int(state.round)
+    history: list[Evaluation] = []
+    first_round_s, later = 0.0, []
+    while done < rounds:
+        until = min(rounds, _next_multiple(done, every), _next_multiple(done, pause_every or every))
+        if done == first:
+            until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
+        tick = time.perf_counter()
+        state, report = advance(algorithm, state, data, key, jnp.int32(until), model=model, execution=execution)
+        finite = np.asarray(report.finite)
+        spent = time.perf_counter() - tick
+        if done == first:
+            first_round_s = spent
+        else:
+            later.append(spent / (int(state.round) - done))
+        done = int(state.round)
+        if not finite.all():
+            raise DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
+        if done % every == 0 or done == rounds:
+            accuracy, loss = evaluate(state.params, data, model=model)
+            probes = (float(np.mean(report.loss)), float(np.mean(report.clipped)))
+            history.append(Evaluation(done, float(accuracy), float(loss), *probes))
+        if on_pause:
+            on_pause(state, history)
+    usual = statistics.median(later) if later else first_round_s
+    timing = Timing(max(first_round_s - usual, 0.0), usual, time.perf_counter() - began)
+    return Simulation(state, history, timing)
+
+
+def _next_multiple(value: int, of: int) -> int:
+    return (value // of + 1) * of
