@@ -13,7 +13,7 @@ _HOME = {
     "accounting": ["Adjacency", "Claim", "Guarantee", "View"],
     "aggregate": ["Biased", "Full", "Mean", "Renorm", "WorDelta", "WorModel"],
     "algorithm": ["Algorithm", "ServerState", "run_round"],
-    "batches": ["FixedBatches", "PoissonBatches", "ReplacementBatches"],
+    "batches": ["FixedBatches", "FullBatches", "PoissonBatches", "ReplacementBatches"],
     "catalogue": ["addpnfl", "dpnfl", "fedavg"],
     "clients": ["Execution", "all_devices"],
     "cohort": ["AllClients", "UniformCohort"],
@@ -27,7 +27,7 @@ _HOME = {
     "models": ["FlaxModel", "logistic_regression"],
     "plots": ["plot_run"],
     "privacy": ["calibrate", "guarantee", "participations"],
-    "privatizer": ["NonPrivate", "RecordGaussian"],
+    "privatizer": ["NonPrivate", "RecordGaussian", "WhiteNoise"],
     "runs": ["Result", "run"],
     "server": ["Server"],
     "simulation": ["DivergedError", "Evaluation", "Simulation", "simulate"],
@@ -43,5 +43,5 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"fedjax_dp.{_MODULE_OF[name]}"), name)
 
 
-if "jax" in sys.modules:  # then it may be used before any of the names above
+if sys.modules.get("jax") is not None:  # then it may be used before any of the names above
     importlib.import_module("fedjax_dp.values")

@@ -9,6 +9,7 @@
 | mean | 1/r | (1/r) sum_S w_i |
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -48,7 +49,9 @@ class Full(_Delta):
 
     def check(self, cohort: Cohort) -> None:
         if not isinstance(cohort, AllClients):
-            raise errors.refuse("estimator full", "a sampled cohort", "used with all clients", "use biased or wor_delta")
+            raise errors.refuse(
+                "estimator full", "a sampled cohort", "used with all clients", "use biased or wor_delta"
+            )
 
 
 @value
@@ -97,6 +100,6 @@ class Mean(_Delta):
         return jnp.full(shares.shape, 1 / shares.shape[0])
 
 
-ESTIMATORS = {
+ESTIMATORS: dict[str, Callable[[], Aggregate]] = {
     "full": Full, "wor_delta": WorDelta, "wor_model": WorModel, "biased": Biased, "renorm": Renorm, "mean": Mean,
 }  # fmt: skip

@@ -57,6 +57,7 @@ def run_round(
     algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array, state: ServerState, execution: Execution
 ) -> tuple[ServerState, RoundReport]:
     """One round. `key` is the run's key: every draw is named by role, round, client and step."""
+    data = jax.tree.map(jnp.asarray, data)
     ids = draw_cohort(algorithm.cohort, key, state.round, data.num_clients)
     weights = algorithm.aggregate.weights(data.shares[ids], data.num_clients)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp import draws, errors
 from fedjax_dp.accounting import events
@@ -14,21 +15,19 @@ from fedjax_dp.values import structure, value
 class Batch(NamedTuple):
     """Positions within one client's records; rows with `mask` False are padding."""
 
-    positions: jax.Array  # (steps, capacity) int32
-    mask: jax.Array  # (steps, capacity) bool
+    positions: jax.Array  # (steps, rows) int32
+    mask: jax.Array  # (steps, rows) bool
+    divisor: jax.Array  # (steps,) public number that divides the sum
 
 
 class Batches(Protocol):
     """A law for the records of each local step."""
 
-    @property
-    def size(self) -> int: ...  # expected number of records; divides the sum
-
     def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch: ...
 
     def sampling(self, records: int) -> events.Sampling | None: ...  # what the accountants are told
 
-    def check(self, smallest_client: int) -> None: ...
+    def check(self, sizes: np.ndarray) -> None: ...  # records per client
 
 
 @value
@@ -39,13 +38,13 @@ class FixedBatches:
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch:
         words = draws.bits(key, 0, steps * self.size).reshape(steps, self.size)
-        return Batch(draws.without_replacement(words, records), jnp.ones((steps, self.size), bool))
+        return _full_rows(draws.without_replacement(words, records))
 
     def sampling(self, records: int) -> events.Sampling:
         return events.WithoutReplacement(self.size, records)
 
-    def check(self, smallest_client: int) -> None:
-        _check_size(self.size, smallest_client)
+    def check(self, sizes: np.ndarray) -> None:
+        _check_size(self.size, int(sizes.min()))
 
 
 @value
@@ -56,12 +55,12 @@ class ReplacementBatches:
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch:
         words = draws.bits(key, 0, steps * self.size).reshape(steps, self.size)
-        return Batch(draws.below(words, records), jnp.ones((steps, self.size), bool))
+        return _full_rows(draws.below(words, records))
 
     def sampling(self, records: int) -> None:
         return None
 
-    def check(self, smallest_client: int) -> None:
+    def check(self, sizes: np.ndarray) -> None:
         errors.require_count("batch_size", self.size)
 
 
@@ -91,13 +90,41 @@ class PoissonBatches:
         gaps = jnp.minimum(gaps, 2**31 // self.capacity - 2).astype(jnp.int32)  # so that the sum cannot wrap
         positions = jnp.cumsum(gaps + 1, axis=-1) - 1
         mask = positions < records
-        return Batch(jnp.where(mask, positions, 0), mask)
+        return Batch(jnp.where(mask, positions, 0), mask, jnp.full(steps, self.size))
 
     def sampling(self, records: int) -> events.Sampling:
         return events.Poisson(self.size / records)
 
-    def check(self, smallest_client: int) -> None:
-        _check_size(self.size, smallest_client)
+    def check(self, sizes: np.ndarray) -> None:
+        _check_size(self.size, int(sizes.min()))
+
+
+@value
+class FullBatches:
+    """All of a client's records in every step, divided by their number. Clients may differ in size.
+
+    `rows` is the size of the largest client: smaller ones are padded to it.
+    """
+
+    rows: int = structure()
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch:
+        positions = jnp.broadcast_to(jnp.arange(self.rows, dtype=jnp.int32), (steps, self.rows))
+        mask = positions < records
+        return Batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(records, (steps,)))
+
+    def sampling(self, records: int) -> events.Sampling:
+        return events.WithoutReplacement(records, records)
+
+    def check(self, sizes: np.ndarray) -> None:
+        if self.rows != sizes.max():
+            raise errors.refuse("rows of full batches", self.rows, f"the {sizes.max()} records of the largest client")
+
+
+def _full_rows(positions: jax.Array) -> Batch:
+    """A batch without padding, divided by its size."""
+    steps, size = positions.shape
+    return Batch(positions, jnp.ones((steps, size), bool), jnp.full(steps, size))
 
 
 def _check_size(size: int, smallest_client: int) -> None:

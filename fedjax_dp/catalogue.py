@@ -8,7 +8,7 @@ import optax
 from fedjax_dp import errors
 from fedjax_dp.aggregate import ESTIMATORS
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.batches import FixedBatches, PoissonBatches, ReplacementBatches
+from fedjax_dp.batches import Batches, FixedBatches, FullBatches, PoissonBatches, ReplacementBatches
 from fedjax_dp.cohort import AllClients, UniformCohort
 from fedjax_dp.correction import L2Penalty
 from fedjax_dp.local import LocalSgd
@@ -16,9 +16,12 @@ from fedjax_dp.privatizer import NonPrivate, Privatizer, RecordGaussian
 from fedjax_dp.schedules import SCHEDULES
 from fedjax_dp.server import SECOND_MOMENTS, Server
 
-BATCHES = {
-    "without-replacement": FixedBatches, "with-replacement": ReplacementBatches, "poisson": PoissonBatches,
-}  # fmt: skip
+BATCHES: dict[str, Callable[[int], Batches]] = {
+    "without-replacement": lambda size: FixedBatches(size=size),
+    "with-replacement": lambda size: ReplacementBatches(size=size),
+    "poisson": lambda size: PoissonBatches(size=size),
+    "full": lambda largest_client: FullBatches(rows=largest_client),
+}
 
 
 def _assemble(
@@ -31,7 +34,7 @@ def _assemble(
     return Algorithm(
         cohort=AllClients() if cohort_size is None else UniformCohort(size=cohort_size),
         local=LocalSgd(
-            learning_rate=learning_rate, privatizer=privatizer, batches=BATCHES[batches](size=batch_size),
+            learning_rate=learning_rate, privatizer=privatizer, batches=BATCHES[batches](batch_size),
             corrections=(L2Penalty(strength=l2),), steps=local_steps, schedule=SCHEDULES[schedule],
         ),
         aggregate=ESTIMATORS[estimator](),

@@ -1,4 +1,4 @@
-"""Server state on disk, written atomically by orbax; a run resumed from it ends bit for bit like an uninterrupted one."""
+"""Server state on disk, written atomically by orbax; a resumed run ends bit for bit like an uninterrupted one."""
 
 import logging
 import pathlib

@@ -99,9 +99,13 @@ def _parse(arguments: list[str], default: RunConfig) -> tuple[RunConfig, set[str
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(complaint):
-            return tyro.cli(RunConfig, prog="fedjax-dp run", args=arguments, default=default), {fields[f] for f in flags}
+            return tyro.cli(RunConfig, prog="fedjax-dp run", args=arguments, default=default), {
+                fields[f] for f in flags
+            }
     except SystemExit:
-        words = " ".join("".join(c if c.isprintable() and c not in "│╭╮╰╯─" else " " for c in complaint.getvalue()).split())
+        words = " ".join(
+            "".join(c if c.isprintable() and c not in "│╭╮╰╯─" else " " for c in complaint.getvalue()).split()
+        )
         raise errors.ConfigurationError(f"{words[:300]}; see fedjax-dp run --help") from None
 
 
@@ -115,7 +119,7 @@ class Screen:
         self.console.print(text, style="dim", markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def bar(self, what: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    def bar(self, what: str, total: int, done: int = 0) -> Iterator[Callable[[float, str], None]]:
         """Yields a function that sets how much is done and what to show beside it."""
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"),
@@ -123,7 +127,11 @@ class Screen:
         )  # fmt: skip
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             task = progress.add_task(what, total=total, completed=done, told="")
-            yield lambda now, told="": progress.update(task, completed=now, told=told)
+
+            def show(now: float, told: str) -> None:
+                progress.update(task, completed=now, told=told)
+
+            yield show
 
 
 def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
@@ -145,5 +153,7 @@ def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
 
 def _claims(guarantee: dict[str, Any]) -> Iterator[str]:
     for claim in guarantee["claims"]:
-        said = "no epsilon" if claim["epsilon"] is None else f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
+        said = (
+            "no epsilon" if claim["epsilon"] is None else f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
+        )
         yield f"{claim['source']}: {said}; {claim['verdict']}: {claim['reason']}"

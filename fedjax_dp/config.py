@@ -56,9 +56,9 @@ class RunConfig:
     dataset: Annotated[str, _told("digits, mnist, fashion_mnist, emnist_letters, or npz:PATH for your own arrays")] = (
         "digits"
     )
-    data_dir: Annotated[str | None, _told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)")] = (
-        None
-    )
+    data_dir: Annotated[
+        str | None, _told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)")
+    ] = None
     algorithm: Annotated[str, _told(", ".join(catalogue.CATALOGUE))] = "dpnfl"
     rounds: Annotated[int | None, _by_dataset("rounds", "rounds T")] = None
     seed: Annotated[int, _told("decides partition, cohorts, batches, noise and initial model")] = 0
@@ -74,7 +74,9 @@ class RunConfig:
         "wor_delta"
     )
     batch_size: Annotated[int | None, _by_dataset("batch_size", "records B per local step")] = None
-    batches: Annotated[str, _told("without-replacement, with-replacement or poisson")] = "without-replacement"
+    batches: Annotated[
+        str, _told("without-replacement, with-replacement, poisson or full (then batch_size is ignored)")
+    ] = "without-replacement"
     local_steps: Annotated[int | None, _by_dataset("local_steps", "local steps tau per round")] = None
     learning_rate: Annotated[float | None, _by_dataset("learning_rate", "of the local steps")] = None
     schedule: Annotated[str | None, _by_dataset("schedule", "constant, inverse_sqrt or inverse, in the round")] = None
@@ -125,7 +127,9 @@ def resolve(config: RunConfig) -> RunConfig:
     if not private or config.noise_multiplier is not None:
         preset.pop("epsilon")
         if config.epsilon is not None:
-            raise errors.refuse("epsilon", config.epsilon, "left out when noise_multiplier is given", "keep one of them")
+            raise errors.refuse(
+                "epsilon", config.epsilon, "left out when noise_multiplier is given", "keep one of them"
+            )
     if not private:
         preset.pop("delta")
     filled = {name: value for name, value in preset.items() if getattr(config, name) is None}
@@ -166,11 +170,13 @@ def _clients(config: RunConfig, dataset: Dataset) -> list[np.ndarray]:
     return labels_per_client(labels, sizes, config.labels_per_client, config.seed)
 
 
-def build_algorithm(config: RunConfig, num_clients: int) -> Algorithm:
+def build_algorithm(config: RunConfig, data: FederatedData) -> Algorithm:
     """The algorithm of a resolved configuration: fields that its constructor takes, by name."""
     constructor = catalogue.CATALOGUE[config.algorithm]
     values = dataclasses.asdict(config)
-    values["cohort_size"] = None if config.cohort_size == num_clients else config.cohort_size
+    values["cohort_size"] = None if config.cohort_size == data.num_clients else config.cohort_size
+    if config.batches == "full":
+        values["batch_size"] = int(np.max(data.sizes))
     values["noise_multiplier"] = config.noise_multiplier or 0.0
     accepted = typing.get_type_hints(constructor)
     return constructor(**{name: value for name, value in values.items() if name in accepted})
@@ -194,7 +200,9 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
 
 def _typed(what: str, given: Any, hint: Any) -> Any:
     """`given` as the field's type; an integer may stand for a float, nothing else is converted."""
-    kinds = [k for k in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) if k is not type(None)]
+    kinds = [
+        k for k in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) if k is not type(None)
+    ]
     if float in kinds and isinstance(given, int) and not isinstance(given, bool):
         return float(given)
     if type(given) not in kinds:

@@ -34,9 +34,7 @@ class Screen(Protocol):
 
     def say(self, text: str) -> None: ...
 
-    def bar(
-        self, what: str, total: int, done: int = 0
-    ) -> AbstractContextManager[Callable[[int, str], None]]: ...
+    def bar(self, what: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[float, str], None]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +52,7 @@ def start(config: RunConfig, screen: Screen) -> Outcome:
     """A new run of a resolved configuration. Nothing is written before everything has been checked."""
     folder = _free_folder(config)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.refuse(
-            "out", str(folder), "a new or empty folder", f"give another --out, or --resume {folder}"
-        )
+        raise errors.refuse("out", str(folder), "a new or empty folder", f"give another --out, or --resume {folder}")
     ready = _prepare(config, screen)
     folder.mkdir(parents=True, exist_ok=True)
     report.write_atomically(folder / "config.toml", configs.to_toml(config))
@@ -100,7 +96,7 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
 
 def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     data = configs.build_data(config)
-    algorithm = configs.build_algorithm(config, data.num_clients)
+    algorithm = configs.build_algorithm(config, data)
     check(algorithm, data, config.rounds)
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
@@ -145,13 +141,13 @@ def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: 
     return lines
 
 
-def _train(ready: _Ready, folder: pathlib.Path, screen: Screen, *, done: int | None, history: list[Evaluation]) -> Outcome:
+def _train(
+    ready: _Ready, folder: pathlib.Path, screen: Screen, *, done: int | None, history: list[Evaluation]
+) -> Outcome:
     config = ready.config
     execution = all_devices(config.chunk_size)
     checkpoints = Checkpoints(folder)
-    fresh = algorithms.init(
-        numbers(ready.algorithm), ready.model.init(role_key(run_key(config.seed), "init"))
-    )
+    fresh = algorithms.init(numbers(ready.algorithm), ready.model.init(role_key(run_key(config.seed), "init")))
     state = checkpoints.restore(execution.place(fresh)) if done else fresh
     first, began = done or 0, time.perf_counter()
     try:

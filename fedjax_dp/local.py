@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -50,7 +51,7 @@ class LocalSgd:
         def step(params: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, StepReport]:
             index, batch = inputs
             x, y = data.gather(client, batch.positions)
-            records = Records(x, y, batch.mask, self.batches.size)
+            records = Records(x, y, batch.mask, batch.divisor)
             place = Place(client.id, round_index, index)
             gradient, report = self.privatizer.gradient(noise_key, place, model, unravel(params), records)
             for correction in self.corrections:
@@ -60,10 +61,11 @@ class LocalSgd:
         end, reports = lax.scan(step, received, (jnp.arange(self.steps, dtype=jnp.uint32), batches))
         return LocalResult(end - received, jax.tree.map(jnp.mean, reports))
 
-    def check(self, num_clients: int, smallest_client: int) -> None:
+    def check(self, sizes: np.ndarray) -> None:
+        """Refuse what cannot run on clients with these numbers of records."""
         errors.require_count("local_steps", self.steps)
         errors.require_positive("learning_rate", float(self.learning_rate))
-        self.batches.check(smallest_client)
-        self.privatizer.check(num_clients)
+        self.batches.check(sizes)
+        self.privatizer.check(len(sizes))
         for correction in self.corrections:
             correction.check()

@@ -29,12 +29,26 @@ class StepReport(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The records of one batch as the model sees them; `count` is the public batch size that divides the sum."""
+    """The records of one batch as the model sees them; `divisor` is the public batch size."""
 
     x: jax.Array
     y: jax.Array
     mask: jax.Array
-    count: int
+    divisor: jax.Array
+
+
+class NoiseSource(Protocol):
+    """Where standard normal noise comes from."""
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array: ...  # (size,)
+
+
+@value
+class WhiteNoise:
+    """Independent over coordinates, steps, rounds and clients."""
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+        return draws.normals(key, place.step, size)
 
 
 class Privatizer(Protocol):
@@ -57,7 +71,7 @@ class NonPrivate:
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
-        return ravel_pytree(batch.total)[0] / records.count, _report(batch, records)
+        return ravel_pytree(batch.total)[0] / records.divisor, _report(batch, records)
 
     def client_noise(self, num_clients: int) -> None:
         return None
@@ -72,13 +86,15 @@ class RecordGaussian:
 
     clip_norm         C > 0, bound on one record's gradient over all parameters;
     noise_multiplier  z >= 0, a number or one per client `(num_clients,)`: the noise on the sum has standard deviation
-                      z C in every coordinate, so the noise on the mean has z C / B.
+                      z C in every coordinate, so the noise on the mean has z C / B;
+    source            of the standard normal noise.
 
     | zero gradient | stays zero | | |g| = C | unchanged | | NaN or overflowing gradient | contributes zero |
     """
 
     clip_norm: float
-    noise_multiplier: float | jax.Array
+    noise_multiplier: float | np.ndarray | jax.Array
+    source: NoiseSource = WhiteNoise()
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
@@ -86,8 +102,8 @@ class RecordGaussian:
         batch = gradients.clipped_sum(model, params, records.x, records.y, records.mask, self.clip_norm)
         total, _ = ravel_pytree(batch.total)
         std = self.own_noise(place.client) * self.clip_norm
-        noisy = total + std * draws.normals(key, place.step, total.size)
-        return noisy / records.count, _report(batch, records)
+        noisy = total + std * self.source.draw(key, place, total.size)
+        return noisy / records.divisor, _report(batch, records)
 
     def own_noise(self, client: jax.Array) -> jax.Array:
         """The noise multiplier of one client."""
@@ -99,6 +115,8 @@ class RecordGaussian:
 
     def event(self, noise_multiplier: float, sampling: events.Sampling, count: int) -> events.GaussianSteps:
         """What `count` local steps of one client release, in the accountants' words."""
+        if not isinstance(self.source, WhiteNoise):
+            raise errors.refuse("noise source", type(self.source).__name__, "WhiteNoise for the accountants at hand")
         exchanged = isinstance(sampling, events.WithoutReplacement)
         adjacency = events.Adjacency.REPLACE_ONE if exchanged else events.Adjacency.ADD_REMOVE
         return events.GaussianSteps(noise_multiplier, sampling, adjacency, count)

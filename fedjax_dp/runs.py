@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp import errors, privacy
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.algorithm import Algorithm, ServerState
+from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.clients import Execution
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model

@@ -74,7 +74,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int) -> None:
     """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
     errors.require_count("rounds", rounds)
     algorithm.cohort.check(data.num_clients)
-    algorithm.local.check(data.num_clients, int(np.min(data.sizes)))
+    algorithm.local.check(np.asarray(data.sizes))
     algorithm.aggregate.check(algorithm.cohort)
     algorithm.server.check()
 
@@ -99,7 +99,9 @@ def advance(
         return (state.round < until) & jnp.all(report.finite)
 
     members = algorithm.cohort.members(data.num_clients)
-    nothing = RoundReport(*(jnp.zeros(members, t) for t in (jnp.int32, jnp.float32, jnp.float32)), jnp.ones(members, bool))
+    nothing = RoundReport(
+        jnp.zeros(members, jnp.int32), jnp.zeros(members), jnp.zeros(members), finite=jnp.ones(members, bool)
+    )
     return lax.while_loop(more, run_round, (state, nothing))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import Adjacency, GaussianSteps, Sampling, WithoutReplacement
@@ -10,8 +11,9 @@ from fedjax_dp.accounting.gaussian import gaussian_delta
 from fedjax_dp.accounting.pld import pld_epsilon
 from fedjax_dp.accounting.tcdp import tcdp_epsilon, tcdp_noise_multiplier
 
-ACCOUNTANTS = {"pld": pld_epsilon, "tcdp": tcdp_epsilon}
+ACCOUNTANTS: dict[str, Callable[[GaussianSteps, float], float]] = {"pld": pld_epsilon, "tcdp": tcdp_epsilon}
 LARGEST_NOISE = 1e6
+SMALLEST_NOISE = 0.05  # where delta alone covers the chance of being sampled, less noise would do, but nobody wants it
 PRECISION = 2e-4  # relative width of the final bracket; its noisier end is returned
 
 
@@ -22,7 +24,7 @@ def noise_multiplier_for(
     """Smallest noise multiplier whose `count` steps cost at most `epsilon` at `delta`, to 2e-4 on the private side.
 
     Units:  noise on the sum over the clip norm; `count` is rounded up, except by "tcdp", whose formula is continuous.
-    Limits: zero steps need no noise.
+    Limits: zero steps need no noise; any other count gets at least about 0.05.
     Raises: ConfigurationError if the budget is unreachable or a condition of the accountant fails.
     """
     errors.require_positive("epsilon", epsilon)
@@ -56,6 +58,8 @@ def noise_multiplier_for(
             noise *= _stride(value, epsilon)
         if noise > LARGEST_NOISE:
             break
+        if high and high[0] <= SMALLEST_NOISE:
+            return high[0]
     raise errors.refuse(
         "epsilon", epsilon, f"reachable at delta {delta:g} with noise below {LARGEST_NOISE:g}", "raise epsilon or delta"
     )

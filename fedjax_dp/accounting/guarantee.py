@@ -26,7 +26,7 @@ class Claim:
     source: str
     epsilon: float | None  # None where the theorem does not apply
     delta: float
-    verdict: str  # holds | understates | does not apply
+    verdict: str  # holds | heuristic | understates | does not apply
     reason: str
 
     def __str__(self) -> str:

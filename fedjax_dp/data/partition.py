@@ -53,7 +53,7 @@ def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: i
         mask[client, (count * place + np.arange(count)) % classes] = True
     mask = mask[:, rng.permutation(classes)]
     table = _round_table(_fit(mask, sizes, available * (sizes.sum() / len(labels))), sizes, available, mask)
-    rows = [[] for _ in sizes]
+    rows: list[list[np.ndarray]] = [[] for _ in sizes]
     for label in range(classes):
         order = rng.permutation(np.flatnonzero(labels == label))
         for client, part in enumerate(np.split(order, np.cumsum(table[:, label]))[:-1]):
@@ -94,7 +94,10 @@ def _round_table(table: np.ndarray, rows: np.ndarray, columns: np.ndarray, mask:
     while (over := whole.sum(0) - columns).max() > 0:  # fitting did not converge: take the excess back, then re-place
         label = int(np.argmax(over))
         whole[np.argmax(whole[:, label]), label] -= 1
-    for capacity in (mask.astype(int), np.where(mask, columns[None, :], 0)):  # next to the fit if possible, else anywhere allowed
+    for capacity in (
+        mask.astype(int),
+        np.where(mask, columns[None, :], 0),
+    ):  # next to the fit if possible, else anywhere allowed
         whole = whole + _flow(rows - whole.sum(1), columns - whole.sum(0), capacity)
         if (whole.sum(1) == rows).all():
             return whole

@@ -1,7 +1,7 @@
 """The federated store: every client's records in one flat array, with offsets and sizes. Nothing is padded."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,9 +89,9 @@ def federate(dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray
     if order.min() < 0 or order.max() >= len(dataset.y_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
     public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
-    return FederatedData(
-        x=dataset.x_train[order], y=np.asarray(dataset.y_train[order], np.int32),
-        offsets=(np.cumsum(sizes) - sizes).astype(np.int32), sizes=sizes, shares=public.astype(np.float32),
-        x_test=dataset.x_test, y_test=np.asarray(dataset.y_test, np.int32),
-        scale=dataset.scale, shift=dataset.shift, classes=dataset.classes, name=dataset.name,
-    )  # fmt: skip
+    arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
+        "x": dataset.x_train[order], "y": dataset.y_train[order].astype(np.int32),
+        "offsets": (np.cumsum(sizes) - sizes).astype(np.int32), "sizes": sizes, "shares": public.astype(np.float32),
+        "x_test": dataset.x_test, "y_test": dataset.y_test.astype(np.int32),
+    }  # fmt: skip
+    return FederatedData(**arrays, scale=dataset.scale, shift=dataset.shift, classes=dataset.classes, name=dataset.name)

@@ -34,17 +34,17 @@ class _Call(NamedTuple):
     path: tuple[str, ...]
     module: nn.Module
     rule: Rule
-    a: jax.Array
+    a: Any
 
 
-def clip_factors(squared_norms: jax.Array, mask: jax.Array, clip_norm: jax.Array) -> jax.Array:
+def clip_factors(squared_norms: jax.Array, mask: jax.Array, clip_norm: jax.Array | float) -> jax.Array:
     """min(1, C / norm) per record; zero on padding and where the squared norm is not finite in float32."""
     factors = jnp.minimum(1.0, clip_norm / jnp.maximum(jnp.sqrt(squared_norms), TINY))
     return jnp.where(mask & jnp.isfinite(squared_norms), factors, 0.0)
 
 
 def clipped_sum(
-    model: Model, params: Any, x: jax.Array, y: jax.Array, mask: jax.Array, clip_norm: jax.Array
+    model: Model, params: Any, x: jax.Array, y: jax.Array, mask: jax.Array, clip_norm: jax.Array | float
 ) -> BatchGradient:
     """Sum over records of g * min(1, C / |g|), |g| the L2 norm over all parameters.
 
@@ -52,7 +52,7 @@ def clipped_sum(
     Sensitivity: C under add-remove, 2 C under replace-one, up to float32 rounding. A record whose squared norm is not
                  finite (NaN, or a norm above 1.8e19) contributes zero, so the bound holds for every input.
     """
-    if _why_not_probes(model, params, x, y) is None:
+    if isinstance(model, FlaxModel) and _why_not_probes(model, params, x, y) is None:
         return _by_probes(model, params, x, y, mask, clip_norm)
     return _by_record(model, params, x, y, mask, clip_norm)
 
@@ -74,13 +74,15 @@ def describe(model: Model, params: Any, x: jax.Array, y: jax.Array) -> str:
     return "norms in the backward pass" if reason is None else f"per-record gradients ({reason})"
 
 
-def _by_record(model: Model, params: Any, x: Any, y: Any, mask: jax.Array, clip_norm: jax.Array) -> BatchGradient:
+def _by_record(
+    model: Model, params: Any, x: Any, y: Any, mask: jax.Array, clip_norm: jax.Array | float
+) -> BatchGradient:
     def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
         return jax.value_and_grad(lambda p: model.losses(p, x[None], y[None])[0])(params)
 
     losses, gradients = jax.vmap(one)(x, y)
     flat = [g.reshape(mask.shape[0], -1) for g in jax.tree.leaves(gradients)]
-    squared = sum(jnp.sum(g * g, axis=-1) for g in flat)
+    squared = sum((jnp.sum(g * g, axis=-1) for g in flat), start=jnp.zeros(mask.shape))
     factors = clip_factors(squared, mask, clip_norm)
 
     def weighted(g: jax.Array) -> jax.Array:
@@ -90,7 +92,9 @@ def _by_record(model: Model, params: Any, x: Any, y: Any, mask: jax.Array, clip_
     return BatchGradient(jax.tree.map(weighted, gradients), jnp.where(mask, losses, 0.0), mask & (factors < 1))
 
 
-def _by_probes(model: FlaxModel, params: Any, x: Any, y: Any, mask: jax.Array, clip_norm: jax.Array) -> BatchGradient:
+def _by_probes(
+    model: FlaxModel, params: Any, x: Any, y: Any, mask: jax.Array, clip_norm: jax.Array | float
+) -> BatchGradient:
     shapes = jax.eval_shape(lambda: _forward(model, params, x, y, None)[1])
     probes = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
     calls: list[_Call] = []
@@ -103,7 +107,8 @@ def _by_probes(model: FlaxModel, params: Any, x: Any, y: Any, mask: jax.Array, c
     losses, pull, inputs = jax.vjp(losses_of, probes, has_aux=True)
     (cotangents,) = pull(jnp.ones_like(losses))
     used = list(zip(calls, inputs, cotangents, strict=True))
-    squared = sum(call.rule.squared_norms(call.module, a, e) for call, a, e in used)
+    norms = (call.rule.squared_norms(call.module, a, e) for call, a, e in used)
+    squared = sum(norms, start=jnp.zeros(mask.shape))
     factors = clip_factors(squared, mask, clip_norm)
     total: dict[str, Any] = {}
     for call, a, e in used:

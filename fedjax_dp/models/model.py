@@ -43,7 +43,8 @@ class FlaxModel:
         return self.module.init(key, jnp.zeros((1, *self.record_shape)))["params"]
 
     def logits(self, params: Params, x: jax.Array) -> jax.Array:
-        return self.module.apply({"params": params}, x)
+        scores: Any = self.module.apply({"params": params}, x)
+        return scores
 
     def losses(self, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
         return self.loss(self.logits(params, x), y)

@@ -1,0 +1,26 @@
+import os
+import pathlib
+
+import jax
+import pytest
+
+import fedjax_dp.values  # noqa: F401  (all cores, before JAX starts)
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+SPECS = pathlib.Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def mnist_dir():
+    """A folder that holds the real MNIST, or a skip that says where it was looked for."""
+    folder = pathlib.Path(os.environ.get("FEDJAX_DP_DATA", ""))
+    if not (folder / "mnist" / "train-images-idx3-ubyte.gz").is_file():
+        pytest.skip("real MNIST is not at hand: set FEDJAX_DP_DATA to a folder with mnist/train-images-idx3-ubyte.gz")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _quiet_folder(tmp_path, monkeypatch):
+    """Every test runs in a folder of its own, so that nothing lands in the checkout."""
+    monkeypatch.chdir(tmp_path)

@@ -1,0 +1,119 @@
+"""The laws of the draws. Statistical tests: false positive 1e-6 each (|z| < 4.89), and a wrong program is rejected."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_dp import batches, cohort, draws
+
+KEY = jax.random.key(7)
+
+
+def std_z(sample):
+    """z-score of the sample standard deviation of normals whose true one is 1."""
+    return (np.std(sample) - 1) * np.sqrt(2 * sample.size)
+
+
+def test_normals_have_the_law_of_a_standard_normal():
+    z = np.asarray(draws.normals(KEY, 3, 400_000), float)
+    assert abs(z.mean() * np.sqrt(z.size)) < 4.89
+    assert abs(std_z(z)) < 4.89
+    assert stats.kstest(z, "norm").pvalue > 1e-6
+    assert abs((z**4).mean() - 3) * np.sqrt(z.size / 96) < 4.89
+    assert np.abs(z).max() > 4  # tails: P(no |z| > 4 among 400,000) < 1e-10
+
+
+def test_a_standard_deviation_wrong_by_five_percent_is_rejected():
+    z = np.asarray(draws.normals(KEY, 0, 12_743), float)  # enough draws for power 0.999
+    assert abs(std_z(z)) < 4.89
+    assert abs(std_z(1.05 * z)) > 4.89
+    assert abs(std_z(0.95 * z)) > 4.89
+
+
+def test_generator_equals_jax_threefry():
+    words = draws.bits(KEY, 0, 64)
+    high, low = jnp.zeros(64, jnp.uint32), jnp.arange(64, dtype=jnp.uint32)
+    from jax.extend.random import threefry_2x32
+
+    expected = threefry_2x32(jax.random.key_data(KEY), jnp.concatenate([high, low])).reshape(2, 64)
+    np.testing.assert_array_equal(words, expected[0] ^ expected[1])
+
+
+def test_streams_and_keys_are_uncorrelated():
+    z = np.stack([draws.normals(k, s, 20_000) for k in jax.random.split(KEY, 4) for s in range(4)])
+    correlations = np.corrcoef(z)[np.triu_indices(16, 1)] * np.sqrt(z.shape[1])
+    assert np.abs(correlations).max() < 5.8  # 120 pairs at 1e-6 together
+
+
+def test_below_is_floor_of_the_product_for_every_size():
+    words = np.array([0, 1, 65_535, 65_536, 2**31, 2**32 - 1, 123_456_789], np.uint32)
+    for bound in (1, 2, 10, 600, 65_535, 65_536, 70_000, 10**6, 2**31 - 1):
+        expected = [(int(w) * bound) >> 32 for w in words]
+        np.testing.assert_array_equal(draws.below(words, jnp.uint32(bound)), expected)
+
+
+@pytest.mark.parametrize(("size", "population"), [(1, 1), (2, 4), (3, 5), (5, 5)])
+def test_every_subset_is_equally_likely(size, population):
+    trials = 40_000
+    words = draws.bits(KEY, size, trials * size).reshape(trials, size)
+    got = np.sort(np.asarray(draws.without_replacement(words, jnp.int32(population))), -1)
+    subsets = list(itertools.combinations(range(population), size))
+    counts = np.array([(got == subset).all(-1).sum() for subset in np.array(subsets)])
+    assert counts.sum() == trials  # distinct, in range
+    if len(subsets) > 1:
+        assert stats.chisquare(counts).pvalue > 1e-6
+        skewed = counts + np.where(np.arange(len(counts)) == 0, trials * 0.03, 0)
+        assert stats.chisquare(skewed / skewed.sum() * trials).pvalue < 1e-6  # 3% more of one subset is rejected
+
+
+def test_large_draws_are_distinct():
+    ids = np.asarray(draws.without_replacement(draws.bits(KEY, 0, 900), jnp.int32(1000)))
+    assert np.unique(ids).size == 900
+    assert ids.min() >= 0
+    assert ids.max() < 1000
+
+
+def test_poisson_batches_include_each_record_independently_at_the_rate():
+    law, records, steps = batches.PoissonBatches(size=4), 20, 50_000
+    batch = law.sample(KEY, jnp.int32(records), steps)
+    present = np.zeros((steps, records))
+    rows = np.broadcast_to(np.arange(steps)[:, None], batch.mask.shape)
+    np.add.at(present, (rows[batch.mask], np.asarray(batch.positions)[batch.mask]), 1)
+    assert present.max() == 1
+    rate = 4 / records
+    z = (present.mean(0) - rate) / np.sqrt(rate * (1 - rate) / steps)
+    assert np.abs(z).max() < 5.5  # 20 records at 1e-6 together
+    correlations = np.corrcoef(present.T)[np.triu_indices(records, 1)] * np.sqrt(steps)
+    assert np.abs(correlations).max() < 5.9
+    assert np.abs((0.9 * present.mean(0) - rate) / np.sqrt(rate * (1 - rate) / steps)).max() > 5.5  # 10% fewer: seen
+    np.testing.assert_array_equal(batch.divisor, 4)  # the public size, never the realised one
+
+
+def test_poisson_at_rate_one_takes_every_record():
+    batch = batches.PoissonBatches(size=6).sample(KEY, jnp.int32(6), 3)
+    assert (batch.mask.sum(-1) == 6).all()
+
+
+def test_fixed_batches_are_distinct_and_replacement_batches_are_not():
+    fixed = np.asarray(batches.FixedBatches(size=8).sample(KEY, jnp.int32(9), 100).positions)
+    assert all(np.unique(row).size == 8 for row in fixed)
+    again = np.asarray(batches.ReplacementBatches(size=8).sample(KEY, jnp.int32(9), 100).positions)
+    assert any(np.unique(row).size < 8 for row in again)
+    assert again.max() <= 8
+
+
+def test_full_batches_mask_what_smaller_clients_lack():
+    batch = batches.FullBatches(rows=5).sample(KEY, jnp.int32(3), 2)
+    assert batch.mask.tolist() == [[True, True, True, False, False]] * 2
+    assert batch.divisor.tolist() == [3, 3]
+
+
+def test_uniform_cohort_takes_each_client_equally_often():
+    law = cohort.UniformCohort(size=3)
+    ids = np.asarray(jax.vmap(lambda k: law.sample(k, 12))(jax.random.split(KEY, 20_000)))
+    assert all(np.unique(row).size == 3 for row in ids[:100])
+    assert stats.chisquare(np.bincount(ids.ravel(), minlength=12)).pvalue > 1e-6

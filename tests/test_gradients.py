@@ -1,0 +1,191 @@
+"""Clipped sums: the fast way equals the plain one, and the bound holds for every input."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_dp import gradients
+from fedjax_dp.gradients import clipped
+from fedjax_dp.models import FlaxModel, logistic_regression
+
+
+class Mlp(nn.Module):
+    widths: tuple[int, ...]
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.widths[:-1]:
+            x = jnp.tanh(nn.Dense(width, use_bias=self.bias)(x))
+        return nn.Dense(self.widths[-1], use_bias=self.bias)(x)
+
+
+class Shared(nn.Module):
+    """One layer used twice: the sum over uses would be missed by a rule per call."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(x.shape[-1])
+        return layer(jnp.tanh(layer(x)))
+
+
+class Leaking(nn.Module):
+    """A kernel that also reaches the output past its layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(3)
+        out = layer(x)
+        return out * layer.variables["params"]["kernel"].sum()
+
+
+class Scaled(nn.Module):
+    """A parameter of no known layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) * self.param("scale", nn.initializers.ones, (3,))[None]
+
+
+class Sequence(nn.Module):
+    """A dense layer over positions."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x.reshape(x.shape[0], 2, -1)).sum(1)
+
+
+def problem(module, records, features, seed=0, classes=3, scale=1.0):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    model = FlaxModel(module, (features,))
+    params = jax.tree.map(lambda w: w + 0.1, model.init(keys[0]))
+    x = scale * jax.random.normal(keys[1], (records, features))
+    return model, params, x, jax.random.randint(keys[2], (records,), 0, classes)
+
+
+def by_hand(model, params, x, y, mask, clip_norm):
+    """One gradient at a time, in float64 NumPy."""
+    total = None
+    for row in np.flatnonzero(np.asarray(mask)):
+        gradient = jax.grad(lambda p, r=row: model.losses(p, x[r : r + 1], y[r : r + 1])[0])(params)
+        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient)]
+        norm = np.sqrt(sum((leaf**2).sum() for leaf in leaves))
+        factor = min(1.0, clip_norm / norm) if norm > 0 else 1.0
+        leaves = [leaf * factor for leaf in leaves]
+        total = leaves if total is None else [a + b for a, b in zip(total, leaves)]
+    return total
+
+
+@given(
+    records=st.integers(1, 6), features=st.integers(1, 7), hidden=st.lists(st.integers(1, 6), max_size=2),
+    bias=st.booleans(), clip_norm=st.floats(1e-3, 1e3), seed=st.integers(0, 99), real=st.integers(1, 6),
+)  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_probes_equal_gradients_taken_one_by_one(records, features, hidden, bias, clip_norm, seed, real):
+    model, params, x, y = problem(Mlp((*hidden, 3), bias), records, features, seed)
+    assert gradients.describe(model, params, x, y) == "norms in the backward pass"
+    mask = jnp.arange(records) < real
+    got = gradients.clipped_sum(model, params, x, y, mask, clip_norm)
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, mask, clip_norm)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    assert jax.tree.structure(got.total) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Shared(), "used more than once"), (Leaking(), "outside its layer"), (Scaled(), "no rule for parameter scale"),
+        (Sequence(), "form without a rule"),
+    ],
+)  # fmt: skip
+def test_what_the_rules_do_not_cover_falls_back_and_is_right(module, reason):
+    model, params, x, y = problem(module, 4, 6, classes=3)
+    assert reason in gradients.describe(model, params, x, y)
+    got = gradients.clipped_sum(model, params, x, y, jnp.ones(4, bool), 0.5)
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, np.ones(4), 0.5)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """The same losses as another model, without Flax, so that gradients are taken per record."""
+
+    other: FlaxModel
+
+    def losses(self, params, x, y):
+        return self.other.losses(params, x, y)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, Plain])
+def test_zero_huge_and_nan_gradients_stay_bounded(wrap):
+    model, params, x, y = problem(Mlp((4, 3)), 5, 3)
+    x = x.at[1].set(jnp.nan).at[2].set(1e30).at[3].set(0.0)
+    total = gradients.clipped_sum(wrap(model), params, x, y, jnp.ones(5, bool), 1.0).total
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(total)))
+    assert np.isfinite(norm)
+    assert norm <= 4 * (1 + 1e-6)  # five records, of which the NaN one contributes zero
+    without = gradients.clipped_sum(wrap(model), params, x, y, jnp.arange(5) != 1, 1.0).total
+    for a, b in zip(jax.tree.leaves(total), jax.tree.leaves(without)):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, Plain])
+def test_padding_records_contribute_exactly_zero(wrap):
+    model, params, x, y = problem(Mlp((4, 3)), 6, 3)
+    mask = jnp.arange(6) < 4
+    spoiled = x.at[4:].set(jnp.nan)
+    a = gradients.clipped_sum(wrap(model), params, x, y, mask, 0.3)
+    b = gradients.clipped_sum(wrap(model), params, spoiled, y, mask, 0.3)
+    for first, second in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        np.testing.assert_array_equal(first, second)
+
+
+@given(seed=st.integers(0, 200), clip_norm=st.floats(0.01, 10), scale=st.sampled_from([1e-3, 1.0, 1e3]))
+@settings(max_examples=15, deadline=None)
+def test_neighbours_move_the_sum_by_at_most_the_sensitivity(seed, clip_norm, scale):
+    model, params, x, y = problem(logistic_regression((4,), 3).module, 5, 4, seed, scale=scale)
+    everyone = jnp.ones(5, bool)
+
+    def total(x, mask):
+        leaves = jax.tree.leaves(gradients.clipped_sum(model, params, x, y, mask, clip_norm).total)
+        return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in leaves])
+
+    exchanged = x.at[2].set(-scale * jax.random.normal(jax.random.key(seed + 1), (4,)))
+    rounding = 1e-5 * clip_norm * 5
+    assert np.linalg.norm(total(x, everyone) - total(exchanged, everyone)) <= 2 * clip_norm + rounding
+    assert np.linalg.norm(total(x, everyone) - total(x, jnp.arange(5) != 2)) <= clip_norm + rounding
+
+
+def test_a_clip_of_the_batch_breaks_the_sensitivity_that_records_have():
+    """The check above can fail: clipping the mean gradient lets one record move the sum by far more than 2 C."""
+    model, params, x, y = problem(logistic_regression((4,), 3).module, 5, 4, scale=5.0)
+    other = x.at[2].set(-200 * x[2])
+
+    def batch_clip(x):
+        leaves = jax.tree.leaves(gradients.plain_sum(model, params, x, y, jnp.ones(5, bool)).total)
+        mean = np.concatenate([np.asarray(leaf).ravel() for leaf in leaves]) / 5
+        return 5 * mean * min(1, 0.1 / np.linalg.norm(mean))
+
+    assert np.linalg.norm(batch_clip(x) - batch_clip(other)) > 2 * 0.1 * (1 + 1e-3)
+
+
+def test_loose_clip_equals_the_plain_gradient():
+    model, params, x, y = problem(Mlp((5, 3)), 6, 4)
+    loose = gradients.clipped_sum(model, params, x, y, jnp.ones(6, bool), 1e9)
+    plain = gradients.plain_sum(model, params, x, y, jnp.ones(6, bool))
+    for a, b in zip(jax.tree.leaves(loose.total), jax.tree.leaves(plain.total)):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loose.losses, plain.losses, rtol=1e-6)
+    assert not loose.clipped.any()
+
+
+def test_clip_factor_table():
+    squared = jnp.array([0.0, 4.0, 1.0, jnp.nan, jnp.inf, 9.0])
+    factors = clipped.clip_factors(squared, jnp.array([True] * 5 + [False]), 1.0)
+    np.testing.assert_allclose(factors, [1.0, 0.5, 1.0, 0.0, 0.0, 0.0])
