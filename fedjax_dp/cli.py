@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import io
 import json
 import pathlib
@@ -26,6 +27,11 @@ commands:
 
 fedjax-dp run --help shows every option with its default.
 """
+
+DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
+
+usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout and nothing else;
+fedjax-dp run --resume DIR continues a run from its last checkpoint."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,28 +91,36 @@ def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]
 
 def _parse(arguments: list[str], default: RunConfig) -> tuple[RunConfig, set[str]]:
     """Configuration from flags over `default`, and the fields that flags named."""
-    fields = {f"--{field.name.replace('_', '-')}": field.name for field in dataclasses.fields(RunConfig)}
-    flags = [argument.split("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")]
-    description = (
-        "Train a federated algorithm and say what privacy it gives.\n\n"
-        "usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout;\n"
-        "fedjax-dp run --resume DIR continues a run from its last checkpoint."
-    )
     if "-h" in arguments or "--help" in arguments:
-        tyro.cli(RunConfig, prog="fedjax-dp run", args=["--help"], default=default, description=description)
-    for flag in flags:
-        errors.require_choice("option", flag, fields)
+        tyro.cli(RunConfig, prog="fedjax-dp run", args=["--help"], default=default, description=DESCRIPTION)
+    named = _checked_flags(arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(complaint):
-            return tyro.cli(RunConfig, prog="fedjax-dp run", args=arguments, default=default), {
-                fields[f] for f in flags
-            }
+            return tyro.cli(RunConfig, prog="fedjax-dp run", args=arguments, default=default), named
     except SystemExit:
-        words = " ".join(
-            "".join(c if c.isprintable() and c not in "│╭╮╰╯─" else " " for c in complaint.getvalue()).split()
-        )
-        raise errors.ConfigurationError(f"{words[:300]}; see fedjax-dp run --help") from None
+        words = "".join(c if c.isascii() and c.isprintable() else " " for c in complaint.getvalue())
+        raise errors.ConfigurationError(f"{' '.join(words.split())[:300]}; see fedjax-dp run --help") from None
+
+
+def _checked_flags(arguments: list[str]) -> set[str]:
+    """Fields named by `--flag value` or `--flag=value`; refuses unknown flags and values of the wrong type."""
+    fields = {f"--{field.name.replace('_', '-')}": field.name for field in dataclasses.fields(RunConfig)}
+    named, rest = set(), list(arguments)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        flag = flag.replace("_", "-")
+        if flag not in fields:
+            near = difflib.get_close_matches(flag, fields, n=1)
+            raise errors.refuse(
+                "argument", repr(flag), "an option of fedjax-dp run",
+                f"did you mean {near[0]}?" if near else "fedjax-dp run --help lists them",
+            )  # fmt: skip
+        if not equals and not rest:
+            raise errors.refuse(flag, "nothing", "followed by a value")
+        configs.parse_value(flag, fields[flag], value if equals else rest.pop(0))
+        named.add(fields[flag])
+    return named
 
 
 class Screen:

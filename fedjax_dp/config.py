@@ -42,11 +42,15 @@ def _by_dataset(field: str, text: str) -> Any:
     for name, preset in PRESETS.items():
         values.setdefault(preset[field], []).append(name)
     told = "; ".join(f"{', '.join(names)}: {value}" for value, names in values.items())
-    return tyro.conf.arg(help=text, help_behavior_hint=f"(default by data set: {told})")
+    hint = f"(default by data set: {told})" if len(values) > 1 else f"(default: {next(iter(values))})"
+    return _told(text, hint, _METAVARS[type(next(iter(values)))])
 
 
-def _told(text: str, hint: str | None = None) -> Any:
-    return tyro.conf.arg(help=text, help_behavior_hint=hint)
+_METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR"}
+
+
+def _told(text: str, hint: str | None = None, metavar: str | None = None) -> Any:
+    return tyro.conf.arg(help=text, help_behavior_hint=hint, metavar=metavar)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,7 @@ class RunConfig:
         "digits"
     )
     data_dir: Annotated[
-        str | None, _told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)")
+        str | None, _told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)", "DIR")
     ] = None
     algorithm: Annotated[str, _told(", ".join(catalogue.CATALOGUE))] = "dpnfl"
     rounds: Annotated[int | None, _by_dataset("rounds", "rounds T")] = None
@@ -88,7 +92,7 @@ class RunConfig:
     ] = None
     delta: Annotated[float | None, _by_dataset("delta", "of the budget and of the Guarantee")] = None
     noise_multiplier: Annotated[
-        float | None, _told("noise on the sum over clip norm, instead of --epsilon", "(default: from epsilon)")
+        float | None, _told("noise on the sum over clip norm, instead of --epsilon", "(default: from epsilon)", "FLOAT")
     ] = None
     accountant: Annotated[str, _told("pld (rigorous) or tcdp (paper 000's)")] = "pld"
     participation: Annotated[str, _told("rounds each client is calibrated for: schedule, expected or worst")] = (
@@ -101,13 +105,13 @@ class RunConfig:
     pi: Annotated[float, _told("addpnfl: added to the root of the second moment, which starts at pi^2")] = 1e-3
     second_moment: Annotated[str, _told("addpnfl: delta (Algorithm 2) or mu (the displayed equation)")] = "delta"
 
-    evaluate_every: Annotated[int | None, _told("rounds between evaluations", "(default: rounds / 20)")] = None
-    checkpoint_every: Annotated[int | None, _told("rounds between checkpoints", "(default: rounds / 5)")] = None
+    evaluate_every: Annotated[int | None, _told("rounds between evaluations", "(default: rounds / 20)", "INT")] = None
+    checkpoint_every: Annotated[int | None, _told("rounds between checkpoints", "(default: rounds / 5)", "INT")] = None
     chunk_size: Annotated[
-        int | None, _told("clients computed at once on a device, to bound memory", "(default: all)")
+        int | None, _told("clients computed at once on a device, to bound memory", "(default: all)", "INT")
     ] = None
     out: Annotated[
-        str | None, _told("run folder; must not exist or be empty", "(default: runs/DATASET-ALGORITHM-sSEED)")
+        str | None, _told("run folder; must not exist or be empty", "(default: runs/DATASET-ALGORITHM-sSEED)", "DIR")
     ] = None
 
 
@@ -198,15 +202,30 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     return fields
 
 
+def parse_value(what: str, field: str, text: str) -> Any:
+    """The value of a field from the words of a flag; refuses what is not of the field's type."""
+    kind = _kinds(typing.get_type_hints(RunConfig)[field])[0]
+    try:
+        return kind(text)
+    except ValueError:
+        raise errors.refuse(what, repr(text), _KIND_NAMES[kind]) from None
+
+
+_KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text"}
+
+
+def _kinds(hint: Any) -> list[type]:
+    """The types of a field, None left out."""
+    return [k for k in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) if k is not type(None)]
+
+
 def _typed(what: str, given: Any, hint: Any) -> Any:
     """`given` as the field's type; an integer may stand for a float, nothing else is converted."""
-    kinds = [
-        k for k in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) if k is not type(None)
-    ]
+    kinds = _kinds(hint)
     if float in kinds and isinstance(given, int) and not isinstance(given, bool):
         return float(given)
     if type(given) not in kinds:
-        raise errors.refuse(what, repr(given), f"of type {kinds[0].__name__}")
+        raise errors.refuse(what, repr(given), _KIND_NAMES[kinds[0]])
     return given
 
 

@@ -94,10 +94,11 @@ def _npz(path: pathlib.Path) -> Dataset:
     if not path.is_file():
         raise errors.refuse("npz file", str(path), "an existing file", "give npz:PATH")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # np.load leaks a bad file
             arrays = {key: archive[key] for key in archive.files}
     except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise errors.refuse("npz file", str(path), "a readable numpy archive without pickles", str(error)) from None
+        reason = " ".join(str(error).split())  # NumPy's may span lines
+        raise errors.refuse("npz file", str(path), "a readable numpy archive without pickles", reason) from None
     except Exception as error:  # zipfile.BadZipFile and relatives have no common base
         raise errors.refuse("npz file", str(path), "a readable numpy archive", str(error)) from None
     for key in ("x_train", "y_train", "x_test", "y_test"):
@@ -111,12 +112,19 @@ def _npz(path: pathlib.Path) -> Dataset:
             raise errors.refuse(
                 f"{path.name}: x_{side} and y_{side}", f"{x.shape} and {y.shape}", "(records, ...) and (records,)"
             )
-        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+        if not np.issubdtype(y.dtype, np.integer):
+            raise errors.refuse(f"{path.name}: y_{side}", y.dtype, "integer labels from 0")
+        if y.min() < 0:
             raise errors.refuse(f"{path.name}: y_{side}", f"{y.dtype} from {y.min()}", "integer labels from 0")
+        if x.dtype.kind not in "biuf":
+            raise errors.refuse(f"{path.name}: x_{side}", x.dtype, "real numbers")
         if not np.isfinite(x).all():
             raise errors.refuse(f"{path.name}: x_{side}", "NaN or infinity", "finite", "clean the array")
     if arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
         raise errors.refuse(f"{path.name}: x_test", arrays["x_test"].shape, f"shaped like {arrays['x_train'].shape}")
+    kinds = arrays["x_train"].dtype, arrays["x_test"].dtype
+    if (kinds[0] == np.uint8) != (kinds[1] == np.uint8):  # the scale of one would be wrong for the other
+        raise errors.refuse(f"{path.name}: x_train and x_test", f"{kinds[0]} and {kinds[1]}", "both uint8 or neither")
     ids = arrays.get("client_ids")
     if ids is not None and ids.shape != arrays["y_train"].shape:
         raise errors.refuse(f"{path.name}: client_ids", ids.shape, f"{arrays['y_train'].shape}, one per record")
@@ -142,7 +150,9 @@ def _idx(name: str, source: _Idx, data_dir: str | os.PathLike | None) -> Dataset
     classes = int(y_train.max()) + 1
     for y, path in ((y_train, paths[1]), (y_test, paths[3])):
         if y.min() < 0 or y.max() >= classes:
-            raise errors.refuse(str(path), f"label {int(y.max())}", f"labels below {classes}", "get the file again")
+            low, high = source.first_label, source.first_label + classes - 1  # as they stand in the file
+            got = f"labels {y.min() + low} to {y.max() + low}"
+            raise errors.refuse(str(path), got, f"labels {low} to {high}", "get the file again")
     return Dataset(name, x_train, y_train, x_test, y_test, classes=classes, scale=1 / 255)
 
 
@@ -171,7 +181,7 @@ def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike | None
     if data_dir is not None and not pathlib.Path(data_dir).is_dir():
         raise errors.refuse("data_dir", str(data_dir), "an existing folder", "create it or leave the option out")
     cache = pathlib.Path(pooch.os_cache("fedjax_dp"))
-    for folder in [pathlib.Path(given) / name] if given else []:
+    for folder in (pathlib.Path(given or cache) / name, cache / name):
         for candidate in (folder / f"{file}.gz", folder / file):
             if candidate.is_file():
                 return candidate

@@ -64,7 +64,8 @@ def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: i
 def natural(client_ids: np.ndarray) -> list[np.ndarray]:
     """One client for each distinct id, in increasing order of id."""
     order = np.argsort(client_ids, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(np.asarray(client_ids)[order])) + 1)
+    owners = np.asarray(client_ids)[order]
+    return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
 
 
 def _check_total(labels: np.ndarray, sizes: np.ndarray) -> None:
