@@ -1,9 +1,8 @@
 """Random draws for the inner loop: normals, batches, cohorts.
 
 The generator is Threefry-2x32 with 20 rounds (Salmon et al. 2011), as in JAX, one block per number. Its rounds are
-written out as plain arithmetic on a counter, so that XLA fuses generator, inverse error function and the update that
-uses the noise into one loop: no random bits are ever stored. On a CPU this draws about three times as fast as
-`jax.random.normal`.
+written out as plain arithmetic on a counter, so that XLA fuses generator, transformation and the update that uses the
+noise into one loop: no random bits are ever stored.
 
 Every stream is a key plus a 64-bit counter: the high word names the stream (a local step, say), the low word the
 number within it. Callers give distinct (key, stream) pairs, so no counter is used twice.
@@ -38,24 +37,35 @@ def _words(key: jax.Array) -> jax.Array:
     return data if data.shape == (2,) else jax.random.bits(key, (2,), jnp.uint32)
 
 
+def _blocks(key: jax.Array, stream: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
+    """Two words for each of `size` counters of a stream."""
+    high = jnp.broadcast_to(jnp.asarray(stream, jnp.uint32), (size,))
+    return _threefry(_words(key), high, lax.iota(jnp.uint32, size))
+
+
 def bits(key: jax.Array, stream: jax.Array | int, size: int) -> jax.Array:
     """`size` uniform 32-bit words of one stream; shape `(size,)`."""
-    high = jnp.broadcast_to(jnp.asarray(stream, jnp.uint32), (size,))
-    x, y = _threefry(_words(key), high, lax.iota(jnp.uint32, size))
+    x, y = _blocks(key, stream, size)
     return x ^ y
 
 
-def _to_normal(word: jax.Array) -> jax.Array:
-    """Standard normal by inversion of a 23-bit uniform in (-1, 1), as jax.random.normal does; |z| < 5.5."""
-    unit = lax.bitcast_convert_type((word >> np.uint32(9)) | np.uint32(0x3F800000), jnp.float32) - 1.0
-    lowest = np.nextafter(np.float32(-1.0), np.float32(0.0))
-    uniform = jnp.maximum(lowest, unit * (np.float32(1.0) - lowest) + lowest)
-    return np.float32(np.sqrt(2)) * lax.erf_inv(uniform)
+# sin(pi/2 t) / t in t^2 on [-1, 1]: least squares on Chebyshev nodes, relative error 7e-9
+_SINE = (1.5707963201, -0.6459637604, 0.0796899226, -0.0046741507, 0.0001516751)
 
 
 def normals(key: jax.Array, stream: jax.Array | int, size: int) -> jax.Array:
-    """`size` independent standard normals of one stream, float32; flat, because other shapes do not vectorise."""
-    return _to_normal(bits(key, stream, size))
+    """`size` independent standard normals of one stream, float32; flat, because other shapes do not vectorise.
+
+    Box and Muller 1958, with both words of a block for one normal: sqrt(-2 ln u) sin(pi/2 t), u uniform in (0, 1) and
+    t in [-1, 1), whose sine has the law of the cosine of a uniform angle. |z| stays below 6.7.
+    """
+    x, y = _blocks(key, stream, size)
+    u = ((x >> 1).astype(jnp.int32).astype(jnp.float32) + 0.5) * np.float32(2.0**-31)
+    t = lax.bitcast_convert_type(y, jnp.int32).astype(jnp.float32) * np.float32(2.0**-31)
+    sine = jnp.full_like(t, _SINE[-1])
+    for coefficient in _SINE[-2::-1]:
+        sine = sine * (t * t) + np.float32(coefficient)
+    return jnp.sqrt(-2 * jnp.log(u)) * (sine * t)
 
 
 def below(word: jax.Array, bound: jax.Array) -> jax.Array:

@@ -27,8 +27,11 @@ class Model(Protocol):
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Softmax cross-entropy per record in nats: logits `(records, classes)`, integer labels; returns `(records,)`."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    """Softmax cross-entropy per record in nats: logits `(records, classes)`, integer labels; returns `(records,)`.
+
+    Labels become one-hot rows: picking a logit by index would put a slow scatter into every gradient.
+    """
+    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[-1]))
 
 
 @dataclasses.dataclass(frozen=True)
