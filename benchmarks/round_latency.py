@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
 from fedjax_dp import algorithm as algorithms
@@ -28,7 +27,7 @@ from fedjax_dp import draws, gradients, report, simulation
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.privatizer import RecordGaussian, StepReport
-from fedjax_dp.values import value
+from fedjax_dp.values import ravel, value
 
 WORKLOADS = {
     "W1": {"clients": 100, "records": 600, "features": 784, "classes": 10, "cohort": 10, "batch": 10, "steps": 50},
@@ -43,7 +42,7 @@ class NoiseWithoutClipping:
 
     def gradient(self, key, place, model, params, records):
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
-        total, _ = ravel_pytree(batch.total)
+        total, _ = ravel(batch.total)
         std = self.inner.own_noise(place.client) * self.inner.clip_norm
         noisy = total + std * self.inner.source.draw(key, place, total.size)
         return noisy / records.divisor, StepReport(batch.losses.mean(), jnp.float32(0))

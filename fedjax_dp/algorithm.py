@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from fedjax_dp.aggregate import Aggregate
 from fedjax_dp.clients import Execution, sum_over_clients
@@ -13,7 +12,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.local import LocalSgd
 from fedjax_dp.models import Model
 from fedjax_dp.server import Server
-from fedjax_dp.values import role_key, value
+from fedjax_dp.values import ravel, role_key, value
 
 
 @value
@@ -61,7 +60,7 @@ def run_round(
     ids = draw_cohort(algorithm.cohort, key, state.round, data.num_clients)
     weights = algorithm.aggregate.weights(data.shares[ids], data.num_clients)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)
-    flat, unravel = ravel_pytree(state.params)
+    flat, unravel = ravel(state.params)
 
     def train(shared: tuple, client_id: jax.Array) -> tuple[jax.Array, RoundReport]:
         algorithm, data, start, local_key, round_index = shared

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from fedjax_dp import errors, schedules
 from fedjax_dp.batches import Batch, Batches
@@ -15,7 +14,7 @@ from fedjax_dp.correction import Correction
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.privatizer import Place, Privatizer, Records, StepReport
-from fedjax_dp.values import role_key, structure, value
+from fedjax_dp.values import ravel, role_key, structure, value
 
 
 class LocalResult(NamedTuple):
@@ -46,7 +45,7 @@ class LocalSgd:
         noise_key = role_key(key, "noise")
         batches = self.batches.sample(role_key(key, "batch"), client.size, self.steps)
         rate = self.learning_rate * self.schedule(round_index)
-        received, unravel = ravel_pytree(start)
+        received, unravel = ravel(start)
 
         def step(params: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, StepReport]:
             index, batch = inputs

@@ -5,12 +5,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fedjax_dp import draws, errors, gradients
 from fedjax_dp.accounting import events
 from fedjax_dp.models import Model
-from fedjax_dp.values import value
+from fedjax_dp.values import ravel, value
 
 
 class Place(NamedTuple):
@@ -71,7 +70,7 @@ class NonPrivate:
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
-        return ravel_pytree(batch.total)[0] / records.divisor, _report(batch, records)
+        return ravel(batch.total)[0] / records.divisor, _report(batch, records)
 
     def client_noise(self, num_clients: int) -> None:
         return None
@@ -100,7 +99,7 @@ class RecordGaussian:
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         batch = gradients.clipped_sum(model, params, records.x, records.y, records.mask, self.clip_norm)
-        total, _ = ravel_pytree(batch.total)
+        total, _ = ravel(batch.total)
         std = self.own_noise(place.client) * self.clip_norm
         noisy = total + std * self.source.draw(key, place, total.size)
         return noisy / records.divisor, _report(batch, records)

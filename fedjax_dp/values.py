@@ -7,9 +7,12 @@ order that an added draw would shift.
 
 import dataclasses
 import zlib
+from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp import devices
 
@@ -32,3 +35,25 @@ def value(cls: type[T]) -> type[T]:
 def role_key(key: jax.Array, role: str) -> jax.Array:
     """The key for a named role; adding a role never changes the draws of another."""
     return jax.random.fold_in(key, zlib.crc32(role.encode()))
+
+
+def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """A pytree of arrays as one flat vector, and the way back.
+
+    Tall matrices are laid out transposed, so that the long side is contiguous: the products that make and use a
+    `(784, 10)` kernel are then about twice as fast on a CPU, and the transposes fold into them.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    shapes = [leaf.shape for leaf in leaves]
+    tall = [len(shape) == 2 and shape[0] > shape[1] for shape in shapes]
+    splits = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
+
+    def unravel(flat: jax.Array) -> Any:
+        parts = jnp.split(flat, splits)
+        back = [
+            part.reshape(shape[::-1]).T if turned else part.reshape(shape)
+            for part, shape, turned in zip(parts, shapes, tall, strict=True)
+        ]
+        return treedef.unflatten(back)
+
+    return jnp.concatenate([(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall)]), unravel

@@ -33,7 +33,7 @@ def _dense_squared_norms(module: nn.Dense, a: jax.Array, e: jax.Array) -> jax.Ar
 
 
 def _dense_total(module: nn.Dense, a: jax.Array, e: jax.Array) -> dict[str, jax.Array]:
-    total = {"kernel": a.T @ e}
+    total = {"kernel": (e.T @ a).T}  # the long side last in the product; `values.ravel` undoes the transpose
     return {**total, "bias": e.sum(0)} if module.use_bias else total
 
 
