@@ -24,6 +24,10 @@ def settings_of(estimator="wor_delta", **changes):
     return {**base, **changes}
 
 
+sample = jax.jit(lambda law, key, records, steps: law.sample(key, records, steps), static_argnums=3)
+normals = jax.jit(draws.normals, static_argnums=2)
+
+
 def reference(config, data, seed, rounds):
     """DPNFL (000 Algorithm 1) for softmax regression in float64 loops. Only raw random draws are shared."""
     key, num_clients = run_key(seed), data.num_clients
@@ -38,7 +42,7 @@ def reference(config, data, seed, rounds):
         models = []
         for i in ids:
             own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), int(i))
-            batch = law.sample(role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"])
+            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"])
             w, b = kernel.copy(), bias.copy()
             for s in range(config["local_steps"]):
                 total_w, total_b = np.zeros_like(w), np.zeros_like(b)
@@ -54,7 +58,7 @@ def reference(config, data, seed, rounds):
                     norm = np.sqrt((g_w**2).sum() + (g_b**2).sum())
                     factor = min(1.0, config["clip_norm"] / norm)
                     total_w, total_b = total_w + factor * g_w, total_b + factor * g_b
-                z = np.asarray(draws.normals(role_key(own, "noise"), s, 12), float)
+                z = np.asarray(normals(role_key(own, "noise"), s, 12), float)
                 std = noise_multiplier[i] * config["clip_norm"]
                 divisor = float(batch.divisor[s])
                 g_b = (total_b + std * z[:3]) / divisor  # parameters are laid out bias first
@@ -87,7 +91,7 @@ def simulated(config, data, seed, rounds, execution=None):
     law=st.sampled_from(["without-replacement", "with-replacement", "poisson", "full"]), seed=st.integers(0, 99),
     members=st.integers(1, 6), per_client=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_compiled_rounds_equal_the_numpy_reference(sizes, estimator, law, seed, members, per_client):
     data = ragged_data(sizes, seed=seed)
     noise = np.linspace(0.5, 1.5, len(sizes)) if per_client else 0.9
@@ -111,7 +115,7 @@ def one_device(chunk_size=None):
     return clients.Execution(None, chunk_size)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 3])
+@pytest.mark.parametrize("chunk_size", [1, 3])
 def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
     whole = simulated(settings_of(cohort_size=5), data, 3, 4, one_device())
     parts = simulated(settings_of(cohort_size=5), data, 3, 4, one_device(chunk_size))
@@ -119,7 +123,7 @@ def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
-@pytest.mark.parametrize("members", [1, 2, 5, None])
+@pytest.mark.parametrize("members", [1, 5, None])
 def test_spreading_over_devices_changes_nothing_beyond_rounding(data, members):
     alone = simulated(settings_of(cohort_size=members), data, 3, 4, one_device())
     spread = simulated(settings_of(cohort_size=members), data, 3, 4, clients.all_devices())
@@ -299,7 +303,7 @@ def test_no_key_and_counter_is_ever_used_twice(monkeypatch):
 
     monkeypatch.setattr(draws, "_threefry", recording)
     data = jax.tree.map(jnp.asarray, ragged_data([4, 5, 6]))
-    value = numbers(catalogue.dpnfl(**settings_of(cohort_size=2)))
+    value = numbers(catalogue.dpnfl(**settings_of(cohort_size=2, local_steps=2)))
     model, key = logistic_regression((3,), 3), run_key(0)
     start = model.init(key)
     with jax.disable_jit():
@@ -307,7 +311,7 @@ def test_no_key_and_counter_is_ever_used_twice(monkeypatch):
             for i in algorithm.draw_cohort(value.cohort, key, jnp.int32(t), 3):
                 own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
                 value.local.run(own, jnp.int32(t), data.client(i), start, data, model)
-    assert len(used) == 2 * (2 + 2 * (4 * 2 + 4 * 12))  # per round: cohort, then batches and noise of two clients
+    assert len(used) == 2 * (2 + 2 * (2 * 2 + 2 * 12))  # per round: cohort, then batches and noise of two clients
     assert len(set(used)) == len(used)
 
 

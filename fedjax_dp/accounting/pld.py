@@ -54,13 +54,15 @@ class LossDistribution:
         mean = float(steps @ self.masses)
         deviation = math.sqrt(max(float((steps - mean) ** 2 @ self.masses), 1e-12))
         low, high = steps[0] * count, steps[-1] * count
-        # tilts around the best one for a normal law, whose tail at TAIL_MASS is 8.2 deviations out
-        for tilt in np.geomspace(0.05, 20.0, 25) * 8.5 / (deviation * math.sqrt(count)):
+        with np.errstate(divide="ignore"):
+            log_masses = np.log(self.masses)
+        # from the tilt that suits a few rare jumps of the largest size to beyond the one that suits a normal law
+        widest, normal = -math.log(TAIL_MASS) / (2 * max(high, -low)), 8.5 / (deviation * math.sqrt(count))
+        for tilt in np.geomspace(widest, max(4 * normal, 2 * widest), 14):
             for sign in (1.0, -1.0):
-                exponents = sign * tilt * steps
+                exponents = sign * tilt * steps + log_masses
                 shift = exponents.max()
-                with np.errstate(under="ignore"):
-                    log_moment = shift + math.log(float(np.exp(exponents - shift) @ self.masses))
+                log_moment = shift + math.log(float(np.exp(exponents - shift).sum()))
                 reach = (count * log_moment - math.log(TAIL_MASS)) / tilt
                 if sign > 0:
                     high = min(high, math.ceil(reach))
@@ -77,17 +79,20 @@ class LossDistribution:
         """Smallest epsilon >= 0 whose delta is at most `delta`; infinity if the mass at infinity exceeds it."""
         if self.infinite > delta:
             return math.inf
-        losses, masses = self.losses, self.masses
-        # delta just below losses[k]: mass above minus e^losses[k] times the discounted mass above
-        mass = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
-        with np.errstate(over="ignore", under="ignore"):
-            discounted = np.append(np.cumsum((masses * np.exp(-losses))[::-1])[::-1], 0.0)
-            curve = self.infinite + mass[1:] - np.exp(losses) * discounted[1:]
+        # delta at e in (l_(k-1), l_k] is inf + M_k - e^e D_k with M_k the mass, and D_k the mass times e^-l, from k on.
+        # Losses below 0 cannot matter; beyond 700, where e^-l underflows, D_k is too small, which only raises delta.
+        first = max(-self.lowest, 0)
+        losses, masses = np.minimum(self.losses[first:], 700.0), self.masses[first:]
+        if masses.size == 0:
+            return 0.0
+        mass = np.cumsum(masses[::-1])[::-1]
+        discounted = np.cumsum((masses * np.exp(-losses))[::-1])[::-1]
+        curve = self.infinite + np.append(mass[1:], 0.0) - np.exp(losses) * np.append(discounted[1:], 0.0)
         k = int(np.argmax(curve <= delta))  # the first grid loss that is good enough; the answer lies just below it
-        if discounted[k] <= 0:
-            return max(float(losses[k]), 0.0)
-        exact = math.log(max(self.infinite + mass[k] - delta, 1e-300) / discounted[k])
-        return max(min(exact, float(losses[k])), 0.0)
+        missing = self.infinite + mass[k] - delta
+        if k == 0 or missing <= 0 or discounted[k] <= 0:
+            return float(losses[k])
+        return min(math.log(missing / discounted[k]), float(losses[k]))
 
 
 def _edges(rate: float, noise: float, losses: np.ndarray) -> np.ndarray:

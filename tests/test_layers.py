@@ -1,0 +1,65 @@
+"""The house has floors: a module imports only what lies below it (read from the imports, nothing is run)."""
+
+import ast
+import pathlib
+
+import fedjax_dp
+
+ROOT = pathlib.Path(fedjax_dp.__file__).parent
+FLOORS = [
+    {"errors", "devices", "values", "draws", "schedules"},
+    {"accounting", "data", "models"},
+    {"gradients"},
+    {"cohort", "batches", "correction", "privatizer", "aggregate", "server", "local", "clients"},
+    {"algorithm"},
+    {"catalogue", "simulation"},
+    {"privacy"},
+    {"runs", "checkpoint", "plots"},
+    {"config"},
+    {"report", "folder"},
+    {"cli", "__main__", "__init__"},
+]
+FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}
+
+
+def imports_of(path):
+    """First-level fedjax_dp modules that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedjax_dp":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("fedjax_dp.")}
+    return found
+
+
+def module_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_every_module_has_a_floor():
+    assert {module_of(path) for path in ROOT.rglob("*.py")} == set(FLOOR_OF)
+
+
+def test_a_floor_imports_only_lower_floors_or_its_own():
+    for path in ROOT.rglob("*.py"):
+        own = module_of(path)
+        for other in imports_of(path) - {own}:
+            assert FLOOR_OF[other] <= FLOOR_OF[own], f"{path.relative_to(ROOT)} imports {other}, which lies above it"
+
+
+def test_accounting_knows_neither_jax_nor_the_simulator():
+    for path in (ROOT / "accounting").glob("*.py"):
+        assert imports_of(path) <= {"accounting", "errors"}, path.name
+        assert "jax" not in {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                         [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        }, path.name  # fmt: skip
+
+
+def test_modules_fit_a_reader():
+    long = {path.name: len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert max(long.values()) <= 400, {name: lines for name, lines in long.items() if lines > 400}

@@ -1,0 +1,166 @@
+"""The bridge: the value that is simulated is the value that is accounted."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from helpers import GivenNoise, ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp import accounting, algorithm, errors, privacy, simulation
+from fedjax_dp.accounting import Adjacency, GaussianSteps, WithoutReplacement
+
+ROUNDS, STEPS, DELTA = 12, 3, 1e-3
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ragged_data([20, 40, 20, 60, 40, 30])
+
+
+def dpnfl(**changes):
+    base = {"cohort_size": 2, "batch_size": 2, "local_steps": STEPS, "learning_rate": 0.1, "clip_norm": 1.0}
+    return fdp.dpnfl(**{**base, **changes})
+
+
+def test_participations_are_those_of_the_simulated_cohorts(data):
+    counts = fdp.participations(dpnfl(), data.num_clients, ROUNDS, seed=4)
+    assert counts.sum() == 2 * ROUNDS
+    key = simulation.run_key(4)
+    seen = [algorithm.draw_cohort(dpnfl().cohort, key, np.int32(t), data.num_clients).tolist() for t in range(ROUNDS)]
+    assert counts.tolist() == np.bincount(np.ravel(seen), minlength=6).tolist()
+
+
+def test_schedule_gives_every_client_its_own_noise_and_the_same_budget(data):
+    value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1)
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1)
+    counts = fdp.participations(value, 6, ROUNDS, 1)
+    assert promise.epsilon <= 2.0
+    for epsilon, count in zip(promise.epsilons, counts, strict=True):
+        assert epsilon == 0 if count == 0 else 1.99 < epsilon <= 2.0
+    assert len(set(np.round(value.local.privatizer.noise_multiplier, 3))) > 2
+
+
+def test_guarantee_is_the_accountants_epsilon_of_each_client(data):
+    value = dpnfl(noise_multiplier=np.linspace(1, 2, 6))
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1)
+    counts = fdp.participations(value, 6, ROUNDS, 1)
+    for i, epsilon in enumerate(promise.epsilons):
+        noise = float(np.float32(np.linspace(1, 2, 6)[i]))
+        sampling = WithoutReplacement(2, int(data.sizes[i]))
+        steps = GaussianSteps(noise, sampling, Adjacency.REPLACE_ONE, int(counts[i]) * STEPS)
+        assert epsilon == accounting.pld_epsilon(steps, DELTA)
+    assert promise.epsilon == max(promise.epsilons)
+    assert promise.epsilon_min == min(promise.epsilons)
+
+
+def test_expected_participation_exceeds_the_budget_for_the_busiest_client_and_says_so(data):
+    value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1, participation="expected")
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1)
+    assert fdp.participations(value, 6, ROUNDS, 1).max() > 2 * ROUNDS / 6
+    assert promise.epsilon > 2.0
+
+
+def test_worst_case_participation_stays_within_the_budget_for_any_seed(data):
+    value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="worst")
+    for seed in range(5):
+        assert fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=seed).epsilon < 2.0
+
+
+def test_another_seed_than_the_calibrated_one_is_accounted_truly(data):
+    value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1)
+    other = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=2)
+    assert any(epsilon > 2.0 for epsilon in other.epsilons)
+
+
+def test_poisson_batches_are_accounted_under_add_remove(data):
+    value = fdp.calibrate(dpnfl(batches="poisson"), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA)
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
+    assert promise.adjacency == "add-remove"
+    assert 1.99 < promise.epsilon <= 2.0
+    exchanged = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA)
+    ratio = exchanged.local.privatizer.noise_multiplier.max() / value.local.privatizer.noise_multiplier.max()
+    assert ratio > 1.5  # replace-one has twice the sensitivity
+
+
+def test_full_batches_are_the_exact_gaussian():
+    data = ragged_data([20, 20])
+    value = dpnfl(cohort_size=None, batches="full", batch_size=20, noise_multiplier=30.0)
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
+    assert promise.epsilon == accounting.gaussian_epsilon(DELTA, 15.0, ROUNDS * STEPS)
+
+
+def test_claims_stand_beside_the_guarantee_with_a_verdict():
+    data = ragged_data([600] * 4)
+    value = fdp.calibrate(
+        dpnfl(batch_size=10, local_steps=300), data, rounds=ROUNDS, epsilon=0.3, delta=1e-2, accountant="tcdp"
+    )
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=1e-2)
+    realised, expected = promise.claims
+    assert realised.verdict == "holds"
+    assert realised.epsilon == pytest.approx(0.3, rel=1e-5)
+    assert promise.epsilon < 0.1  # the rigorous accountant proves far less of the same noise
+    assert expected.verdict in ("heuristic", "understates", "holds")
+    by_paper = fdp.guarantee(value, data, rounds=ROUNDS, delta=1e-2, accountant="tcdp")
+    assert by_paper.epsilon == pytest.approx(0.3, rel=1e-5)
+
+
+def test_expected_participation_claim_understates_when_the_noise_only_covers_it():
+    data = ragged_data([600] * 4)
+    value = dpnfl(batch_size=10, local_steps=300, noise_multiplier=12.0)
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=1e-2, seed=1, accountant="tcdp")
+    assert promise.claims[1].verdict == "understates"
+    assert promise.claims[1].epsilon < promise.epsilon
+
+
+def test_no_noise_and_no_privatizer_are_no_privacy(data):
+    silent = fdp.guarantee(dpnfl(), data, rounds=ROUNDS, delta=DELTA)
+    assert math.isinf(silent.epsilon)
+    assert "noise_multiplier is 0" in str(silent)
+    plain = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
+    assert str(fdp.guarantee(plain, data, rounds=3, delta=DELTA)).startswith("no privacy: epsilon is infinite")
+    assert silent.to_dict()["epsilon"] is None
+
+
+def test_guarantee_prints_as_one_sentence_with_everything(data):
+    told = str(fdp.guarantee(dpnfl(noise_multiplier=2.0), data, rounds=ROUNDS, delta=DELTA))
+    for word in ("epsilon", "delta 0.001", "one record of one client", "replace-one", "sees every upload", "median"):
+        assert word in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0, batches="with-replacement"), d, rounds=2, delta=DELTA),
+         "kind that has an accountant"),
+        (lambda d: fdp.calibrate(dpnfl(), d, rounds=2, epsilon=1.0, delta=DELTA, participation="mean"),
+         "participation must be one of"),
+        (lambda d: fdp.calibrate(fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1), d, rounds=2,
+                                 epsilon=1.0, delta=DELTA), "left out for an algorithm without privacy"),
+        (lambda d: fdp.run(dpnfl(), d, rounds=2, epsilon=1.0), "delta must be given for a private algorithm"),
+        (lambda d: fdp.calibrate(dpnfl(batch_size=4), d, rounds=2, epsilon=1.0, delta=DELTA, accountant="tcdp"),
+         "batch rate in (0, 0.1]"),
+    ],
+)  # fmt: skip
+def test_unsupported_combinations_raise_in_one_line(data, call, words):
+    with pytest.raises(errors.ConfigurationError) as caught:
+        call(data)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_noise_source_has_no_guarantee(data):
+    value = dpnfl(noise_multiplier=1.0)
+    private = dataclasses.replace(value.local.privatizer, source=GivenNoise(table=np.zeros((1, 6, 3, 12))))
+    value = dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private))
+    with pytest.raises(errors.ConfigurationError, match="noise source"):
+        privacy.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
+
+
+def test_run_carries_result_and_guarantee(data):
+    result = fdp.run(dpnfl(), data, rounds=3, epsilon=2.0, delta=DELTA)
+    assert result.guarantee.epsilon <= 2.0
+    assert result.test_accuracy == result.history[-1].test_accuracy
+    assert result.timing.total_s > 0
