@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "accounting": ["Adjacency", "Claim", "Guarantee", "View"],
-    "aggregate": ["Biased", "Full", "Mean", "Renorm", "WorDelta", "WorModel"],
+    "aggregate": ["ESTIMATORS", "Estimator"],
     "algorithm": ["Algorithm", "ServerState", "run_round"],
     "batches": ["FixedBatches", "FullBatches", "PoissonBatches", "ReplacementBatches"],
     "catalogue": ["addpnfl", "dpnfl", "fedavg"],

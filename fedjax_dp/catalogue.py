@@ -37,7 +37,7 @@ def _assemble(
             learning_rate=learning_rate, privatizer=privatizer, batches=BATCHES[batches](batch_size),
             corrections=(L2Penalty(strength=l2),), steps=local_steps, schedule=SCHEDULES[schedule],
         ),
-        aggregate=ESTIMATORS[estimator](),
+        aggregate=ESTIMATORS[estimator],
         server=server,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from fedjax_dp.data.partition import power_law_sizes
 PARTITIONS = ("iid", "labels", "natural")
 SIZES = ("equal", "power-law")
 
-# What a data set brings where nothing is said. MNIST and its kin follow paper 000 (algorithms 1, 7.1).
+# What a data set brings where nothing is said. MNIST and its kin follow paper 000.
 _PAPER_000 = {
     "num_clients": 100, "partition": "labels", "labels_per_client": 7, "rounds": 50, "cohort_size": 10,
     "batch_size": 10, "local_steps": 300, "learning_rate": 0.01, "schedule": "inverse_sqrt", "l2": 1e-3,
@@ -136,9 +136,13 @@ def resolve(config: RunConfig) -> RunConfig:
             )
     if not private:
         preset.pop("delta")
+    if (config.partition or preset["partition"]) == "natural":
+        preset.pop("num_clients")  # the data set decides
     filled = {name: value for name, value in preset.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
-    for name in ("rounds", "num_clients", "cohort_size", "batch_size", "local_steps", "min_records"):
+    if config.partition == "natural" and config.num_clients is not None:
+        raise errors.refuse("num_clients", config.num_clients, "left out for partition natural", "the data decides it")
+    for name in ("rounds", "cohort_size", "batch_size", "local_steps", "min_records"):
         errors.require_count(name, getattr(config, name))
     rounds = config.rounds or 1
     paces = {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5)}

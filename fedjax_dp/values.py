@@ -54,6 +54,6 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
             part.reshape(shape[::-1]).T if turned else part.reshape(shape)
             for part, shape, turned in zip(parts, shapes, tall, strict=True)
         ]
-        return treedef.unflatten(back)
+        return jax.tree.unflatten(treedef, back)
 
     return jnp.concatenate([(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall)]), unravel

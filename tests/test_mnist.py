@@ -1,6 +1,6 @@
 """Real MNIST in the setting of paper 000: 100 clients, 7 labels each, tau=300, B=10, cohort 10, 50 rounds.
 
-Reference accuracies: specification of the algorithms, section 11, an independent NumPy run (one seed, mean of the last
+Reference accuracies: an independent NumPy run (one seed, mean of the last
 ten rounds for the non-private ones).
 """
 

@@ -293,25 +293,19 @@ def test_a_key_shared_by_clients_is_rejected():
 
 def test_no_key_and_counter_is_ever_used_twice(monkeypatch):
     used = []
-    original = draws._threefry
 
-    def recording(key, high, low):
-        if not isinstance(key, jax.core.Tracer):
-            words = np.asarray(key).tolist()
-            used.extend((*words, int(h), int(c)) for h, c in zip(np.asarray(high), np.asarray(low)))
+    def note(key, high, low):
+        used.extend((*map(int, key), int(h), int(c)) for h, c in zip(high, low, strict=True))
+
+    def recording(key, high, low, original=draws._threefry):
+        jax.debug.callback(note, key, high, low)
         return original(key, high, low)
 
     monkeypatch.setattr(draws, "_threefry", recording)
-    data = jax.tree.map(jnp.asarray, ragged_data([4, 5, 6]))
-    value = numbers(catalogue.dpnfl(**settings_of(cohort_size=2, local_steps=2)))
-    model, key = logistic_regression((3,), 3), run_key(0)
-    start = model.init(key)
-    with jax.disable_jit():
-        for t in range(2):
-            for i in algorithm.draw_cohort(value.cohort, key, jnp.int32(t), 3):
-                own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
-                value.local.run(own, jnp.int32(t), data.client(i), start, data, model)
-    assert len(used) == 2 * (2 + 2 * (2 * 2 + 2 * 12))  # per round: cohort, then batches and noise of two clients
+    value = catalogue.dpnfl(**settings_of(cohort_size=2, local_steps=3))  # a structure that no other test compiles
+    simulation.simulate(value, ragged_data([4, 5, 6]), rounds=2, execution=one_device())
+    jax.effects_barrier()
+    assert len(used) == 2 * (2 + 2 * (3 * 2 + 3 * 12))  # per round: cohort, then batches and noise of two clients
     assert len(set(used)) == len(used)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from helpers import GivenCohort, GivenNoise, QuadraticModel
 
-from fedjax_dp import aggregate, algorithm, batches, clients, cohort, data, local, privatizer, schedules, server
+from fedjax_dp import algorithm, batches, clients, cohort, data, local, privatizer, schedules, server
+from fedjax_dp.aggregate import ESTIMATORS
 from fedjax_dp.simulation import numbers, run_key
 
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden" / "worked_examples.json").read_text())
@@ -52,12 +53,12 @@ def run(store, estimator, private, members, *, schedule=schedules.constant, move
 
 
 AGGREGATES = {
-    "agg_full": (aggregate.Full(), None),
-    "agg_wor_delta": (aggregate.WorDelta(), [0, 2]),
-    "agg_wor_model": (aggregate.WorModel(), [0, 2]),
-    "agg_biased_fedavg": (aggregate.Biased(), [0, 2]),
-    "agg_fedavg_renormalised": (aggregate.Renorm(), [0, 2]),
-    "agg_fedavg_simple_mean": (aggregate.Mean(), [0, 2]),
+    "agg_full": (ESTIMATORS["full"], None),
+    "agg_wor_delta": (ESTIMATORS["wor_delta"], [0, 2]),
+    "agg_wor_model": (ESTIMATORS["wor_model"], [0, 2]),
+    "agg_biased_fedavg": (ESTIMATORS["biased"], [0, 2]),
+    "agg_fedavg_renormalised": (ESTIMATORS["renorm"], [0, 2]),
+    "agg_fedavg_simple_mean": (ESTIMATORS["mean"], [0, 2]),
 }
 
 
@@ -70,19 +71,19 @@ def test_estimator_equals_worked_example(store, name):
 
 def test_local_models_equal_worked_example(store):
     for client, expected in enumerate(EXPECTED["local_models_tau2"]["w_local"]):
-        (params,) = run(store, aggregate.Mean(), privatizer.NonPrivate(), [[client]])
+        (params,) = run(store, ESTIMATORS["mean"], privatizer.NonPrivate(), [[client]])
         np.testing.assert_allclose(params, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "sigma"), [("dpnfl_nonoise_clip1", 0.0), ("dpnfl_noise", SIGMA)])
 @pytest.mark.parametrize(("estimator", "field"), [("wor_delta", "w_next"), ("wor_model", "w_next_model_form")])
 def test_dpnfl_equals_worked_example(store, name, sigma, estimator, field):
-    (params,) = run(store, aggregate.ESTIMATORS[estimator](), noisy(sigma), [[0, 2]])
+    (params,) = run(store, ESTIMATORS[estimator], noisy(sigma), [[0, 2]])
     np.testing.assert_allclose(params, EXPECTED[name][field], atol=1e-6)
 
 
 def test_dpfedavg_local_equals_worked_example(store):
-    (params,) = run(store, aggregate.Renorm(), noisy(SIGMA), [[0, 2]])
+    (params,) = run(store, ESTIMATORS["renorm"], noisy(SIGMA), [[0, 2]])
     np.testing.assert_allclose(params, EXPECTED["dpfedavg_local_noise"]["w"], atol=1e-6)
 
 
@@ -93,7 +94,7 @@ def test_addpnfl_equals_worked_example_over_two_rounds(store, moment, suffix, si
     rates = {"learning_rate": hyper["alpha_g"], "b1": hyper["beta1"], "b2": hyper["beta2"], "pi": hyper["pi"]}
     mover = server.Server(hyperparameters=rates, factory=server.SECOND_MOMENTS[moment], schedule=schedules.inverse_sqrt)
     states = run(
-        store, aggregate.WorDelta(), noisy(sigma), [[0, 2], [1, 2]], schedule=schedules.inverse_sqrt, mover=mover,
+        store, ESTIMATORS["wor_delta"], noisy(sigma), [[0, 2], [1, 2]], schedule=schedules.inverse_sqrt, mover=mover,
         rounds=2,
     )  # fmt: skip
     for params, expected in zip(states, EXPECTED[f"addpnfl_{moment}_{suffix}"]["rounds"], strict=True):
@@ -103,11 +104,11 @@ def test_addpnfl_equals_worked_example_over_two_rounds(store, moment, suffix, si
 def test_noise_inside_the_rate_of_the_sum_is_told_apart(store):
     """The check can fail: noise that forgets the clip norm, or the batch size, is far outside the tolerance."""
     wrong = privatizer.RecordGaussian(clip_norm=CLIP, noise_multiplier=SIGMA, source=GivenNoise(table=NOISE))
-    (params,) = run(store, aggregate.WorDelta(), wrong, [[0, 2]])
+    (params,) = run(store, ESTIMATORS["wor_delta"], wrong, [[0, 2]])
     assert np.abs(params - EXPECTED["dpnfl_noise"]["w_next"]).max() > 1e-3
 
 
 def test_jax_and_numpy_inputs_agree(store):
-    (a,) = run(store, aggregate.Full(), privatizer.NonPrivate(), [None])
-    (b,) = run(jax.tree.map(jnp.asarray, store), aggregate.Full(), privatizer.NonPrivate(), [None])
+    (a,) = run(store, ESTIMATORS["full"], privatizer.NonPrivate(), [None])
+    (b,) = run(jax.tree.map(jnp.asarray, store), ESTIMATORS["full"], privatizer.NonPrivate(), [None])
     np.testing.assert_array_equal(a, b)

@@ -72,6 +72,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
     """
     kind, _, path = name.partition(":")
     errors.require_choice("dataset", kind, DATASETS)
+    if path and kind != "npz":
+        raise errors.refuse("dataset", repr(name), f"{kind} without a path", "npz:PATH reads your own arrays")
     if kind == "npz":
         return _npz(pathlib.Path(path))
     if kind == "digits":

@@ -16,7 +16,7 @@ def equal_sizes(records: int, num_clients: int) -> np.ndarray:
 
 
 def power_law_sizes(records: int, num_clients: int, minimum: int, seed: int) -> np.ndarray:
-    """`minimum` records each, the rest by LogNormal(0, 2) shares; sums to `records` exactly (algorithms 7.2)."""
+    """`minimum` records each, the rest by LogNormal(0, 2) shares; sums to `records` exactly."""
     errors.require_count("num_clients", num_clients)
     errors.require_count("min_records", minimum)
     spare = records - minimum * num_clients
@@ -36,11 +36,11 @@ def iid(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
 
 
 def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
-    """Each client holds at most `count` labels, in the given sizes (algorithms 7.1).
+    """Each client holds at most `count` labels, in the given sizes.
 
     Client i takes labels (count i + j) mod C under random orders of labels and clients; how many of each is found by
     proportional fitting to the sizes and to the class counts, then rounded by a maximum flow so that sizes are exact
-    and no class is overdrawn. Raises ConfigurationError when no such split exists.
+    and no class is overdrawn. Raises ConfigurationError when these label sets cannot fill the sizes.
     """
     _check_total(labels, sizes)
     rng = np.random.default_rng(seed)

@@ -89,6 +89,8 @@ def federate(dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray
     if order.min() < 0 or order.max() >= len(dataset.y_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
     public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
+    if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
+        raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
     arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
         "x": dataset.x_train[order], "y": dataset.y_train[order].astype(np.int32),
         "offsets": (np.cumsum(sizes) - sizes).astype(np.int32), "sizes": sizes, "shares": public.astype(np.float32),
