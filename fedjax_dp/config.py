@@ -79,7 +79,7 @@ class RunConfig:
     )
     batch_size: Annotated[int | None, _by_dataset("batch_size", "records B per local step")] = None
     batches: Annotated[
-        str, _told("without-replacement, with-replacement, poisson or full (then batch_size is ignored)")
+        str, _told("without-replacement, with-replacement, poisson or full (all records, no batch_size)")
     ] = "without-replacement"
     local_steps: Annotated[int | None, _by_dataset("local_steps", "local steps tau per round")] = None
     learning_rate: Annotated[float | None, _by_dataset("learning_rate", "of the local steps")] = None
@@ -121,12 +121,15 @@ def resolve(config: RunConfig) -> RunConfig:
     errors.require_choice("dataset", kind, PRESETS)
     errors.require_choice("algorithm", config.algorithm, catalogue.CATALOGUE)
     preset = dict(PRESETS[kind])
-    private = config.algorithm != "fedavg"
+    private = "noise_multiplier" in typing.get_type_hints(catalogue.CATALOGUE[config.algorithm])
     if not private:
         for name in ("epsilon", "delta", "noise_multiplier"):
             if getattr(config, name) is not None:
                 raise errors.refuse(
-                    name, getattr(config, name), "left out for fedavg, which is not private", "use --algorithm dpnfl"
+                    name,
+                    getattr(config, name),
+                    f"left out for {config.algorithm}, which is not private",
+                    "use --algorithm dpnfl",
                 )
     if not private or config.noise_multiplier is not None:
         preset.pop("epsilon")
@@ -138,14 +141,18 @@ def resolve(config: RunConfig) -> RunConfig:
         preset.pop("delta")
     if (config.partition or preset["partition"]) == "natural":
         preset.pop("num_clients")  # the data set decides
+    if config.batches == "full":
+        preset.pop("batch_size")
+        if config.batch_size is not None:
+            raise errors.refuse("batch_size", config.batch_size, "left out for full batches", "drop it")
     filled = {name: value for name, value in preset.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
     if config.partition == "natural" and config.num_clients is not None:
         raise errors.refuse("num_clients", config.num_clients, "left out for partition natural", "the data decides it")
-    for name in ("rounds", "cohort_size", "batch_size", "local_steps", "min_records"):
+    sized = [] if config.batches == "full" else ["batch_size"]
+    for name in ("rounds", "cohort_size", *sized, "local_steps", "min_records"):
         errors.require_count(name, getattr(config, name))
-    rounds = config.rounds or 1
-    paces = {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5)}
+    paces = {"evaluate_every": max(1, config.rounds // 20), "checkpoint_every": max(1, config.rounds // 5)}
     filled = {name: value for name, value in paces.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
     for name in (*paces, *(["chunk_size"] if config.chunk_size is not None else [])):

@@ -55,10 +55,10 @@ def start(config: RunConfig, screen: Screen) -> Outcome:
         raise errors.refuse("out", str(folder), "a new or empty folder", f"give another --out, or --resume {folder}")
     ready = _prepare(config, screen)
     folder.mkdir(parents=True, exist_ok=True)
-    report.write_atomically(folder / "config.toml", configs.to_toml(config))
     about = {"data": report.digest(ready.data), "devices": report.device()["count"]}
     report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
     report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
+    report.write_atomically(folder / "config.toml", configs.to_toml(config))  # last: what makes it a run folder
     return _train(ready, folder, screen, done=None, history=[])
 
 
@@ -123,11 +123,12 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
 def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: Model) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     device = report.device()
+    batch = "all their records" if config.batches == "full" else config.batch_size
     rows = (jnp.zeros((1, *data.record_shape)), jnp.zeros(1, jnp.int32))
     params = model.init(run_key(config.seed))
     lines = [
         f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "
-        f"cohort {config.cohort_size}, {config.local_steps} local steps of {config.batch_size}, {config.rounds} rounds",
+        f"cohort {config.cohort_size}, {config.local_steps} local steps of {batch}, {config.rounds} rounds",
         f"{device['count']} {device['platform']} device(s) ({device['kind']})",
     ]
     if device["platform"] == "cpu" and device["count"] < device["cores"]:

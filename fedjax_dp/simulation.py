@@ -54,14 +54,15 @@ class Simulation(NamedTuple):
 
 
 class DivergedError(RuntimeError):
-    """A loss or an update stopped being finite."""
+    """A loss or an update stopped being finite; `clients` is empty if it was the loss on the test set."""
 
     def __init__(self, round_index: int, clients: list[int]):
         self.round, self.clients = round_index, clients
         shown = ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
+        source = f"clients {shown}" if clients else "the test set"
         super().__init__(
-            f"training diverged in round {round_index}: loss or update must be finite, got NaN or infinity from "
-            f"clients {shown}; lower the learning rate"
+            f"training diverged in round {round_index}: loss and update must be finite, got NaN or infinity from "
+            f"{source}; lower the learning rate"
         )
 
 
@@ -175,6 +176,8 @@ def simulate(
             raise DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
         if done % every == 0 or done == rounds:
             accuracy, loss = evaluate(state.params, data, model=model)
+            if not math.isfinite(float(loss)):
+                raise DivergedError(done - 1, [])
             probes = (float(np.mean(report.loss)), float(np.mean(report.clipped)))
             history.append(Evaluation(done, float(accuracy), float(loss), *probes))
         if on_pause:

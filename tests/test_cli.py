@@ -133,6 +133,8 @@ BAD = [
     (["run", "absent.toml"], "configuration file must be an existing TOML file, got absent.toml"),
     (["run", "--resume", "absent"], "resume must be a run folder with a config.toml, got absent"),
     (["run", "--out", "full"], "out must be a new or empty folder, got full"),
+    (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out for full batches"),
+    (["run", "--dataset", "mnist:x"], "dataset must be mnist without a path"),
     (["run", "--seed", "-1"], "seed must be an integer in [0, 2^32), got -1"),
     (["run", "--b1", "1", "--algorithm", "addpnfl"], "b1 must be in [0, 1), got 1.0"),
 ]

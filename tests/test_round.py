@@ -319,6 +319,14 @@ def test_divergence_names_round_and_clients():
     assert (caught.value.round, caught.value.clients) == (0, [1])
 
 
+def test_a_test_loss_that_is_not_finite_stops_the_run():
+    data = ragged_data([4, 4])
+    value = catalogue.fedavg(cohort_size=None, batch_size=2, local_steps=1, learning_rate=0.1)
+    spoiled = dataclasses.replace(data, x_test=np.full_like(np.asarray(data.x_test), np.nan))
+    with pytest.raises(simulation.DivergedError, match="the test set"):
+        simulation.simulate(value, spoiled, rounds=2)
+
+
 BAD = [
     ({"batch_size": 3}, "batch_size must be at most the 2 records of the smallest client, got 3"),
     ({"cohort_size": 8}, "cohort_size must be at most the 7 clients, got 8"),
