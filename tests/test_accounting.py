@@ -51,6 +51,12 @@ def test_poisson_pld_equals_reference(params, expect):
 def test_exact_gaussian_equals_reference(params, expect):
     epsilon = accounting.gaussian_epsilon(params["delta"], params["noise_multiplier"], params["steps"])
     assert epsilon == pytest.approx(expect["epsilon_exact"], abs=1e-6)
+    assert epsilon == pytest.approx(expect["epsilon_pld"], abs=0.002)
+    rho = params["steps"] / (2 * params["noise_multiplier"] ** 2)
+    assert rho == pytest.approx(expect["rho_zcdp"], rel=1e-12)
+    assert accounting.zcdp_epsilon_standard(rho, params["delta"]) == pytest.approx(expect["epsilon_zcdp_std"], abs=1e-9)
+    assert accounting.zcdp_epsilon(rho, params["delta"]) == pytest.approx(expect["epsilon_zcdp_ckks"], abs=1e-4)
+    assert epsilon <= accounting.zcdp_epsilon(rho, params["delta"])
 
 
 @pytest.mark.parametrize(("params", "expect"), cases("tcdp_subsample"))
@@ -235,6 +241,18 @@ def test_bad_input_is_refused_in_one_line(call, words):
         call()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_doctests_of_the_package():
+    import doctest
+    import importlib
+
+    tried = 0
+    for name in ("gaussian", "zcdp"):
+        outcome = doctest.testmod(importlib.import_module(f"fedjax_dp.accounting.{name}"))
+        assert outcome.failed == 0
+        tried += outcome.attempted
+    assert tried >= 2
 
 
 def test_accounting_works_without_jax():

@@ -6,6 +6,7 @@ from fedjax_dp.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from fedjax_dp.accounting.guarantee import Claim, Guarantee, View
 from fedjax_dp.accounting.pld import attained_epsilon, pld_epsilon
 from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError, tcdp_epsilon, tcdp_noise_multiplier, theorem5
+from fedjax_dp.accounting.zcdp import zcdp_epsilon, zcdp_epsilon_standard
 
 __all__ = [
     "ACCOUNTANTS",
@@ -26,4 +27,6 @@ __all__ = [
     "tcdp_epsilon",
     "tcdp_noise_multiplier",
     "theorem5",
+    "zcdp_epsilon",
+    "zcdp_epsilon_standard",
 ]
