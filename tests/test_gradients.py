@@ -45,6 +45,15 @@ class Leaking(nn.Module):
         return out * layer.variables["params"]["kernel"].sum()
 
 
+class Tied(nn.Module):
+    """A kernel used again, transposed, on the way into a later layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(4)
+        return nn.Dense(3)(layer(x) @ layer.variables["params"]["kernel"].T)
+
+
 class Scaled(nn.Module):
     """A parameter of no known layer."""
 
@@ -105,7 +114,8 @@ def test_probes_equal_gradients_taken_one_by_one(records, features, hidden, bias
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (Shared(), "used more than once"), (Leaking(), "outside its layer"), (Scaled(), "no rule for parameter scale"),
+        (Shared(), "used more than once"), (Leaking(), "outside its layer"), (Tied(), "outside its layer"),
+        (Scaled(), "no rule for parameter scale"),
         (Sequence(), "form without a rule"),
     ],
 )  # fmt: skip

@@ -147,12 +147,12 @@ def _why_not_probes(model: Model, params: Any, x: jax.Array, y: jax.Array) -> st
         return f"{type(model).__name__} is not a Flax model"
     found: list[_Call] = []
 
-    def outputs_of(params: Any) -> tuple[jax.Array, list[jax.Array]]:
+    def outside_layers(params: Any) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
         losses, outputs, calls = _forward(model, params, x, y, None)
         found[:] = calls
-        return losses, outputs
+        return outputs, losses, [call.a for call in calls]
 
-    jaxpr = jax.make_jaxpr(outputs_of)(params)
+    jaxpr = jax.make_jaxpr(outside_layers)(params)
     paths = [call.path for call in found]
     if len(set(paths)) != len(paths):
         return "a layer is used more than once"
@@ -169,13 +169,13 @@ def _why_not_probes(model: Model, params: Any, x: jax.Array, y: jax.Array) -> st
 def _used_elsewhere(jaxpr: core.ClosedJaxpr, layers: int) -> str | None:
     """A parameter that reaches the loss by a way other than its layer's output would escape the rules.
 
-    The layers' outputs are outputs of the program too. Walking it backwards from the losses, and stopping at those
-    outputs, must not arrive at any parameter.
+    The program returns the layers' outputs, the losses and the layers' inputs. Walking it backwards from losses and
+    inputs, and stopping at layers' outputs, must not arrive at any parameter.
     """
-    walls = set(map(id, jaxpr.jaxpr.outvars[1:]))
+    walls = set(map(id, jaxpr.jaxpr.outvars[:layers]))
     if len(walls) != layers:
         return "two layers have the same output"
-    needed = {id(jaxpr.jaxpr.outvars[0])}
+    needed = set(map(id, jaxpr.jaxpr.outvars[layers:]))
     for equation in reversed(jaxpr.jaxpr.eqns):
         if any(id(out) in needed and id(out) not in walls for out in equation.outvars):
             needed.update(id(variable) for variable in equation.invars)
