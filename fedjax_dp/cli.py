@@ -156,18 +156,10 @@ def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
         f"loss {result['test_loss']:.4f} after {result['rounds']} rounds",
         f"privacy   {guarantee['statement']}",
         *(f"          assuming {text}" for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
-        *(f"claim     {text}" for text in _claims(guarantee)),
+        *(f"claim     {claim['statement']}" for claim in guarantee["claims"]),
         f"time      {timing['round_s_median'] * 1e3:.1f} ms a round, {timing['compile_s']:.1f} s to compile, "
         f"{timing['total_s']:.1f} s in all",
         f"folder    {where} (config.toml, metrics.json, result.json, run.png, checkpoints)",
     ]
     for line in lines:
         console.print(line, markup=False)
-
-
-def _claims(guarantee: dict[str, Any]) -> Iterator[str]:
-    for claim in guarantee["claims"]:
-        said = (
-            "no epsilon" if claim["epsilon"] is None else f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
-        )
-        yield f"{claim['source']}: {said}; {claim['verdict']}: {claim['reason']}"

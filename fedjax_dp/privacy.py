@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Claim, GaussianSteps, Guarantee, View
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, no_privacy
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, RECORD, no_privacy
 from fedjax_dp.algorithm import Algorithm, draw_cohort
 from fedjax_dp.cohort import Cohort
 from fedjax_dp.data.store import FederatedData
@@ -19,7 +19,6 @@ from fedjax_dp.privatizer import RecordGaussian
 from fedjax_dp.simulation import check, run_key
 
 PARTICIPATION = ("schedule", "expected", "worst")
-UNIT = "record of one client"
 ACCOUNTANT_NAMES = {
     "pld": "privacy loss distribution (rigorous upper bound)",
     "tcdp": "tCDP as in paper 000 (valid where its conditions hold, loose)",
@@ -125,7 +124,7 @@ def guarantee(
                     "000 Lemmas 2-4 (tCDP) at expected participation", max(counts) / expected),
     )  # fmt: skip
     return Guarantee(
-        tuple(price[steps] for steps in ledger), delta, UNIT, ledger[0].adjacency.value, View.UPLOADS.value,
+        tuple(price[steps] for steps in ledger), delta, RECORD, ledger[0].adjacency.value, View.UPLOADS.value,
         ACCOUNTANT_NAMES[accountant], assumptions, claims,
     )  # fmt: skip
 
@@ -156,7 +155,7 @@ def _tcdp_claim(ledger: list[GaussianSteps], delta: float, proved: float, source
     except accounting.TcdpConditionError as error:
         return Claim(source, None, delta, "does not apply", str(error))
     if excess is None or excess <= 1:
-        return Claim(source, epsilon, delta, "holds", "all conditions met; looser than the accountant above")
+        return Claim(source, epsilon, delta, "holds", "all conditions met")
     reason = f"the busiest client took part {excess:.2g} times as often as it assumes"
     if epsilon < proved:
         return Claim(source, epsilon, delta, "understates", reason)

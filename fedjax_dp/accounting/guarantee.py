@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -16,6 +15,7 @@ class View(enum.Enum):
         return "a server that sees every upload"
 
 
+RECORD = "record of one client"  # a unit of privacy
 FLOAT_NOISE = "noise comes from a seeded float32 generator: it measures utility and protects nobody's data"
 
 
@@ -82,7 +82,7 @@ class Guarantee:
             "view": self.view, "accountant": self.accountant, "epsilon_min": finite(self.epsilon_min),
             "epsilon_median": finite(self.epsilon_median), "epsilon_max": finite(self.epsilon),
             "statement": str(self), "assumptions": list(self.assumptions),
-            "claims": [dataclasses.asdict(claim) for claim in self.claims],
+            "claims": [dataclasses.asdict(claim) | {"statement": str(claim)} for claim in self.claims],
         }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def no_privacy(num_clients: int, reason: str, assumptions: Sequence[str] = ()) -> Guarantee:
+def no_privacy(num_clients: int, reason: str) -> Guarantee:
     """The guarantee of an algorithm that gives none."""
     infinite = (math.inf,) * num_clients
-    return Guarantee(infinite, None, "record of one client", None, View.UPLOADS.value, None, (reason, *assumptions))
+    return Guarantee(infinite, None, RECORD, None, View.UPLOADS.value, None, (reason,))
