@@ -10,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "accounting": ["Adjacency", "Claim", "Guarantee", "View"],
+    "accounting": ["Adjacency", "Claim", "Guarantee", "Unit", "Verdict", "View"],
     "aggregate": ["ESTIMATORS", "Estimator"],
     "algorithm": ["Algorithm", "ServerState", "run_round"],
     "batches": ["FixedBatches", "FullBatches", "PoissonBatches", "ReplacementBatches"],
@@ -22,15 +22,15 @@ _HOME = {
         "Dataset", "FederatedData", "equal_sizes", "federate", "iid", "labels_per_client", "load", "natural",
         "power_law_sizes",
     ],
-    "errors": ["ConfigurationError"],
+    "errors": ["ConfigurationError", "DivergedError"],
     "local": ["LocalSgd"],
     "models": ["FlaxModel", "logistic_regression"],
-    "plots": ["plot_run"],
+    "plots": ["plot_claims", "plot_epsilon", "plot_run"],
     "privacy": ["calibrate", "guarantee", "participations"],
     "privatizer": ["NonPrivate", "RecordGaussian", "WhiteNoise"],
     "runs": ["Result", "run"],
     "server": ["Server"],
-    "simulation": ["DivergedError", "Evaluation", "Simulation", "simulate"],
+    "simulation": ["Evaluation", "Simulation", "simulate"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -25,7 +25,7 @@ class Batches(Protocol):
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch: ...
 
-    def sampling(self, records: int) -> events.Sampling | None: ...  # what the accountants are told
+    def sampling(self, records: int) -> events.Sampling: ...  # what the accountants are told
 
     def check(self, sizes: np.ndarray) -> None: ...  # records per client
 
@@ -49,7 +49,7 @@ class FixedBatches:
 
 @value
 class ReplacementBatches:
-    """`size` records drawn uniformly with replacement (004's WR). No accountant here covers it yet."""
+    """`size` records drawn uniformly with replacement (004's WR): a record may count more than once."""
 
     size: int = structure()
 
@@ -57,8 +57,8 @@ class ReplacementBatches:
         words = draws.bits(key, 0, steps * self.size).reshape(steps, self.size)
         return _full_rows(draws.below(words, records))
 
-    def sampling(self, records: int) -> None:
-        return None
+    def sampling(self, records: int) -> events.Sampling:
+        return events.WithReplacement(self.size, records)
 
     def check(self, sizes: np.ndarray) -> None:
         errors.require_count("batch_size", self.size)
@@ -114,7 +114,7 @@ class FullBatches:
         return Batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(records, (steps,)))
 
     def sampling(self, records: int) -> events.Sampling:
-        return events.WithoutReplacement(records, records)
+        return events.FullBatch()
 
     def check(self, sizes: np.ndarray) -> None:
         if self.rows != sizes.max():

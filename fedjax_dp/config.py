@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import tomllib
-import types
 import typing
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from fedjax_dp import catalogue, errors
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data import Dataset, FederatedData, equal_sizes, federate, iid, labels_per_client, load, natural
 from fedjax_dp.data.partition import power_law_sizes
+from fedjax_dp.fields import typed
 
 PARTITIONS = ("iid", "labels", "natural")
 SIZES = ("equal", "power-law")
@@ -94,10 +94,12 @@ class RunConfig:
     noise_multiplier: Annotated[
         float | None, _told("noise on the sum over clip norm, instead of --epsilon", "(default: from epsilon)", "FLOAT")
     ] = None
-    accountant: Annotated[str, _told("pld (rigorous) or tcdp (paper 000's)")] = "pld"
-    participation: Annotated[str, _told("rounds each client is calibrated for: schedule, expected or worst")] = (
-        "schedule"
-    )
+    accountant: Annotated[str, _told("pld (rigorous), or rdp, gaussian, zcdp, tcdp (paper 000's)")] = "pld"
+    participation: Annotated[
+        str, _told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
+    ] = "schedule"
+    view: Annotated[str, _told("who must learn nothing: uploads, secure_sum, broadcast or final_model")] = "uploads"
+    colluders: Annotated[int, _told("clients of each cohort that help the adversary, in views other than uploads")] = 0
 
     server_learning_rate: Annotated[float | None, _by_dataset("server_learning_rate", "of addpnfl's server")] = None
     b1: Annotated[float, _told("addpnfl: decay of the first moment")] = 0.9
@@ -209,35 +211,8 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     hints = typing.get_type_hints(RunConfig)
     for name, given in fields.items():
         errors.require_choice(f"{path.name}: a key", name, hints)
-        fields[name] = _typed(f"{path.name}: {name}", given, hints[name])
+        fields[name] = typed(f"{path.name}: {name}", given, hints[name])
     return fields
-
-
-def parse_value(what: str, field: str, text: str) -> Any:
-    """The value of a field from the words of a flag; refuses what is not of the field's type."""
-    kind = _kinds(typing.get_type_hints(RunConfig)[field])[0]
-    try:
-        return kind(text)
-    except ValueError:
-        raise errors.refuse(what, repr(text), _KIND_NAMES[kind]) from None
-
-
-_KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text"}
-
-
-def _kinds(hint: Any) -> list[type]:
-    """The types of a field, None left out."""
-    return [k for k in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) if k is not type(None)]
-
-
-def _typed(what: str, given: Any, hint: Any) -> Any:
-    """`given` as the field's type; an integer may stand for a float, nothing else is converted."""
-    kinds = _kinds(hint)
-    if float in kinds and isinstance(given, int) and not isinstance(given, bool):
-        return float(given)
-    if type(given) not in kinds:
-        raise errors.refuse(what, repr(given), _KIND_NAMES[kinds[0]])
-    return given
 
 
 def to_toml(config: RunConfig) -> str:

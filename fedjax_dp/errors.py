@@ -10,6 +10,19 @@ class ConfigurationError(ValueError):
     """The request cannot be carried out as asked; the message is one line that says what to change."""
 
 
+class DivergedError(RuntimeError):
+    """A loss or an update stopped being finite; `clients` is empty if it was the loss on the test set."""
+
+    def __init__(self, round_index: int, clients: list[int]):
+        self.round, self.clients = round_index, clients
+        shown = ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
+        source = f"clients {shown}" if clients else "the test set"
+        super().__init__(
+            f"training diverged in round {round_index}: loss and update must be finite, got NaN or infinity from "
+            f"{source}; lower the learning rate"
+        )
+
+
 def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationError:
     """The error to raise: `what must be wanted, got got; remedy`."""
     ending = f"; {remedy}" if remedy else ""

@@ -109,7 +109,8 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
 
         algorithm, guarantee = prepare(
             algorithm, data, rounds=config.rounds, seed=config.seed, epsilon=config.epsilon, delta=config.delta,
-            accountant=config.accountant, participation=config.participation, progress=progress,
+            accountant=config.accountant, participation=config.participation, view=config.view,
+            colluders=config.colluders, progress=progress,
         )  # fmt: skip
     model = logistic_regression(data.record_shape, data.classes)
     for line in _about(config, data, algorithm, model):

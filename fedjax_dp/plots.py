@@ -1,8 +1,12 @@
 """Pictures of results."""
 
+from __future__ import annotations
+
 import os
+import pathlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -10,10 +14,16 @@ matplotlib.use("Agg", force=False)
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp.accounting import Guarantee
-from fedjax_dp.simulation import Evaluation
+from fedjax_dp import errors
+from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
+from fedjax_dp.accounting.papers import Row
+
+if TYPE_CHECKING:  # so that accounting plots without JAX
+    from fedjax_dp.simulation import Evaluation
 
 TEST, PROBE = "#1f5fa8", "#b0643c"
+COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.45"}
+VERDICTS = {"holds": "#2f8f5b", "conditional": TEST, "heuristic": "#d39a2d", "wrong": "#c23b4b"}
 
 
 def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, path: str | os.PathLike) -> None:
@@ -42,5 +52,66 @@ def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, pa
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=12)
     figure.supxlabel("\n".join(textwrap.wrap(str(guarantee), 118)), fontsize=8.5, color="0.25")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_epsilon(
+    curves: Mapping[str, tuple[Sequence[Any], Sequence[float]]], axis: str, title: str, whose: str,
+    path: str | os.PathLike, target: float | None = None,
+) -> None:  # fmt: skip
+    """Epsilon against `axis`, a curve per accountant, as a PNG; the legend says `whose` epsilon it is."""
+    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    for name, (x, y) in curves.items():
+        about = {"attained": "attained (lower bound)"}.get(name, name)
+        style = ":" if name == ATTAINED.name else "-"
+        axes.plot(x, y, style, color=COLORS[name], label=about, marker="o" if len(x) < 30 else None, ms=3)
+    if target is not None:
+        axes.axhline(target, color="0.3", lw=0.8, ls="--", label=f"budget {target:g}")
+    axes.set(xlabel=axis, ylabel="epsilon (nats)", xscale="log", yscale="log")
+    axes.set_title(title, fontsize=11)
+    axes.grid(alpha=0.25, which="both")
+    axes.spines[["top", "right"]].set_visible(False)
+    legend = axes.legend(title=f"epsilon of {whose}", frameon=False, fontsize=9, title_fontsize=9)
+    legend.set_alignment("left")
+    silent = [name for name in ACCOUNTANTS if name not in curves]
+    if silent:
+        figure.supxlabel("no answer: " + ", ".join(silent), fontsize=8.5, color="0.35")
+    _save(figure, path)
+
+
+def plot_claims(rows: Sequence[Row], path: str | os.PathLike) -> None:
+    """Each paper's noise over the noise that suffices, coloured by verdict, as a PNG. Below 1 is too little noise."""
+    shown = [row for row in rows if row.noise_ratio]
+    if not shown:
+        raise errors.refuse("plot", str(path), "asked for a paper with calibrated noise", "use 000, 002, 003 or 004")
+    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.21 * len(shown)), layout="constrained")
+    for height, row in enumerate(shown):
+        ratio = row.noise_ratio or 1.0
+        color = VERDICTS[row.claim.verdict.value]
+        axes.plot([1, ratio], [height, height], color=color, lw=2)
+        axes.plot(ratio, height, "o", color=color, ms=4)
+    axes.set_yticks(range(len(shown)))
+    axes.set_yticklabels([f"{row.paper} {row.claim.source}: {row.setting}" for row in shown], fontsize=7)
+    axes.set(ylim=(len(shown) - 0.4, -0.6), xscale="log", xlabel="noise by the paper / noise that suffices")
+    axes.axvline(1, color="0.3", lw=0.8)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(alpha=0.25, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
+    for verdict, color in VERDICTS.items():
+        if any(row.claim.verdict.value == verdict for row in shown):
+            axes.plot([], [], "o-", color=color, label=verdict)
+    axes.legend(title="one record of one client, replace-one", frameon=False, loc="best", fontsize=8, title_fontsize=8)
+    _save(figure, path)
+
+
+def check_path(path: str | os.PathLike) -> None:
+    """Refuses a file that could not be written, before anything is computed for it."""
+    folder = pathlib.Path(path).parent
+    if not folder.is_dir() or pathlib.Path(path).is_dir():
+        raise errors.refuse("plot", str(path), "a file in an existing folder", "create the folder")
+
+
+def _save(figure: Any, path: str | os.PathLike) -> None:
     figure.savefig(path, dpi=130)
     plt.close(figure)

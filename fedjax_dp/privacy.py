@@ -10,19 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import Claim, GaussianSteps, Guarantee, View
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, RECORD, no_privacy
+from fedjax_dp.accounting import (
+    Claim,
+    Event,
+    GaussianSteps,
+    Guarantee,
+    RandomParticipation,
+    Unit,
+    Verdict,
+    View,
+)  # fmt: skip
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
 from fedjax_dp.algorithm import Algorithm, draw_cohort
 from fedjax_dp.cohort import Cohort
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privatizer import RecordGaussian
 from fedjax_dp.simulation import check, run_key
 
-PARTICIPATION = ("schedule", "expected", "worst")
-ACCOUNTANT_NAMES = {
-    "pld": "privacy loss distribution (rigorous upper bound)",
-    "tcdp": "tCDP as in paper 000 (valid where its conditions hold, loose)",
-}
+PARTICIPATION = ("schedule", "expected", "worst", "law")
 
 
 def participations(algorithm: Algorithm, num_clients: int, rounds: int, seed: int) -> np.ndarray:
@@ -41,122 +46,156 @@ def _draw_all(cohort: Cohort, key: jax.Array, rounds: jax.Array, *, num_clients:
 
 def calibrate(
     algorithm: Algorithm, data: FederatedData, *, rounds: int, epsilon: float, delta: float, seed: int = 0,
-    accountant: str = "pld", participation: str = "schedule", progress: Callable[[int, int], None] | None = None,
+    accountant: str = "pld", participation: str = "schedule", view: str = "uploads", colluders: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Algorithm:  # fmt: skip
     """The same algorithm with the smallest noise, per client, that keeps each client's records within the budget.
 
     participation  "schedule": each client's own number of rounds under `seed` (the run must use this seed);
+                   "law": any seed, delta averaged over the draw of cohorts; "worst": every round;
                    "expected": rounds * cohort / clients, as the papers do (clients drawn more often exceed the budget,
-                   and the Guarantee shows by how much); "worst": every round.
-    accountant     "pld" (rigorous) or "tcdp" (000's own).
+                   and the Guarantee shows by how much).
+    accountant     "pld" (rigorous), or another of `accounting.ACCOUNTANTS`.
+    view           who must learn nothing: see `guarantee`.
     progress       called with (client kinds done, client kinds in all).
     Raises:        ConfigurationError if the budget is unreachable or the combination has no accountant.
     """
     check(algorithm, data, rounds)
     errors.require_positive("epsilon", epsilon)
     errors.require_in_unit_interval("delta", delta)
-    errors.require_choice("participation", participation, PARTICIPATION)
+    errors.require_choice("accountant", accountant, accounting.ACCOUNTANTS)
     privatizer = algorithm.local.privatizer
     if not isinstance(privatizer, RecordGaussian):
         raise errors.refuse(
             "epsilon", epsilon, "left out for an algorithm without privacy", "choose a private algorithm such as dpnfl"
         )
-    num_clients = data.num_clients
-    if participation == "schedule":
-        counts = participations(algorithm, num_clients, rounds, seed).astype(float)
-    elif participation == "expected":
-        counts = np.full(num_clients, rounds * algorithm.cohort.members(num_clients) / num_clients)
-    else:
-        counts = np.full(num_clients, float(rounds))
-    kinds = list(zip(np.asarray(data.sizes).tolist(), counts.tolist(), strict=True))
-    noise: dict[tuple[int, float], float] = {}
-    distinct = sorted(set(kinds))
-    for done, (records, count) in enumerate(distinct):
-        template = privatizer.event(1.0, _sampling(algorithm, records), 1)
-        taken = max(count, 1.0)  # a client that is never drawn gets the noise of one round; it pays nothing anyway
-        noise[records, count] = accounting.noise_multiplier_for(
-            epsilon, delta, template.sampling, template.adjacency, taken * algorithm.local.steps, accountant
-        )
+    alike = dataclasses.replace(privatizer, noise_multiplier=1.0)
+    unit_noise = dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, privatizer=alike))
+    ledger = ledger_of(unit_noise, data, rounds, seed, participation, view, colluders, at_least=1)
+    noise: dict[Event, float] = {}
+    distinct = list(dict.fromkeys(ledger))
+    for done, event in enumerate(distinct):
+        noise[event] = accounting.noise_multiplier_for(event, epsilon, delta, accountant)
         if progress:
             progress(done + 1, len(distinct))
-    multipliers = np.nextafter(np.array([noise[kind] for kind in kinds], np.float32), np.float32(np.inf))
+    multipliers = np.nextafter(np.array([noise[event] for event in ledger], np.float32), np.float32(np.inf))
     calibrated = dataclasses.replace(privatizer, noise_multiplier=multipliers)
     return dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, privatizer=calibrated))
 
 
 def guarantee(
-    algorithm: Algorithm, data: FederatedData, *, rounds: int, delta: float, seed: int = 0, accountant: str = "pld"
-) -> Guarantee:
-    """What the run of `algorithm` for `rounds` rounds with `seed` promises: per client, by its realised participation.
+    algorithm: Algorithm, data: FederatedData, *, rounds: int, delta: float, seed: int = 0, accountant: str = "pld",
+    participation: str = "schedule", view: str = "uploads", colluders: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Guarantee:  # fmt: skip
+    """What the run of `algorithm` for `rounds` rounds with `seed` promises, per client; unit: one record of one client.
 
-    Unit one record of one client, view uploads: the server sees every message, so sampling clients amplifies nothing.
+    participation  "schedule": the rounds that each client takes part in under `seed`; "law": before the cohorts are
+                   drawn; "worst": every round.
+    view           "uploads": the server sees every message, so sampling clients amplifies nothing; "secure_sum",
+                   "broadcast", "final_model": the others' noise helps where it is known to add up, that is with one
+                   local step, equal clients and equal noise (`accounting.seen`), else own noise alone is counted.
+    colluders      clients of each cohort that help the adversary, in the last three views.
+    progress       called with (distinct clients done, distinct clients in all).
     Raises: ConfigurationError for a combination without an accountant.
     """
     check(algorithm, data, rounds)
     errors.require_choice("accountant", accountant, accounting.ACCOUNTANTS)
     num_clients = data.num_clients
-    privatizer = algorithm.local.privatizer
-    if not isinstance(privatizer, RecordGaussian):
+    if not isinstance(algorithm.local.privatizer, RecordGaussian):
         return no_privacy(num_clients, "gradients are neither clipped nor noised")
     errors.require_in_unit_interval("delta", delta)
-    counts = participations(algorithm, num_clients, rounds, seed)
-    ledger = [
-        privatizer.event(z, _sampling(algorithm, records), int(count) * algorithm.local.steps)
-        for z, records, count in zip(
-            privatizer.client_noise(num_clients), np.asarray(data.sizes).tolist(), counts, strict=True
-        )
-    ]
-    if any(steps.reveals_everything for steps in ledger):
+    ledger = ledger_of(algorithm, data, rounds, seed, participation, view, colluders)
+    steps = [step for event in ledger for step, _ in event.steps()]
+    if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "gradients are clipped but noise_multiplier is 0")
-    cost = accounting.ACCOUNTANTS[accountant]
-    price = {steps: cost(steps, delta) for steps in set(ledger)}
-    assumptions = (
-        "which clients take part is drawn from the seed, independent of all data, and may be public",
-        f"each local step uses fresh randomness: {_sampling_words(ledger)}",
-        "the numbers of records of all clients are public",
-        FLOAT_NOISE,
+    epsilons = tuple(accounting.epsilons_of(ledger, delta, accountant, progress))
+    cohorts = {
+        "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
+        "law": "cohorts are drawn uniformly, independent of all data; delta is averaged over the draw, which is public "
+               "afterwards, so a client drawn often may have more than epsilon",
+        "worst": "every client is accounted for all rounds",
+        "expected": "every client is accounted for the mean number of rounds: no guarantee for those drawn more often",
+    }  # fmt: skip
+    sizes = (
+        "the numbers of records of all clients are public"
+        if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
+        else "each client's sampling rate is a public constant"
     )
-    expected = rounds * algorithm.cohort.members(num_clients) / num_clients
-    proved = max(price.values())
-    claims = (
-        _tcdp_claim(ledger, delta, proved, "000 Lemmas 2-4 (tCDP) at realised participation", None),
-        _tcdp_claim(_at(ledger, expected * algorithm.local.steps), delta, proved,
-                    "000 Lemmas 2-4 (tCDP) at expected participation", max(counts) / expected),
+    assumptions = (
+        cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}", sizes, FLOAT_NOISE,
     )  # fmt: skip
     return Guarantee(
-        tuple(price[steps] for steps in ledger), delta, RECORD, ledger[0].adjacency.value, View.UPLOADS.value,
-        ACCOUNTANT_NAMES[accountant], assumptions, claims,
+        epsilons, delta, Unit.RECORD, steps[0].adjacency, View(view), accounting.ACCOUNTANTS[accountant].about,
+        assumptions, _claims(algorithm, data, rounds, seed, delta, max(epsilons)),
+        delta_warnings(delta, np.asarray(data.sizes).tolist()),
     )  # fmt: skip
 
 
-def _sampling(algorithm: Algorithm, records: int) -> accounting.events.Sampling:
-    sampling = algorithm.local.batches.sampling(records)
-    if sampling is None:
-        raise errors.refuse(
-            "batches of a private run", type(algorithm.local.batches).__name__, "of a kind that has an accountant",
-            "use without-replacement or poisson batches",
-        )  # fmt: skip
-    return sampling
+def ledger_of(
+    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str = "schedule",
+    view: str = "uploads", colluders: int = 0, at_least: int = 0,
+) -> list[Event]:  # fmt: skip
+    """The event of each client: what `view` receives that depends on its records. See `guarantee` for the options.
+
+    `at_least` rounds are counted even for clients that are never drawn.
+    """
+    errors.require_choice("participation", participation, PARTICIPATION)
+    errors.require_choice("view", view, [known.value for known in View])
+    num_clients, steps = data.num_clients, algorithm.local.steps
+    cohort = algorithm.cohort.members(num_clients)
+    privatizer = algorithm.local.privatizer
+    assert isinstance(privatizer, RecordGaussian)
+    noises, sizes = privatizer.client_noise(num_clients), np.asarray(data.sizes).tolist()
+    one_round = [
+        privatizer.event(noise, algorithm.local.batches.sampling(records), steps)
+        for noise, records in zip(noises, sizes, strict=True)
+    ]
+    seen = accounting.seen(one_round[0], View(view), cohort_size=cohort, colluders=colluders, local_steps=steps)
+    if len(set(one_round)) == 1 and len(set(sizes)) == 1:  # then weights and noises are equal, too
+        one_round = [seen] * num_clients
+    if participation == "law" and cohort < num_clients:
+        return [RandomParticipation(event, cohort / num_clients, rounds) for event in one_round]
+    if participation == "schedule":
+        counts = np.maximum(participations(algorithm, num_clients, rounds, seed), at_least).tolist()
+    elif participation == "expected":
+        counts = [max(rounds * cohort / num_clients, 1.0)] * num_clients
+    else:
+        counts = [rounds] * num_clients
+    return [
+        dataclasses.replace(event, count=math.ceil(event.count * count))
+        for event, count in zip(one_round, counts, strict=True)
+    ]
 
 
-def _sampling_words(ledger: list[GaussianSteps]) -> str:
-    kinds = list(dict.fromkeys(str(steps.sampling) for steps in ledger))
-    return kinds[0] + (f" and {len(kinds) - 1} more sizes" if len(kinds) > 1 else "")
+def _sampling_words(steps: list[GaussianSteps]) -> str:
+    kinds = list(dict.fromkeys(str(step.sampling) for step in steps))
+    return f"records by {kinds[0]}" + (f" and {len(kinds) - 1} more sizes" if len(kinds) > 1 else "")
 
 
-def _at(ledger: list[GaussianSteps], count: float) -> list[GaussianSteps]:
-    return [dataclasses.replace(steps, count=math.ceil(count)) for steps in ledger]
-
-
-def _tcdp_claim(ledger: list[GaussianSteps], delta: float, proved: float, source: str, excess: float | None) -> Claim:
-    """000's epsilon, or the condition that fails; `excess` is the largest participation over the one it assumes."""
+def _claims(
+    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, delta: float, proved: float
+) -> tuple[Claim, ...]:
+    """000's theorem at realised and, as the paper applies it, at expected participation."""
+    realised = ledger_of(algorithm, data, rounds, seed)
+    expected = ledger_of(algorithm, data, rounds, seed, "expected")
+    source = "000 Lemmas 2-4 (tCDP)"
     try:
-        epsilon = max(accounting.tcdp_epsilon(steps, delta) for steps in set(ledger))
-    except accounting.TcdpConditionError as error:
-        return Claim(source, None, delta, "does not apply", str(error))
-    if excess is None or excess <= 1:
-        return Claim(source, epsilon, delta, "holds", "all conditions met")
-    reason = f"the busiest client took part {excess:.2g} times as often as it assumes"
-    if epsilon < proved:
-        return Claim(source, epsilon, delta, "understates", reason)
-    return Claim(source, epsilon, delta, "heuristic", f"{reason}, though the number is above the proved epsilon")
+        spent = max(accounting.epsilons_of(realised, delta, "tcdp"))
+        assumed = max(accounting.epsilons_of(expected, delta, "tcdp"))
+    except accounting.NotCoveredError as error:
+        return (Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}"),)
+    claims = [Claim(f"{source} at realised participation", spent, delta, Verdict.HOLDS, "all conditions met")]
+    busiest = max(step.count for event in realised for step, _ in event.steps())
+    mean = max(step.count for event in expected for step, _ in event.steps())
+    if busiest <= mean:
+        verdict, reason = Verdict.HOLDS, "all conditions met, and no client took part more often"
+    else:
+        verdict = Verdict.HEURISTIC
+        reason = (
+            f"the busiest client took part {busiest / mean:.2g} times as often, which by the same lemmas is {spent:.4g}"
+        )
+        if proved <= assumed:
+            reason += f"; the number is above the proved {proved:.4g} all the same"
+    claims.append(Claim(f"{source} at expected participation", assumed, delta, verdict, reason))
+    return tuple(claims)

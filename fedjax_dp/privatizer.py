@@ -113,11 +113,14 @@ class RecordGaussian:
         return np.broadcast_to(np.asarray(self.noise_multiplier, np.float32), (num_clients,)).tolist()
 
     def event(self, noise_multiplier: float, sampling: events.Sampling, count: int) -> events.GaussianSteps:
-        """What `count` local steps of one client release, in the accountants' words."""
+        """What `count` local steps of one client release, in the accountants' words.
+
+        Adjacency: add-remove for Poisson batches, replace-one for all others, whose batches have a fixed size.
+        """
         if not isinstance(self.source, WhiteNoise):
             raise errors.refuse("noise source", type(self.source).__name__, "WhiteNoise for the accountants at hand")
-        exchanged = isinstance(sampling, events.WithoutReplacement)
-        adjacency = events.Adjacency.REPLACE_ONE if exchanged else events.Adjacency.ADD_REMOVE
+        poisson = isinstance(sampling, events.Poisson)
+        adjacency = events.Adjacency.ADD_REMOVE if poisson else events.Adjacency.REPLACE_ONE
         return events.GaussianSteps(noise_multiplier, sampling, adjacency, count)
 
     def check(self, num_clients: int) -> None:

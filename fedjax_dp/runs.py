@@ -42,8 +42,8 @@ class Result(NamedTuple):
 
 def prepare(
     algorithm: Algorithm, data: FederatedData, *, rounds: int, seed: int = 0, epsilon: float | None = None,
-    delta: float | None = None, accountant: str = "pld", participation: str = "schedule",
-    progress: Callable[[int, int], None] | None = None,
+    delta: float | None = None, accountant: str = "pld", participation: str = "schedule", view: str = "uploads",
+    colluders: int = 0, progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Algorithm, Guarantee]:  # fmt: skip
     """The algorithm with the noise that meets the budget, and its Guarantee, before anything is trained.
 
@@ -55,9 +55,12 @@ def prepare(
     if epsilon is not None:
         algorithm = privacy.calibrate(
             algorithm, data, rounds=rounds, epsilon=epsilon, delta=delta, seed=seed, accountant=accountant,
-            participation=participation, progress=progress,
+            participation=participation, view=view, colluders=colluders, progress=progress,
         )  # fmt: skip
-    promise = privacy.guarantee(algorithm, data, rounds=rounds, delta=delta, seed=seed, accountant=accountant)
+    promise = privacy.guarantee(
+        algorithm, data, rounds=rounds, delta=delta, seed=seed, accountant=accountant,
+        participation="law" if participation == "law" else "schedule", view=view, colluders=colluders,
+    )  # fmt: skip
     return algorithm, promise
 
 
@@ -71,6 +74,8 @@ def run(
     delta: float | None = None,
     accountant: str = "pld",
     participation: str = "schedule",
+    view: str = "uploads",
+    colluders: int = 0,
     model: Model | None = None,
     evaluate_every: int | None = None,
     execution: Execution | None = None,
@@ -78,7 +83,7 @@ def run(
     """Train `algorithm` on `data` and say what it promises; see `privacy.calibrate` and `simulate` for the options."""
     algorithm, promise = prepare(
         algorithm, data, rounds=rounds, seed=seed, epsilon=epsilon, delta=delta, accountant=accountant,
-        participation=participation,
+        participation=participation, view=view, colluders=colluders,
     )  # fmt: skip
     simulation = simulate(
         algorithm, data, rounds=rounds, seed=seed, model=model, evaluate_every=evaluate_every, execution=execution

@@ -53,19 +53,6 @@ class Simulation(NamedTuple):
         return self.state.params
 
 
-class DivergedError(RuntimeError):
-    """A loss or an update stopped being finite; `clients` is empty if it was the loss on the test set."""
-
-    def __init__(self, round_index: int, clients: list[int]):
-        self.round, self.clients = round_index, clients
-        shown = ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
-        source = f"clients {shown}" if clients else "the test set"
-        super().__init__(
-            f"training diverged in round {round_index}: loss and update must be finite, got NaN or infinity from "
-            f"{source}; lower the learning rate"
-        )
-
-
 def run_key(seed: int) -> jax.Array:
     """The one key of a run. Every draw derives from it by role, round, client and step."""
     return jax.random.key(seed, impl="threefry2x32")
@@ -144,7 +131,7 @@ def simulate(
     start       continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
     on_pause    called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
                 for progress and checkpoints.
-    Raises:     ConfigurationError before compiling; DivergedError with round and clients.
+    Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
     check(algorithm, data, rounds)
@@ -173,11 +160,11 @@ def simulate(
             later.append(spent / (int(state.round) - done))
         done = int(state.round)
         if not finite.all():
-            raise DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
+            raise errors.DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
         if done % every == 0 or done == rounds:
             accuracy, loss = evaluate(state.params, data, model=model)
             if not math.isfinite(float(loss)):
-                raise DivergedError(done - 1, [])
+                raise errors.DivergedError(done - 1, [])
             probes = (float(np.mean(report.loss)), float(np.mean(report.clipped)))
             history.append(Evaluation(done, float(accuracy), float(loss), *probes))
         if on_pause:

@@ -7,7 +7,7 @@ import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [
-    {"errors", "devices", "values", "draws", "schedules"},
+    {"errors", "fields", "devices", "values", "draws", "schedules"},
     {"accounting", "data", "models"},
     {"gradients"},
     {"cohort", "batches", "correction", "privatizer", "aggregate", "server", "local", "clients"},

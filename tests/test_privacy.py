@@ -9,7 +9,7 @@ from helpers import GivenNoise, ragged_data
 
 import fedjax_dp as fdp
 from fedjax_dp import accounting, algorithm, errors, privacy, simulation
-from fedjax_dp.accounting import Adjacency, GaussianSteps, WithoutReplacement
+from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacement
 
 ROUNDS, STEPS, DELTA = 12, 3, 1e-3
 
@@ -50,7 +50,7 @@ def test_guarantee_is_the_accountants_epsilon_of_each_client(data):
         noise = float(np.float32(np.linspace(1, 2, 6)[i]))
         sampling = WithoutReplacement(2, int(data.sizes[i]))
         steps = GaussianSteps(noise, sampling, Adjacency.REPLACE_ONE, int(counts[i]) * STEPS)
-        assert epsilon == accounting.pld_epsilon(steps, DELTA)
+        assert epsilon == accounting.epsilon_of(steps, DELTA)
     assert promise.epsilon == max(promise.epsilons)
     assert promise.epsilon_min == min(promise.epsilons)
 
@@ -77,7 +77,7 @@ def test_another_seed_than_the_calibrated_one_is_accounted_truly(data):
 def test_poisson_batches_are_accounted_under_add_remove(data):
     value = fdp.calibrate(dpnfl(batches="poisson"), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA)
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
-    assert promise.adjacency == "add-remove"
+    assert promise.adjacency is Adjacency.ADD_REMOVE
     assert 1.99 < promise.epsilon <= 2.0
     exchanged = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA)
     ratio = exchanged.local.privatizer.noise_multiplier.max() / value.local.privatizer.noise_multiplier.max()
@@ -106,12 +106,64 @@ def test_claims_stand_beside_the_guarantee_with_a_verdict():
     assert by_paper.epsilon == pytest.approx(0.3, rel=1e-5)
 
 
-def test_expected_participation_claim_understates_when_the_noise_only_covers_it():
+def test_expected_participation_claim_is_heuristic_and_gives_the_busiest_clients_number():
     data = ragged_data([600] * 4)
     value = dpnfl(batch_size=10, local_steps=300, noise_multiplier=12.0)
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=1e-2, seed=1, accountant="tcdp")
-    assert promise.claims[1].verdict == "understates"
-    assert promise.claims[1].epsilon < promise.epsilon
+    realised, expected = promise.claims
+    assert expected.verdict == "heuristic"
+    assert expected.epsilon < promise.epsilon == realised.epsilon
+    assert f"{realised.epsilon:.4g}" in expected.reason
+
+
+def test_law_of_participation_holds_before_the_cohorts_are_drawn(data):
+    value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="law")
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, participation="law")
+    assert 1.99 < promise.epsilon <= 2.0
+    event = privacy.ledger_of(value, data, ROUNDS, 0, "law")[0]
+    assert (event.rate, event.rounds) == (2 / 6, ROUNDS)
+    worst = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="worst")
+    assert np.all(value.local.privatizer.noise_multiplier < worst.local.privatizer.noise_multiplier)
+    assert "delta is averaged over the draw" in promise.assumptions[0]
+
+
+def test_other_views_count_the_cohorts_noise_for_one_local_step_and_equal_clients_only():
+    data = ragged_data([50] * 6)
+    one = dpnfl(local_steps=1, noise_multiplier=2.0)
+    options = {"rounds": ROUNDS, "delta": DELTA, "participation": "worst"}
+    uploads = fdp.guarantee(one, data, **options)
+    summed = fdp.guarantee(one, data, view="secure_sum", **options)
+    assert summed.view is View.SECURE_SUM
+    assert "only the sum" in str(summed)
+    step = GaussianSteps(2.0 * math.sqrt(2), WithoutReplacement(2, 50), Adjacency.REPLACE_ONE, ROUNDS)
+    assert summed.epsilon == pytest.approx(accounting.epsilon_of(step, DELTA), rel=1e-6)
+    colluding = fdp.guarantee(one, data, view="final_model", colluders=1, **options)
+    assert colluding.epsilon == uploads.epsilon
+    assert fdp.guarantee(dpnfl(noise_multiplier=2.0), data, view="broadcast", **options).epsilon == (
+        fdp.guarantee(dpnfl(noise_multiplier=2.0), data, **options).epsilon
+    )
+    unequal = dpnfl(local_steps=1, noise_multiplier=np.linspace(1, 2, 6))
+    assert fdp.guarantee(unequal, data, view="broadcast", **options).epsilon == (
+        fdp.guarantee(unequal, data, **options).epsilon
+    )
+    cheaper = fdp.calibrate(one, data, epsilon=1.0, view="secure_sum", **options)
+    dearer = fdp.calibrate(one, data, epsilon=1.0, **options)
+    ratio = dearer.local.privatizer.noise_multiplier[0] / cheaper.local.privatizer.noise_multiplier[0]
+    assert ratio == pytest.approx(math.sqrt(2), rel=1e-3)
+
+
+def test_with_replacement_batches_have_a_guarantee_that_counts_the_multiplicity(data):
+    value = dpnfl(noise_multiplier=2.0, batches="with-replacement")
+    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
+    assert promise.epsilon > fdp.guarantee(dpnfl(noise_multiplier=2.0), data, rounds=ROUNDS, delta=DELTA).epsilon
+    assert "with replacement" in promise.assumptions[1]
+
+
+def test_a_delta_above_one_over_the_records_is_warned_of(data):
+    value = dpnfl(noise_multiplier=2.0)
+    (warning,) = fdp.guarantee(value, data, rounds=ROUNDS, delta=0.06).warnings
+    assert "delta 0.06 is above 1/20" in warning
+    assert fdp.guarantee(value, data, rounds=ROUNDS, delta=1e-3).warnings == ()
 
 
 def test_no_noise_and_no_privatizer_are_no_privacy(data):
@@ -133,8 +185,12 @@ def test_guarantee_prints_as_one_sentence_with_everything(data):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0, batches="with-replacement"), d, rounds=2, delta=DELTA),
-         "kind that has an accountant"),
+        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, accountant="gaussian"),
+         "needs unsampled sums"),
+        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="upload"),
+         "did you mean uploads?"),
+        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="broadcast", colluders=2),
+         "colluders must be an integer from 0 to below the cohort size 2"),
         (lambda d: fdp.calibrate(dpnfl(), d, rounds=2, epsilon=1.0, delta=DELTA, participation="mean"),
          "participation must be one of"),
         (lambda d: fdp.calibrate(fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1), d, rounds=2,

@@ -314,7 +314,7 @@ def test_divergence_names_round_and_clients():
     spoiled = np.asarray(data.x).copy()
     spoiled[4:8] = np.nan  # client 1
     value = catalogue.fedavg(cohort_size=None, batch_size=2, local_steps=1, learning_rate=0.1)
-    with pytest.raises(simulation.DivergedError, match=r"round 0: .* clients 1;") as caught:
+    with pytest.raises(errors.DivergedError, match=r"round 0: .* clients 1;") as caught:
         simulation.simulate(value, dataclasses.replace(data, x=spoiled), rounds=5)
     assert (caught.value.round, caught.value.clients) == (0, [1])
 
@@ -323,7 +323,7 @@ def test_a_test_loss_that_is_not_finite_stops_the_run():
     data = ragged_data([4, 4])
     value = catalogue.fedavg(cohort_size=None, batch_size=2, local_steps=1, learning_rate=0.1)
     spoiled = dataclasses.replace(data, x_test=np.full_like(np.asarray(data.x_test), np.nan))
-    with pytest.raises(simulation.DivergedError, match="the test set"):
+    with pytest.raises(errors.DivergedError, match="the test set"):
         simulation.simulate(value, spoiled, rounds=2)
 
 

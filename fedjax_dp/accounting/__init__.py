@@ -1,32 +1,61 @@
-"""Privacy accounting in float64 on NumPy and SciPy; nothing here imports JAX."""
+"""Privacy accounting in float64 on NumPy and SciPy; nothing here imports JAX.
 
-from fedjax_dp.accounting.calibrate import ACCOUNTANTS, noise_multiplier_for
-from fedjax_dp.accounting.events import Adjacency, GaussianSteps, Poisson, WithoutReplacement
-from fedjax_dp.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from fedjax_dp.accounting.guarantee import Claim, Guarantee, View
-from fedjax_dp.accounting.pld import attained_epsilon, pld_epsilon
-from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError, tcdp_epsilon, tcdp_noise_multiplier, theorem5
-from fedjax_dp.accounting.zcdp import zcdp_epsilon, zcdp_epsilon_standard
+Say what was released as an event, then ask for its price:
+
+>>> steps = GaussianSteps(2.0, WithoutReplacement(10, 600), Adjacency.REPLACE_ONE, 600)
+>>> round(epsilon_of(steps, 1e-5), 3), round(epsilon_of(steps, 1e-5, "rdp"), 3)
+(2.934, 3.267)
+"""
+
+from fedjax_dp.accounting.accountants import (
+    ACCOUNTANTS,
+    ATTAINED,
+    WANG_RDP,
+    Accountant,
+    cost_of,
+    epsilon_of,
+    epsilons_of,
+)  # fmt: skip
+from fedjax_dp.accounting.calibrate import noise_multiplier_for
+from fedjax_dp.accounting.empirical import clopper_pearson_epsilon
+from fedjax_dp.accounting.events import (
+    Adjacency,
+    AnyStep,
+    Composed,
+    Event,
+    FullBatch,
+    GaussianSteps,
+    NotCoveredError,
+    Poisson,
+    RandomParticipation,
+    Sampling,
+    Shuffled,
+    Unit,
+    WithoutReplacement,
+    WithReplacement,
+)  # fmt: skip
+from fedjax_dp.accounting.gaussian import (
+    Gdp,
+    classical_gaussian_noise,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_noise,
+    gaussian_trade_off,
+)  # fmt: skip
+from fedjax_dp.accounting.guarantee import Claim, Guarantee, Verdict
+from fedjax_dp.accounting.papers import claim_rows
+from fedjax_dp.accounting.participation import participation_quantile, participation_tail, within_quantile
+from fedjax_dp.accounting.rdp import renyi_divergence
+from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
+from fedjax_dp.accounting.views import View, seen
+from fedjax_dp.accounting.zcdp import Zcdp, zcdp_budget, zcdp_epsilon, zcdp_epsilon_standard
 
 __all__ = [
-    "ACCOUNTANTS",
-    "Adjacency",
-    "Claim",
-    "GaussianSteps",
-    "Guarantee",
-    "Poisson",
-    "Tcdp",
-    "TcdpConditionError",
-    "View",
-    "WithoutReplacement",
-    "attained_epsilon",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "noise_multiplier_for",
-    "pld_epsilon",
-    "tcdp_epsilon",
-    "tcdp_noise_multiplier",
-    "theorem5",
-    "zcdp_epsilon",
-    "zcdp_epsilon_standard",
-]
+    "ACCOUNTANTS", "ATTAINED", "WANG_RDP", "Accountant", "Adjacency", "AnyStep", "Claim", "Composed", "Event",
+    "FullBatch", "GaussianSteps", "Gdp", "Guarantee", "NotCoveredError", "Poisson", "RandomParticipation", "Sampling",
+    "Shuffled", "Tcdp", "TcdpConditionError", "Unit", "Verdict", "View", "WithReplacement", "WithoutReplacement",
+    "Zcdp", "claim_rows", "classical_gaussian_noise", "clopper_pearson_epsilon", "cost_of", "epsilon_of",
+    "epsilons_of", "gaussian_delta", "gaussian_epsilon", "gaussian_noise", "gaussian_trade_off",
+    "noise_multiplier_for", "participation_quantile", "participation_tail", "renyi_divergence", "seen",
+    "within_quantile", "zcdp_budget", "zcdp_epsilon", "zcdp_epsilon_standard",
+]  # fmt: skip

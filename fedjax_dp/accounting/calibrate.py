@@ -1,78 +1,73 @@
 """The smallest noise for a budget."""
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Adjacency, GaussianSteps, Sampling, WithoutReplacement
-from fedjax_dp.accounting.gaussian import gaussian_delta
-from fedjax_dp.accounting.pld import pld_epsilon
-from fedjax_dp.accounting.tcdp import tcdp_epsilon, tcdp_noise_multiplier
+from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilon_of
+from fedjax_dp.accounting.events import Event, NotCoveredError
+from fedjax_dp.accounting.gaussian import gaussian_noise
 
-ACCOUNTANTS: dict[str, Callable[[GaussianSteps, float], float]] = {"pld": pld_epsilon, "tcdp": tcdp_epsilon}
 LARGEST_NOISE = 1e6
 SMALLEST_NOISE = 0.05  # where delta alone covers the chance of being sampled, less noise would do, but nobody wants it
-PRECISION = 2e-4  # relative width of the final bracket; its noisier end is returned
 
 
 @functools.lru_cache(maxsize=65536)
-def noise_multiplier_for(
-    epsilon: float, delta: float, sampling: Sampling, adjacency: Adjacency, count: float, accountant: str = "pld"
-) -> float:
-    """Smallest noise multiplier whose `count` steps cost at most `epsilon` at `delta`, to 2e-4 on the private side.
+def noise_multiplier_for(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> float:
+    """Smallest factor on the noise of `event` with which it costs at most `epsilon` at `delta`.
 
-    Units:  noise on the sum over the clip norm; `count` is rounded up, except by "tcdp", whose formula is continuous.
-    Limits: zero steps need no noise; any other count gets at least about 0.05.
-    Raises: ConfigurationError if the budget is unreachable or a condition of the accountant fails.
+    For an event of noise multiplier 1 the answer is the noise multiplier. It lies on the private side, within the
+    accountant's precision (pld: 2e-4 relative, the others 1e-6 or better).
+    Limits: an event without releases needs no noise; any other gets at least about 0.05.
+    Raises: ConfigurationError if the budget is unreachable, NotCoveredError if no noise makes the accountant's theorem
+            apply.
     """
     errors.require_positive("epsilon", epsilon)
     errors.require_in_unit_interval("delta", delta)
-    errors.require_choice("accountant", accountant, ACCOUNTANTS)
-    if count == 0:
+    chosen = accountant_named(accountant)
+    if not any(count for _, count in event.steps()):
         return 0.0
-    if accountant == "tcdp":
-        if not isinstance(sampling, WithoutReplacement):
-            raise errors.refuse("batches", str(sampling), "fixed-size for accountant tcdp", "use accountant pld")
-        return tcdp_noise_multiplier(epsilon, delta, sampling, count)
-    steps = GaussianSteps(1.0, sampling, adjacency, math.ceil(count))
+    refused: list[NotCoveredError] = []
 
-    def cost(noise: float) -> float:
-        return pld_epsilon(dataclasses.replace(steps, noise_multiplier=noise), delta)
+    def cost(factor: float) -> float:
+        try:
+            return epsilon_of(event.scaled(factor), delta, chosen)
+        except NotCoveredError as error:  # some theorems ask for enough noise
+            refused.append(error)
+            return math.inf
 
     # In log noise the cost is close to linear, so false position from a good guess needs a handful of evaluations.
     low, high = None, None
-    noise = _first_guess(epsilon, delta, steps)
-    for _ in range(60):
+    noise = _first_guess(event, epsilon, delta)
+    for _ in range(80):
         value = cost(noise)
         if value <= epsilon:
             high = (noise, value)
         else:
             low = (noise, value)
         if low and high:
-            if high[0] / low[0] - 1 < PRECISION:
+            if high[0] / low[0] - 1 < chosen.precision:
                 return high[0]
-            noise = _between(low, high, epsilon)
+            noise = _between(low, high, epsilon, chosen.precision)
         else:
             noise *= _stride(value, epsilon)
         if noise > LARGEST_NOISE:
             break
         if high and high[0] <= SMALLEST_NOISE:
             return high[0]
+    if high:  # the curve jumps where a theorem begins to apply
+        return high[0]
+    if refused and cost(LARGEST_NOISE) == math.inf:
+        raise refused[-1]
     raise errors.refuse(
         "epsilon", epsilon, f"reachable at delta {delta:g} with noise below {LARGEST_NOISE:g}", "raise epsilon or delta"
     )
 
 
-def _first_guess(epsilon: float, delta: float, steps: GaussianSteps) -> float:
-    """Noise of the central-limit Gaussian with mean shift q sqrt(count) sensitivity / noise."""
-    low, high = 1e-6, 1e6
-    while high / low > 1.001:  # relative noise of one full release that spends the budget
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if gaussian_delta(epsilon, middle) <= delta else (middle, high)
-    guess = high * steps.sampling.rate * math.sqrt(steps.count)
-    return max(guess, 0.3) * steps.adjacency.sensitivity
+def _first_guess(event: Event, epsilon: float, delta: float) -> float:
+    """Noise of the central-limit Gaussian, whose squared mean shift is the sum of (q / noise)^2 over all releases."""
+    shift = sum(count * (step.sampling.rate / step.relative_noise) ** 2 for step, count in event.steps())
+    return max(gaussian_noise(epsilon, delta) * math.sqrt(shift), 0.3)
 
 
 def _stride(value: float, epsilon: float) -> float:
@@ -83,10 +78,10 @@ def _stride(value: float, epsilon: float) -> float:
     return ratio * (1.002 if value > epsilon else 0.998)
 
 
-def _between(low: tuple[float, float], high: tuple[float, float], epsilon: float) -> float:
+def _between(low: tuple[float, float], high: tuple[float, float], epsilon: float, precision: float) -> float:
     """Interpolate log epsilon against log noise, kept inside the bracket."""
     x, y = (math.log(low[0]), math.log(high[0])), (math.log(min(low[1], 1e6)), math.log(max(high[1], 1e-12)))
     share = min(max((y[0] - math.log(epsilon)) / max(y[0] - y[1], 1e-300), 0.05), 0.95)
-    step = min(PRECISION / 3, 0.1 * (x[1] - x[0]))
+    step = min(precision / 3, 0.1 * (x[1] - x[0]))
     # a hair past the estimate, away from the nearer end, so that the bracket closes from both ends
     return math.exp(x[0] + share * (x[1] - x[0]) + (-step if share > 0.5 else step))

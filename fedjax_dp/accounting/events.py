@@ -1,4 +1,4 @@
-"""What happened, as explicit types: how records were sampled, who is a neighbour, how much noise was added.
+"""What happened, as explicit types: who is a neighbour, how records were sampled, how much noise was added, how often.
 
 An event is public information. Accountants (the other modules of this package) say what an event costs. The noise
 multiplier is always the standard deviation of the noise on the *sum* divided by the clip norm; the conversion to the
@@ -8,8 +8,23 @@ sensitivity under an adjacency is done here and nowhere else.
 import dataclasses
 import enum
 import math
+from collections.abc import Iterator
 
 from fedjax_dp import errors
+
+
+class NotCoveredError(errors.ConfigurationError):
+    """An accountant has no theorem for an event, so it says nothing rather than too little."""
+
+
+class Unit(enum.Enum):
+    """Whose presence is hidden."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+    def __str__(self) -> str:
+        return "record of one client" if self is Unit.RECORD else "client with all its records"
 
 
 class Adjacency(enum.Enum):
@@ -25,8 +40,34 @@ class Adjacency(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class FullBatch:
+    """Everybody is in every sum: no sampling."""
+
+    @property
+    def rate(self) -> float:
+        return 1.0
+
+    def __str__(self) -> str:
+        return "no sampling"
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson:
+    """Everybody joins independently with probability `rate`, afresh for every sum; the sum is divided by a constant."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise errors.refuse("the Poisson rate", self.rate, "in [0, 1]")
+
+    def __str__(self) -> str:
+        return f"Poisson sampling at rate {self.rate:.4g}"
+
+
+@dataclasses.dataclass(frozen=True)
 class WithoutReplacement:
-    """`batch_size` distinct records of `records`, uniform, drawn afresh for every step."""
+    """`batch_size` distinct members of `records`, uniform, drawn afresh for every sum."""
 
     batch_size: int
     records: int
@@ -41,47 +82,113 @@ class WithoutReplacement:
 
     @property
     def rate(self) -> float:
-        """Probability that a given record is in a batch."""
+        """Probability that a given member is drawn."""
         return self.batch_size / self.records
 
     def __str__(self) -> str:
-        return f"{self.batch_size} of {self.records} records without replacement"
+        return f"{self.batch_size} of {self.records} without replacement"
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson:
-    """Every record joins a batch independently with probability `rate`."""
+class WithReplacement:
+    """`draws` independent uniform draws from `records`: a member may be drawn, and counted, more than once."""
 
-    rate: float
+    draws: int
+    records: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise errors.refuse("the Poisson rate", self.rate, "in (0, 1]")
+        errors.require_count("draws", self.draws)
+        errors.require_count("records", self.records)
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given member is drawn at least once."""
+        return 1.0 if self.records == 1 else -math.expm1(self.draws * math.log1p(-1 / self.records))
 
     def __str__(self) -> str:
-        return f"Poisson sampling at rate {self.rate:.4g}"
+        return f"{self.draws} draws from {self.records} with replacement"
 
 
-Sampling = WithoutReplacement | Poisson
+@dataclasses.dataclass(frozen=True)
+class AnyStep:
+    """Drawn in at least one of `steps` batches, when one release covers all of them (paper 004's noised upload).
+
+    The clip norm is then the bound on what one member can change over all its appearances.
+    """
+
+    batches: "WithoutReplacement | WithReplacement"
+    steps: int
+
+    def __post_init__(self) -> None:
+        errors.require_count("steps", self.steps)
+
+    @property
+    def rate(self) -> float:
+        if self.batches.rate == 1:
+            return 1.0
+        return -math.expm1(self.steps * math.log1p(-self.batches.rate))
+
+    def __str__(self) -> str:
+        return f"any of {self.steps} batches of {self.batches}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffled:
+    """Shuffled, then cut into consecutive batches: an epoch touches every record once, which amplifies nothing.
+
+    The order may be public. The last, smaller batch of an epoch is dropped.
+    """
+
+    batch_size: int
+    records: int
+
+    def __post_init__(self) -> None:
+        WithoutReplacement(self.batch_size, self.records)
+
+    @property
+    def rate(self) -> float:
+        return 1.0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.records // self.batch_size
+
+    def __str__(self) -> str:
+        return f"shuffled epochs of {self.steps_per_epoch} batches of {self.batch_size}"
+
+
+Sampling = FullBatch | Poisson | WithoutReplacement | WithReplacement | AnyStep | Shuffled
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianSteps:
-    """`count` adaptively composed noisy sums of clipped gradients, each on a freshly sampled batch of one client.
+    """`count` adaptively composed noisy sums of clipped vectors, each over a fresh sample.
 
-    `noise_multiplier` is z: the noise on the sum of the batch has standard deviation z times the clip norm.
+    `noise_multiplier` is z: the noise on the sum has standard deviation z times the clip norm, which bounds what one
+    member of the sample (a record's gradient, or a client's update) adds to the sum.
     """
 
     noise_multiplier: float
     sampling: Sampling
     adjacency: Adjacency
     count: int
+    unit: Unit = Unit.RECORD
 
     def __post_init__(self) -> None:
-        if not self.noise_multiplier >= 0:
-            raise errors.refuse("noise_multiplier", self.noise_multiplier, "zero or positive")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise errors.refuse("noise_multiplier", self.noise_multiplier, "zero or positive, and finite")
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
             raise errors.refuse("the number of noisy steps", self.count, "an integer of at least 0")
+        if self.adjacency is Adjacency.ADD_REMOVE and not isinstance(self.sampling, FullBatch | Poisson):
+            raise NotCoveredError(
+                f"add-remove neighbours have different numbers of records, so {self.sampling} is not the same "
+                "sampling for both; use replace-one"
+            )
+        if isinstance(self.sampling, Shuffled) and self.count % self.sampling.steps_per_epoch:
+            raise errors.refuse(
+                "the number of shuffled steps", self.count,
+                f"a multiple of the {self.sampling.steps_per_epoch} batches of an epoch", "round it up",
+            )  # fmt: skip
 
     @property
     def relative_noise(self) -> float:
@@ -89,6 +196,78 @@ class GaussianSteps:
         return self.noise_multiplier / self.adjacency.sensitivity
 
     @property
+    def releases(self) -> int:
+        """How many of the sums can contain a given member."""
+        if self.sampling.rate == 0:
+            return 0
+        if isinstance(self.sampling, Shuffled):
+            return self.count // self.sampling.steps_per_epoch
+        return self.count
+
+    @property
     def reveals_everything(self) -> bool:
-        """Steps were taken without noise, so no finite epsilon exists."""
-        return self.count > 0 and (self.noise_multiplier == 0 or math.isinf(1 / self.noise_multiplier))
+        """Sums were released without noise, so no finite epsilon exists."""
+        return self.releases > 0 and (self.noise_multiplier == 0 or math.isinf(1 / self.noise_multiplier))
+
+    def scaled(self, factor: float) -> "GaussianSteps":
+        """The same with `factor` times the noise."""
+        return dataclasses.replace(self, noise_multiplier=self.noise_multiplier * factor)
+
+    def steps(self, taken: int = 1) -> "Iterator[tuple[GaussianSteps, int]]":
+        """Every Gaussian part, and how often it is released at most."""
+        yield self, self.releases * taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """Events that follow one another, each free to depend on what earlier ones released."""
+
+    parts: "tuple[Event, ...]"
+
+    def __post_init__(self) -> None:
+        kinds = {(step.adjacency, step.unit) for step, _ in self.steps()}
+        if len(kinds) > 1:
+            told = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for adjacency, unit in kinds))
+            raise errors.refuse("composed events", told, "of one unit and adjacency", "account for them separately")
+
+    def scaled(self, factor: float) -> "Composed":
+        """The same with `factor` times the noise everywhere."""
+        return Composed(tuple(part.scaled(factor) for part in self.parts))
+
+    def steps(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
+        for part in self.parts:
+            yield from part.steps(taken)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomParticipation:
+    """In each of `rounds` rounds `each` happens with probability `rate`, by a coin that is public and knows no data.
+
+    The ex-ante account: delta(eps) is the mean over the number of rounds taken part in, drawn from a binomial law.
+    """
+
+    each: "Event"
+    rate: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise errors.refuse("the participation rate", self.rate, "in [0, 1]")
+        errors.require_count("rounds", self.rounds)
+
+    def scaled(self, factor: float) -> "RandomParticipation":
+        """The same with `factor` times the noise."""
+        return dataclasses.replace(self, each=self.each.scaled(factor))
+
+    def steps(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
+        yield from self.each.steps(taken * self.rounds)
+
+
+Event = GaussianSteps | Composed | RandomParticipation
+
+
+def kind_of(event: Event) -> tuple[Unit, Adjacency]:
+    """The unit and adjacency that all parts of an event share."""
+    for step, _ in event.steps():
+        return step.unit, step.adjacency
+    raise errors.refuse("the event", "nothing", "made of at least one release")

@@ -1,11 +1,60 @@
-"""The Gaussian mechanism without sampling, exactly."""
+"""The Gaussian mechanism without sampling, exactly: Gaussian differential privacy (GDP) and its trade-off curve."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 
+import numpy as np
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.events import Event, GaussianSteps, NotCoveredError, WithReplacement
+
+
+@dataclasses.dataclass(frozen=True)
+class Gdp:
+    """mu-GDP: neighbours are no easier to tell apart than N(0, 1) and N(mu, 1).
+
+    Source: Dong, Roth, Su 2022, arXiv:1905.02383, Definition 2.6; composition by Corollary 3.3.
+    """
+
+    mu: float
+
+    def times(self, count: int) -> "Gdp":
+        return Gdp(self.mu * math.sqrt(count))
+
+    def plus(self, other: "Gdp") -> "Gdp":
+        return Gdp(math.hypot(self.mu, other.mu))
+
+    def thinned(self, rate: float) -> "Gdp":
+        if rate in (0.0, 1.0):
+            return Gdp(self.mu * rate)
+        raise NotCoveredError("random participation is not Gaussian: no exact formula; use accountant pld")
+
+    def epsilon(self, delta: float) -> float:
+        return gaussian_epsilon(delta, 1 / self.mu) if self.mu else 0.0
+
+
+def price(event: Event) -> Callable[[GaussianSteps], Gdp]:
+    """The mu of one release without sampling: one over the noise in sensitivities."""
+
+    def of(step: GaussianSteps) -> Gdp:
+        if step.sampling.rate != 1 or isinstance(step.sampling, WithReplacement):
+            raise NotCoveredError(
+                f"the exact Gaussian formula needs unsampled sums, got {step.sampling}; use accountant pld"
+            )
+        return Gdp(1 / step.relative_noise)
+
+    return of
+
+
+def gaussian_trade_off(mu: float, false_positive: np.ndarray) -> np.ndarray:
+    """Smallest false negative rate of any test between neighbours, per false positive rate, under mu-GDP.
+
+    Shapes: any; returns the same. Source: Dong, Roth, Su 2022, equation (6): Phi(Phi^-1(1 - alpha) - mu).
+    """
+    return ndtr(-ndtri(np.asarray(false_positive, float)) - mu)
 
 
 def gaussian_delta(epsilon: float, relative_noise: float, count: int = 1) -> float:
@@ -41,3 +90,29 @@ def gaussian_epsilon(delta: float, relative_noise: float, count: int = 1) -> flo
     while gaussian_delta(high, relative_noise, count) > delta:
         high *= 2
     return float(brentq(lambda e: gaussian_delta(e, relative_noise, count) - delta, 0.0, high, xtol=1e-13, rtol=1e-13))
+
+
+def gaussian_noise(epsilon: float, delta: float, count: int = 1) -> float:
+    """Smallest relative noise of `count` Gaussian releases that meets the budget, to 1e-12 relative.
+
+    >>> round(gaussian_noise(1.0, 1e-5), 6)
+    3.730632
+    """
+    errors.require_positive("epsilon", epsilon)
+    errors.require_in_unit_interval("delta", delta)
+    errors.require_count("count", count)
+
+    def excess(log_noise: float) -> float:
+        return gaussian_delta(epsilon, math.exp(log_noise)) - delta
+
+    return math.sqrt(count) * math.exp(brentq(excess, -14.0, 40.0, xtol=1e-13, rtol=1e-13))
+
+
+def classical_gaussian_noise(epsilon: float, delta: float) -> float:
+    """sqrt(2 ln(1.25 / delta)) / epsilon, the textbook noise, which is proved for epsilon below 1 only.
+
+    Source: Dwork and Roth 2014, Theorem A.1.
+    """
+    errors.require_positive("epsilon", epsilon)
+    errors.require_in_unit_interval("delta", delta)
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon

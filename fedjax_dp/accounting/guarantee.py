@@ -3,20 +3,22 @@
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from fedjax_dp.accounting.events import Adjacency, Unit
+from fedjax_dp.accounting.views import View
 
-class View(enum.Enum):
-    """Who sees what."""
-
-    UPLOADS = "uploads"  # the server sees every client's message: client sampling hides nothing
-
-    def __str__(self) -> str:
-        return "a server that sees every upload"
-
-
-RECORD = "record of one client"  # a unit of privacy
 FLOAT_NOISE = "noise comes from a seeded float32 generator: it measures utility and protects nobody's data"
+
+
+class Verdict(enum.StrEnum):
+    """Whether a theorem may be believed for a configuration."""
+
+    HOLDS = "holds"
+    CONDITIONAL = "conditional"  # the reason names the condition, and whether the configuration meets it
+    HEURISTIC = "heuristic"  # not proved, though the number is above the proved one here
+    WRONG = "wrong"  # the reason gives the number that contradicts it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,31 +26,36 @@ class Claim:
     """What a paper's own theorem says, and whether it may be believed here. Not a guarantee."""
 
     source: str
-    epsilon: float | None  # None where the theorem does not apply
+    epsilon: float | None  # None where the theorem says nothing
     delta: float
-    verdict: str  # holds | heuristic | understates | does not apply
+    verdict: Verdict
     reason: str
 
     def __str__(self) -> str:
         said = "no epsilon" if self.epsilon is None else f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
         return f"{self.source}: {said} ({self.verdict}: {self.reason})"
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self) | {"statement": str(self)}
+
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) differential privacy of each client's records, with everything the two numbers depend on.
+    """(epsilon, delta) differential privacy of each client, with everything the two numbers depend on.
 
     Each client has its own epsilon (sizes, noise and participation differ); `epsilon` is the largest.
     """
 
     epsilons: tuple[float, ...]  # per client, in nats
     delta: float | None
-    unit: str
-    adjacency: str | None
-    view: str
+    unit: Unit
+    adjacency: Adjacency | None
+    view: View
     accountant: str | None
     assumptions: tuple[str, ...]
     claims: tuple[Claim, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def epsilon(self) -> float:
@@ -69,21 +76,34 @@ class Guarantee:
         if math.isinf(self.epsilon):
             return f"no privacy: epsilon is infinite, because {self.assumptions[0]}."
         spread = f"min {self.epsilon_min:.4g}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
+        adjacency = self.adjacency.value if self.adjacency else "no"
         return (
-            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({self.adjacency} neighbours) "
-            f"against {View(self.view)}; over {len(self.epsilons)} clients epsilon is {spread}; "
+            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
+            f"against {self.view}; over {len(self.epsilons)} clients epsilon is {spread}; "
             f"accountant: {self.accountant}."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: infinite epsilon is null."""
         return {
-            "epsilon": finite(self.epsilon), "delta": self.delta, "unit": self.unit, "adjacency": self.adjacency,
-            "view": self.view, "accountant": self.accountant, "epsilon_min": finite(self.epsilon_min),
+            "epsilon": finite(self.epsilon), "delta": self.delta, "unit": self.unit.value,
+            "adjacency": self.adjacency.value if self.adjacency else None, "view": self.view.value,
+            "accountant": self.accountant, "epsilon_min": finite(self.epsilon_min),
             "epsilon_median": finite(self.epsilon_median), "epsilon_max": finite(self.epsilon),
-            "statement": str(self), "assumptions": list(self.assumptions),
-            "claims": [dataclasses.asdict(claim) | {"statement": str(claim)} for claim in self.claims],
+            "statement": str(self), "assumptions": list(self.assumptions), "warnings": list(self.warnings),
+            "claims": [claim.to_dict() for claim in self.claims],
         }  # fmt: skip
+
+
+def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECORD) -> tuple[str, ...]:
+    """A delta above 1/n allows publishing somebody outright: say so. `members` are records per client, or clients."""
+    smallest = min(members)
+    if delta <= 1 / smallest:
+        return ()
+    return (
+        f"delta {delta:g} is above 1/{smallest}: a mechanism that publishes one {unit.value} of {smallest} at random "
+        "would meet it; use a smaller delta",
+    )
 
 
 def finite(number: float) -> float | None:
@@ -94,4 +114,4 @@ def finite(number: float) -> float | None:
 def no_privacy(num_clients: int, reason: str) -> Guarantee:
     """The guarantee of an algorithm that gives none."""
     infinite = (math.inf,) * num_clients
-    return Guarantee(infinite, None, RECORD, None, View.UPLOADS.value, None, (reason,))
+    return Guarantee(infinite, None, Unit.RECORD, None, View.UPLOADS, None, (reason,))

@@ -6,13 +6,13 @@ Source: Bun, Dwork, Rothblum, Steinke 2018 (BDRS), "Composable and versatile pri
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Adjacency, GaussianSteps, WithoutReplacement
+from fedjax_dp.accounting.events import Adjacency, Event, FullBatch, GaussianSteps, NotCoveredError, WithoutReplacement
 
 
-class TcdpConditionError(errors.ConfigurationError):
+class TcdpConditionError(NotCoveredError):
     """A condition under which a tCDP theorem holds is not met, so it promises nothing here."""
 
 
@@ -22,6 +22,17 @@ class Tcdp:
 
     rho: float
     omega: float = math.inf
+
+    def times(self, count: int) -> "Tcdp":
+        """Composition: rhos add, the smallest omega holds (BDRS Lemma 2, 000's Lemma 3)."""
+        return Tcdp(self.rho * count, self.omega)
+
+    def plus(self, other: "Tcdp") -> "Tcdp":
+        return Tcdp(self.rho + other.rho, min(self.omega, other.omega))
+
+    def thinned(self, rate: float) -> "Tcdp":
+        """Participation that is public and random helps no order enough: the worst case counts."""
+        return self if rate else Tcdp(0.0)
 
     def epsilon(self, delta: float) -> float:
         """Conversion to (epsilon, delta), both branches of BDRS Lemma 6 (000's Lemma 2 is the first branch only).
@@ -37,12 +48,6 @@ class Tcdp:
         if log_inverse <= (self.omega - 1) ** 2 * self.rho:
             return self.rho + 2 * math.sqrt(self.rho * log_inverse)
         return self.rho * self.omega + log_inverse / (self.omega - 1)
-
-
-def compose(parts: Iterable[Tcdp]) -> Tcdp:
-    """Composition: rhos add, the smallest omega holds (BDRS Lemma 2, 000's Lemma 3)."""
-    parts = list(parts)
-    return Tcdp(sum(part.rho for part in parts), min((part.omega for part in parts), default=math.inf))
 
 
 def subsample(part: Tcdp, rate: float) -> Tcdp:
@@ -68,49 +73,20 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
     return Tcdp(13 * rate**2 * part.rho, omega / 2)
 
 
-def tcdp_of(steps: GaussianSteps) -> Tcdp:
-    """tCDP of without-replacement Gaussian steps under replace-one: 000's 26 K tau G^2 / (n^2 sigma^2) and omega.
+def price(event: Event) -> Callable[[GaussianSteps], Tcdp]:
+    """(rho, omega) of one release of a step: 000's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
 
     Raises: TcdpConditionError where the subsampling theorem does not apply.
     """
-    if not isinstance(steps.sampling, WithoutReplacement) or steps.adjacency is not Adjacency.REPLACE_ONE:
-        raise TcdpConditionError("000's tCDP accounting covers fixed-size batches under replace-one only")
-    if steps.count == 0:
-        return Tcdp(0.0)
-    if steps.reveals_everything:
-        raise TcdpConditionError("tCDP needs noise, got noise_multiplier 0")
-    one = Tcdp(1 / (2 * steps.relative_noise**2))
-    if steps.sampling.rate < 1:
-        one = subsample(one, steps.sampling.rate)
-    return Tcdp(one.rho * steps.count, one.omega)
 
+    def of(step: GaussianSteps) -> Tcdp:
+        one = Tcdp(1 / (2 * step.relative_noise**2))
+        if isinstance(step.sampling, FullBatch):
+            return one
+        if not isinstance(step.sampling, WithoutReplacement) or step.adjacency is not Adjacency.REPLACE_ONE:
+            raise TcdpConditionError(
+                "tCDP subsampling covers fixed-size batches under replace-one only; use accountant pld"
+            )
+        return subsample(one, step.sampling.rate) if step.sampling.rate < 1 else one
 
-def tcdp_epsilon(steps: GaussianSteps, delta: float) -> float:
-    """Epsilon of `steps` by 000's route: Lemmas 3 and 4, then Lemma 2 with both branches."""
-    return tcdp_of(steps).epsilon(delta)
-
-
-def theorem5(steps: GaussianSteps) -> tuple[float, float]:
-    """(epsilon, delta) as 000's Theorem 5 prints them: rho (2 omega - 1) and exp(-rho (omega - 1)^2).
-
-    One boundary point of the curve, not a rule for choosing the noise: at usual settings epsilon is above 10.
-    """
-    total = tcdp_of(steps)
-    return total.rho * (2 * total.omega - 1), math.exp(-total.rho * (total.omega - 1) ** 2)
-
-
-def tcdp_noise_multiplier(epsilon: float, delta: float, sampling: WithoutReplacement, count: float) -> float:
-    """000's calibration: noise on the sum over clip norm, z = B sqrt(26 K tau / rho*) / n (sigma of the mean is z G/B).
-
-    `count` is K tau, which may be an expectation and so need not be an integer.
-    Raises: TcdpConditionError when a condition of Lemmas 2 or 4 fails at the resulting noise.
-    """
-    errors.require_positive("epsilon", epsilon)
-    errors.require_in_unit_interval("delta", delta)
-    log_inverse = math.log(1 / delta)
-    rho = (math.sqrt(epsilon + log_inverse) - math.sqrt(log_inverse)) ** 2
-    noise_multiplier = sampling.batch_size * math.sqrt(26 * count / rho) / sampling.records
-    one = tcdp_of(GaussianSteps(noise_multiplier, sampling, Adjacency.REPLACE_ONE, 1))
-    if log_inverse > (one.omega - 1) ** 2 * rho:
-        raise TcdpConditionError(f"000's Lemma 2 needs delta >= exp(-(omega-1)^2 rho), got delta {delta:g}; raise it")
-    return noise_multiplier
+    return of

@@ -1,0 +1,130 @@
+"""The accountants side by side: each prices one release in a currency of its own; composition is written here, once."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, Self
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import gaussian, pairs, pld, rdp, tcdp, zcdp
+from fedjax_dp.accounting.events import Composed, Event, GaussianSteps, NotCoveredError, RandomParticipation
+
+
+class Currency(Protocol):
+    """What events cost under one accountant, before a delta is chosen."""
+
+    def times(self, count: int) -> Self: ...  # count adaptively composed copies
+
+    def plus(self, other: Self) -> Self: ...  # one after the other
+
+    def thinned(self, rate: float) -> Self: ...  # with probability `rate` this, else nothing, and all know which
+
+    def epsilon(self, delta: float) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Accountant:
+    """A name, what its numbers are, and how it prices one release given the whole event (for grids and orders)."""
+
+    name: str
+    about: str
+    price: Callable[[Event], Callable[[GaussianSteps], Any]]
+    precision: float  # relative error of its epsilon, to which calibration is worth carrying
+
+
+def total(event: Event, price: Callable[[GaussianSteps], Any]) -> Any:
+    """What an event costs, from what one release of each of its steps costs."""
+    match event:
+        case GaussianSteps():
+            return price(event).times(event.releases)
+        case Composed(parts):
+            released = [part for part in parts if any(count for _, count in part.steps())]
+            return functools.reduce(lambda a, b: a.plus(b), (total(part, price) for part in released))
+        case RandomParticipation(each, rate, rounds):
+            return total(each, price).thinned(rate).times(rounds)
+
+
+def _losses_of(choice: pld.Pairs, event: Event) -> Callable[[GaussianSteps], Any]:
+    """Loss distributions, unless the exact Gaussian formula covers the event: there they have the same limit."""
+    exact = gaussian.price(event)
+    try:
+        total(event, exact)
+    except NotCoveredError:
+        return pld.price(event, choice)
+    return exact
+
+
+ACCOUNTANTS = {
+    accountant.name: accountant
+    for accountant in (
+        Accountant("pld", "privacy loss distribution (rigorous upper bound)",
+                   functools.partial(_losses_of, pairs.dominating), 2e-4),
+        Accountant("rdp", "Renyi DP of the same dominating pairs (rigorous, looser)", rdp.price, 1e-6),
+        Accountant("gaussian", "exact Gaussian mechanism (GDP)", gaussian.price, 1e-9),
+        Accountant("zcdp", "zCDP, sampling ignored, Canonne-Kamath-Steinke conversion (rigorous, looser)",
+                   zcdp.price, 1e-6),
+        Accountant("tcdp", "tCDP as in paper 000 (valid where its conditions hold, loose)", tcdp.price, 1e-9),
+    )
+}  # fmt: skip
+
+# Two that nobody should choose: what no valid accountant can fall below, and what papers used.
+ATTAINED = Accountant(
+    "attained", "attained by two real neighbours (lower bound)", functools.partial(_losses_of, pairs.attained), 2e-4
+)
+WANG_RDP = Accountant("rdp-wang", "Renyi DP of Wang et al. 2019 for fixed-size batches", rdp.wang_price, 1e-6)
+
+
+def cost_of(event: Event, accountant: str | Accountant = "pld") -> Any:
+    """The cost of an event in the accountant's currency, to be read at several deltas.
+
+    Raises: NotCoveredError if the accountant has no theorem for it; ConfigurationError if nothing noisy is released.
+    """
+    released = [step for step, count in event.steps() if count]
+    if not released or any(step.reveals_everything for step in released):
+        raise errors.refuse("the event", event, "made of at least one release, all of them noisy")
+    return total(event, accountant_named(accountant).price(event))
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld") -> float:
+    """Epsilon, in nats, of an event at `delta`.
+
+    Adjacency: the event's. Limits: nothing released costs 0; a release without noise costs infinity.
+    Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps; others: rounding.
+    Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).
+    """
+    errors.require_in_unit_interval("delta", delta)
+    chosen = accountant_named(accountant)
+    released = [step for step, count in event.steps() if count]
+    if not released:
+        return 0.0
+    if any(step.reveals_everything for step in released):
+        return math.inf
+    return float(cost_of(event, chosen).epsilon(delta))
+
+
+def epsilons_of(
+    ledger: Iterable[Event], delta: float, accountant: str | Accountant = "pld",
+    progress: Callable[[int, int], None] | None = None,
+) -> list[float]:  # fmt: skip
+    """Epsilon of each event, such as each client's: one evaluation per distinct event.
+
+    progress  called with (distinct events done, distinct events in all).
+    """
+    ledger = list(ledger)
+    prices: dict[Event, float] = {}
+    distinct = dict.fromkeys(ledger)
+    for done, event in enumerate(distinct):
+        prices[event] = epsilon_of(event, delta, accountant)
+        if progress:
+            progress(done + 1, len(distinct))
+    return [prices[event] for event in ledger]
+
+
+def accountant_named(chosen: str | Accountant) -> Accountant:
+    """The accountant of that name; an accountant is its own."""
+    if isinstance(chosen, Accountant):
+        return chosen
+    errors.require_choice("accountant", chosen, ACCOUNTANTS)
+    return ACCOUNTANTS[chosen]

@@ -1,0 +1,73 @@
+"""All accountants on one event, with the reason where one has nothing to say."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.accounting.accountants import ACCOUNTANTS, ATTAINED, Accountant, epsilon_of
+from fedjax_dp.accounting.calibrate import noise_multiplier_for
+from fedjax_dp.accounting.events import Event, NotCoveredError
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one accountant says: a number, or None and the reason."""
+
+    accountant: str
+    about: str
+    number: float | None
+    reason: str | None = None
+
+    def to_dict(self, name: str) -> dict[str, Any]:
+        """For JSON, the number under `name`."""
+        return {"accountant": self.accountant, name: self.number, "reason": self.reason, "about": self.about}
+
+
+def compare_epsilons(event: Event, delta: float) -> list[Answer]:
+    """Epsilon of `event` at `delta` by every accountant."""
+    return [_answer(accountant, functools.partial(epsilon_of, event, delta)) for accountant in ACCOUNTANTS.values()]
+
+
+def lower_bound(event: Event, delta: float) -> Answer:
+    """The epsilon that a real pair of neighbours attains: no valid accountant says less."""
+    return _answer(ATTAINED, functools.partial(epsilon_of, event, delta))
+
+
+def compare_noise(event: Event, epsilon: float, delta: float) -> list[Answer]:
+    """The smallest noise multiplier for the budget by every accountant; `event` has noise multiplier 1."""
+    return [
+        _answer(accountant, functools.partial(noise_multiplier_for, event, epsilon, delta))
+        for accountant in ACCOUNTANTS.values()
+    ]
+
+
+def epsilon_curves(
+    events: Callable[[Any], Event], points: Sequence[Any], delta: float
+) -> dict[str, tuple[list[Any], list[float]]]:
+    """Epsilon against whatever `points` are (numbers of steps, noise multipliers), per accountant that has any."""
+    curves: dict[str, tuple[list[Any], list[float]]] = {}
+    for accountant in (*ACCOUNTANTS.values(), ATTAINED):
+        for point in points:
+            answer = _answer(accountant, functools.partial(epsilon_of, events(point), delta))
+            if answer.number is not None:
+                x, y = curves.setdefault(accountant.name, ([], []))
+                x.append(point)
+                y.append(answer.number)
+    return curves
+
+
+def _answer(accountant: Accountant, ask: Callable[[Accountant], float]) -> Answer:
+    try:
+        number = ask(accountant)
+    except NotCoveredError as error:
+        return Answer(accountant.name, accountant.about, None, str(error))
+    except errors.ConfigurationError as error:
+        if "reachable" not in str(error):
+            raise
+        return Answer(accountant.name, accountant.about, None, str(error))
+    if math.isinf(number):
+        return Answer(accountant.name, accountant.about, None, "epsilon is infinite, or above 700")
+    return Answer(accountant.name, accountant.about, number)

@@ -1,0 +1,176 @@
+"""Privacy loss distributions on a grid.
+
+Probabilities of losses plus a mass at infinity. Each interval of the exact loss is split over its two ends so that its
+probability under both neighbours is kept ("connect the dots", Doroshenko et al. 2022, arXiv:2207.04380, Algorithm 1),
+which can only raise the hockey-stick curve. Composition is a product in Fourier space; what the window leaves out goes
+to infinity, bounded by Chernoff's inequality.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import fft
+from scipy.special import ndtr
+
+from fedjax_dp.accounting.pairs import Dominating, Pair
+
+TAIL_MASS = 1e-16  # probability moved to infinity loss, per side and truncation
+
+
+@dataclasses.dataclass(frozen=True)
+class LossDistribution:
+    """Probabilities `masses[k]` of loss `(lowest + k) * spacing`, and `infinite` at infinity."""
+
+    spacing: float
+    lowest: int
+    masses: np.ndarray
+    infinite: float = 0.0
+
+    @property
+    def losses(self) -> np.ndarray:
+        return (self.lowest + np.arange(self.masses.size)) * self.spacing
+
+    def times(self, count: int) -> "LossDistribution":
+        """`count` independent copies added up."""
+        if count == 1:
+            return self
+        if count == 0:
+            return LossDistribution(self.spacing, 0, np.ones(1))
+        low, high = self._window(count)
+        size = fft.next_fast_len(max(high - low + 1, self.masses.size), real=True)
+        total = fft.irfft(fft.rfft(self.masses, size) ** count, size)
+        first = self.lowest * count  # index 0 of `total`, modulo `size`
+        total = np.roll(total, (first - low) % size)[: high - low + 1]
+        infinite = -math.expm1(count * math.log1p(-self.infinite)) + 2 * TAIL_MASS
+        return LossDistribution(self.spacing, low, np.maximum(total, 0.0), infinite)
+
+    def plus(self, other: "LossDistribution") -> "LossDistribution":
+        """This and an independent other one added up; both on the same grid."""
+        length = self.masses.size + other.masses.size - 1
+        size = fft.next_fast_len(length, real=True)
+        total = fft.irfft(fft.rfft(self.masses, size) * fft.rfft(other.masses, size), size)[:length]
+        infinite = self.infinite + other.infinite - self.infinite * other.infinite
+        return LossDistribution(self.spacing, self.lowest + other.lowest, np.maximum(total, 0.0), infinite)
+
+    def thinned(self, rate: float) -> "LossDistribution":
+        """This with probability `rate`, else no loss; which of the two is public."""
+        low = min(self.lowest, 0)
+        high = max(self.lowest + self.masses.size, 1)
+        masses = np.zeros(high - low)
+        masses[self.lowest - low :][: self.masses.size] = rate * self.masses
+        masses[-low] += 1 - rate
+        return LossDistribution(self.spacing, low, masses, rate * self.infinite)
+
+    def _window(self, count: int) -> tuple[int, int]:
+        """Grid indices outside which `count` copies have at most TAIL_MASS on either side (Chernoff)."""
+        steps = self.lowest + np.arange(self.masses.size)
+        mean = float(steps @ self.masses)
+        deviation = math.sqrt(max(float((steps - mean) ** 2 @ self.masses), 1e-12))
+        low, high = steps[0] * count, steps[-1] * count
+        with np.errstate(divide="ignore"):
+            log_masses = np.log(self.masses)
+        # from the tilt that suits a few rare jumps of the largest size to beyond the one that suits a normal law
+        widest = -math.log(TAIL_MASS) / (2 * max(high, -low, 1))
+        normal = 8.5 / (deviation * math.sqrt(count))
+        for tilt in np.geomspace(widest, max(4 * normal, 2 * widest), 14):
+            for sign in (1.0, -1.0):
+                exponents = sign * tilt * steps + log_masses
+                shift = exponents.max()
+                log_moment = shift + math.log(float(np.exp(exponents - shift).sum()))
+                reach = (count * log_moment - math.log(TAIL_MASS)) / tilt
+                if sign > 0:
+                    high = min(high, math.ceil(reach))
+                else:
+                    low = max(low, math.floor(-reach))
+        return int(low), int(high)
+
+    def delta(self, epsilon: float) -> float:
+        """Hockey-stick divergence at `epsilon`: infinite + sum over losses above epsilon of p (1 - e^(eps - loss))."""
+        above = self.losses > epsilon
+        return float(self.infinite - self.masses[above] @ np.expm1(epsilon - self.losses[above]))
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon >= 0 whose delta is at most `delta`; infinity if the mass at infinity exceeds it."""
+        if self.infinite > delta:
+            return math.inf
+        # delta at e in (l_(k-1), l_k] is inf + M_k - e^e D_k with M_k the mass, and D_k the mass times e^-l, from k on.
+        # Losses below 0 cannot matter; beyond 700, where e^-l underflows, D_k is too small, which only raises delta.
+        first = max(-self.lowest, 0)
+        losses, masses = np.minimum(self.losses[first:], 700.0), self.masses[first:]
+        if masses.size == 0:
+            return 0.0
+        mass = np.cumsum(masses[::-1])[::-1]
+        discounted = np.cumsum((masses * np.exp(-losses))[::-1])[::-1]
+        curve = self.infinite + np.append(mass[1:], 0.0) - np.exp(losses) * np.append(discounted[1:], 0.0)
+        k = int(np.argmax(curve <= delta))  # the first grid loss that is good enough; the answer lies just below it
+        missing = self.infinite + mass[k] - delta
+        if k == 0 or missing <= 0 or discounted[k] <= 0:
+            return float(losses[k])
+        return min(math.log(missing / discounted[k]), float(losses[k]))
+
+
+def reach_of(pair: Pair, count: int) -> tuple[float, float]:
+    """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
+    width = pair.noise * (8.3 + math.sqrt(2 * math.log(max(count, 1))))
+    low, high = pair.loss(np.array([-1.0 - width, 1.0 + width])).tolist()
+    return max(low, -700.0), min(high, 700.0)  # beyond 700 the exponentials overflow; losses there are rounded up
+
+
+def deviation_of(pair: Pair) -> float:
+    """Scale of one release's loss: the standard deviation of the ratio of densities, no more than the largest loss."""
+    spread = max(pair.up, pair.down) * math.sqrt(math.expm1(min(1 / pair.noise**2, 700.0)))
+    low, high = reach_of(pair, 1)
+    return min(spread, max(-low, high))
+
+
+def discretise(dominating: Dominating, spacing: float, count: int) -> LossDistribution:
+    """The loss of a public draw of pairs on the grid, fit for `count` copies."""
+    parts = [_of_pair(pair, spacing, count) for pair in dominating.pairs]
+    low = min(part.lowest for part in parts)
+    high = max(part.lowest + part.masses.size for part in parts)
+    masses, infinite = np.zeros(high - low), dominating.lost
+    for weight, part in zip(dominating.weights, parts, strict=True):
+        masses[part.lowest - low :][: part.masses.size] += weight * part.masses
+        infinite += weight * part.infinite
+    return LossDistribution(spacing, low, masses, infinite)
+
+
+def _of_pair(pair: Pair, spacing: float, count: int) -> LossDistribution:
+    lowest, highest = reach_of(pair, count)
+    bottom, top = math.floor(lowest / spacing), math.ceil(highest / spacing)
+    if pair.symmetrised:
+        bottom = 0
+    losses = np.arange(bottom, max(top, bottom + 1) + 1) * spacing
+    edges = pair.where(losses)
+    upper, lower = pair.upper_mass(edges), pair.lower_mass(edges)
+    above, below = _beyond(pair, edges)
+    masses = _split(losses, upper, lower)
+    if not pair.symmetrised:  # what lies beyond the grid: too high goes to infinity, too low is raised to the bottom
+        masses[0] += below
+        return LossDistribution(spacing, bottom, masses, above)
+    positive = masses[1:]
+    negative = positive * np.exp(-losses[1:])
+    middle = 1.0 - above - positive.sum() - negative.sum()
+    masses = np.concatenate([negative[::-1], [max(middle, 0.0)], positive])
+    return LossDistribution(spacing, -positive.size, masses, above)
+
+
+def _beyond(pair: Pair, edges: np.ndarray) -> tuple[float, float]:
+    """Mass of the first law above the last and below the first edge."""
+    high, low = edges[-1] / pair.noise, edges[0] / pair.noise
+    shift = 1 / pair.noise
+    above = (1 - pair.up) * ndtr(-high) + pair.up * ndtr(shift - high)
+    below = (1 - pair.up) * ndtr(low) + pair.up * ndtr(low - shift)
+    return float(above), float(below)
+
+
+def _split(losses: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """Put each interval's mass on its two ends so that its mass under both neighbours is kept."""
+    discount = np.exp(-losses)
+    to_high = (upper * discount[:-1] - lower) / (discount[:-1] - discount[1:])
+    to_high = np.clip(to_high, 0.0, upper)
+    masses = np.zeros(losses.size)
+    masses[:-1] += upper - to_high
+    masses[1:] += to_high
+    return masses

@@ -1,0 +1,62 @@
+"""Who sees what, and how much noise is left in what they see."""
+
+import dataclasses
+import enum
+import math
+
+from fedjax_dp import errors
+from fedjax_dp.accounting.events import FullBatch, GaussianSteps
+
+
+class View(enum.Enum):
+    """The adversary. In every view but the first, the noise of the other honest clients helps."""
+
+    UPLOADS = "uploads"  # the server, which receives each client's own message: client sampling hides nothing
+    SECURE_SUM = "secure_sum"  # a server that receives the sum over the cohort, and knows who is in it
+    BROADCAST = "broadcast"  # other clients, who receive every round's model
+    FINAL_MODEL = "final_model"  # whoever gets the trained model; accounted like BROADCAST, of which it is a part
+
+    def __str__(self) -> str:
+        return {
+            View.UPLOADS: "a server that sees every upload",
+            View.SECURE_SUM: "a server that sees only the sum of each round's uploads",
+            View.BROADCAST: "other clients, who see every round's model",
+            View.FINAL_MODEL: "whoever sees the trained model",
+        }[self]
+
+
+def seen(
+    own: GaussianSteps, view: View, *, cohort_size: int, colluders: int = 0, local_steps: int = 1,
+    non_expansive: bool = False,
+) -> GaussianSteps:  # fmt: skip
+    """What `view` sees of one client's `own` noisy local steps, when all clients of a cohort add equal noise.
+
+    own            the client's own steps, as its server would see them;
+    colluders      clients of the cohort that tell the adversary their messages, or simply are the adversary;
+    local_steps    tau, noisy steps between two uploads;
+    non_expansive  every client's step brings any two models no further apart: convex and smooth losses, gradients that
+                   are bounded without clipping, and a rate of at most 2 / smoothness. Nobody can check it on the data.
+
+    | tau = 1                           | the noises of the h = cohort_size - colluders honest clients add up: h z^2 |
+    | tau > 1, non-expansive, unsampled | own tau noises and one last noise of each other: z^2 (tau + h - 1) / tau   |
+    | otherwise, and in view `uploads`  | own noise only: the sum is computed from the uploads                       |
+
+    The second row is amplification by iteration (Feldman et al. 2018, arXiv:1808.06651, Theorem 22; as a Gaussian
+    trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278), and is attained: a client with a linear loss among clients
+    whose step forgets its start. Paper 002 counts h z^2 there, which that example exceeds.
+
+    A record's epsilon does not gain from a hidden cohort: another client's update, which may differ by more than one
+    record's clip norm, shows who took part. Amplification by client sampling belongs to events of unit client.
+    Raises: ConfigurationError unless 0 <= colluders < cohort_size.
+    """
+    errors.require_count("cohort_size", cohort_size)
+    errors.require_count("local_steps", local_steps)
+    if isinstance(colluders, bool) or not isinstance(colluders, int) or not 0 <= colluders < cohort_size:
+        raise errors.refuse("colluders", colluders, f"an integer from 0 to below the cohort size {cohort_size}")
+    honest, gain = cohort_size - colluders, 1.0
+    if view is not View.UPLOADS:
+        if local_steps == 1:
+            gain = honest
+        elif non_expansive and isinstance(own.sampling, FullBatch):
+            gain = (local_steps + honest - 1) / local_steps
+    return dataclasses.replace(own, noise_multiplier=own.noise_multiplier * math.sqrt(gain))

@@ -1,0 +1,326 @@
+"""`fedjax-dp account`, `calibrate` and `claims`: accounting without running anything."""
+
+import dataclasses
+import itertools
+import json
+import math
+from typing import Annotated, Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_dp import errors, plots
+from fedjax_dp.accounting import (
+    Adjacency,
+    Event,
+    FullBatch,
+    GaussianSteps,
+    Poisson,
+    RandomParticipation,
+    Sampling,
+    Shuffled,
+    Unit,
+    View,
+    WithoutReplacement,
+    WithReplacement,
+    claim_rows,
+    compare,
+    guarantee,
+    seen,
+)  # fmt: skip
+from fedjax_dp.accounting.papers import Row
+from fedjax_dp.cli.options import parse, take_flag, told
+from fedjax_dp.cli.screen import Screen
+
+SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuffled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """What is released; the noise or the budget comes on top."""
+
+    steps: Annotated[int | None, told("noisy sums in all (with --rounds: in one round)", "(required)", "INT")] = None
+    delta: Annotated[float | None, told("delta of the guarantee", "(required)", "FLOAT")] = None
+    adjacency: Annotated[str | None, told("add-remove or replace-one", "(required)", "STR")] = None
+    sampling: Annotated[str, told(", ".join(SAMPLING))] = "none"
+    rate: Annotated[float | None, told("for poisson: probability of being drawn", "(none)", "FLOAT")] = None
+    batch_size: Annotated[int | None, told("for the other samplings: drawn at once", "(none)", "INT")] = None
+    records: Annotated[int | None, told("for the other samplings: how many there are", "(none)", "INT")] = None
+    unit: Annotated[str, told("whose presence is hidden: record or client")] = "record"
+    view: Annotated[str, told("who looks: uploads, secure_sum, broadcast or final_model")] = "uploads"
+    cohort_size: Annotated[int, told("clients whose noise adds up in the other views")] = 1
+    colluders: Annotated[int, told("clients of the cohort that help the adversary")] = 0
+    local_steps: Annotated[int, told("noisy steps between two uploads")] = 1
+    rounds: Annotated[int | None, told("with --participation: rounds, taken part in at random", "(none)", "INT")] = None
+    participation: Annotated[float | None, told("probability of taking part in a round", "(none)", "FLOAT")] = None
+    plot: Annotated[str | None, told("write a picture to this PNG file", "(none)", "FILE")] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AccountOptions(Release):
+    noise_multiplier: Annotated[float | None, told("noise std on the sum / clip norm", "(required)", "FLOAT")] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrateOptions(Release):
+    epsilon: Annotated[float | None, told("the budget, in nats", "(required)", "FLOAT")] = None
+
+
+def account_command(arguments: list[str]) -> int:
+    """Epsilon by every accountant."""
+    as_json, arguments = take_flag(arguments, "--json")
+    options, _ = parse("account", arguments, AccountOptions(), "The epsilon of noisy steps by every accountant.")
+    _check_plot(options.plot)
+    errors.require_positive("noise_multiplier", _given("noise_multiplier", options.noise_multiplier))
+    event = _event(options, options.noise_multiplier)
+    answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
+    if options.plot:
+        _plot_account(options, _curve_points(options))
+    warnings = _warnings(options)
+    if as_json:
+        content = {
+            "inputs": _inputs(options), "statement": _statement(options),
+            "guarantees": [answer.to_dict("epsilon") for answer in answers],
+            "lower_bound": least.to_dict("epsilon"), "warnings": warnings,
+        }  # fmt: skip
+        print(json.dumps(content, allow_nan=False))
+        return 0
+    header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
+    _print_answers(header, "epsilon", [*answers, least], warnings)
+    return 0
+
+
+def calibrate_command(arguments: list[str]) -> int:
+    """Noise multiplier by every accountant."""
+    as_json, arguments = take_flag(arguments, "--json")
+    options, _ = parse(
+        "calibrate", arguments, CalibrateOptions(), "The noise multiplier that each accountant asks for."
+    )
+    _check_plot(options.plot)
+    errors.require_positive("epsilon", _given("epsilon", options.epsilon))
+    answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
+    if options.plot:
+        _plot_calibrate(options, [answer.number for answer in answers if answer.number])
+    warnings = _warnings(options)
+    if as_json:
+        content = {
+            "inputs": _inputs(options), "statement": _statement(options),
+            "noise_multipliers": [answer.to_dict("noise_multiplier") for answer in answers], "warnings": warnings,
+        }  # fmt: skip
+        print(json.dumps(content, allow_nan=False))
+        return 0
+    header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
+    _print_answers(header, "noise multiplier", answers, warnings)
+    return 0
+
+
+def _check_plot(path: str | None) -> None:
+    if path is not None:
+        plots.check_path(path)
+
+
+def _given(name: str, value: Any) -> Any:
+    if value is None:
+        raise errors.refuse(name, "nothing", "given", f"add --{name.replace('_', '-')}")
+    return value
+
+
+def _event(options: Release, noise: float) -> Event:
+    """The event that the options describe, everything checked."""
+    for name in ("steps", "delta", "adjacency"):
+        _given(name, getattr(options, name))
+    errors.require_count("steps", options.steps)
+    errors.require_in_unit_interval("delta", options.delta)
+    errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
+    errors.require_choice("unit", options.unit, [known.value for known in Unit])
+    errors.require_choice("view", options.view, [known.value for known in View])
+    own = GaussianSteps(noise, _sampling(options), Adjacency(options.adjacency), options.steps, Unit(options.unit))
+    event = seen(
+        own, View(options.view), cohort_size=options.cohort_size, colluders=options.colluders,
+        local_steps=options.local_steps,
+    )  # fmt: skip
+    if options.rounds is None and options.participation is None:
+        return event
+    return RandomParticipation(event, _given("participation", options.participation), _given("rounds", options.rounds))
+
+
+def _sampling(options: Release) -> Sampling:
+    errors.require_choice("sampling", options.sampling, SAMPLING)
+    wanted = {"none": (), "poisson": ("rate",)}.get(options.sampling, ("batch_size", "records"))
+    for name in ("rate", "batch_size", "records"):
+        value = getattr(options, name)
+        if name in wanted:
+            _given(f"{name} of {options.sampling} sampling" if value is None else name, value)
+        elif value is not None and not (name == "records" and options.sampling in ("none", "poisson")):
+            raise errors.refuse(
+                name, value, f"left out for sampling {options.sampling}", f"drop --{name.replace('_', '-')}"
+            )
+    if options.records is not None:
+        errors.require_count("records", options.records)
+    match options.sampling:
+        case "none":
+            return FullBatch()
+        case "poisson":
+            return Poisson(options.rate)
+        case "without-replacement":
+            return WithoutReplacement(options.batch_size, options.records)
+        case "with-replacement":
+            return WithReplacement(options.batch_size, options.records)
+        case _:
+            return Shuffled(options.batch_size, options.records)
+
+
+def _inputs(options: Release) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(options).items() if value is not None and name != "plot"}
+
+
+def _statement(options: Release) -> str:
+    times = f"{options.steps} steps"
+    if options.rounds is not None:
+        times += f" a round, {options.rounds} rounds taken part in with probability {options.participation:g}"
+    return (
+        f"{times}, {_sampling(options)}, delta {options.delta:g}; unit: one {Unit(options.unit)}, "
+        f"{options.adjacency} neighbours, against {View(options.view)}"
+    )
+
+
+def _warnings(options: Release) -> list[str]:
+    if options.records is None:
+        return []
+    return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
+
+
+def _print_answers(header: str, what: str, answers: list[compare.Answer], warnings: list[str]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(header, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (("accountant", "left"), (what, "right"), ("what it is, or why it has no answer", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for answer in answers:
+        number = "-" if answer.number is None else f"{answer.number:.5g}"
+        table.add_row(answer.accountant, number, answer.reason or answer.about)
+    Console(highlight=False, markup=False).print(table)
+    for warning in warnings:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def _curve_points(options: Release) -> tuple[str, list[int]]:
+    """What the picture's axis counts, and at which numbers."""
+    name = "steps" if options.rounds is None else "rounds"
+    most = options.steps if options.rounds is None else options.rounds
+    points = np.unique(np.geomspace(1, most, 24).round().astype(int)) if most > 24 else np.arange(1, most + 1)
+    per_epoch = options.records // options.batch_size if options.sampling == "shuffled" else 1
+    return name, [int(point) * per_epoch for point in points if point * per_epoch <= most]
+
+
+def _plot_account(options: AccountOptions, points: tuple[str, list[int]]) -> None:
+    name, counts = points
+
+    def event(count: int) -> Event:
+        changed: dict[str, Any] = {name: count}
+        return _event(dataclasses.replace(options, **changed), options.noise_multiplier)
+
+    curves = compare.epsilon_curves(event, counts, options.delta)
+    title = f"noise multiplier {options.noise_multiplier:g}, {_sampling(options)}, delta {options.delta:g}"
+    plots.plot_epsilon(curves, name, title, _legend(options), options.plot)
+
+
+def _plot_calibrate(options: CalibrateOptions, noises: list[float]) -> None:
+    if not noises:
+        raise errors.refuse("plot", options.plot, "left out when no accountant has an answer")
+    points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
+    curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
+    title = f"{options.steps} steps, {_sampling(options)}, delta {options.delta:g}"
+    plots.plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, target=options.epsilon)
+
+
+def _legend(options: Release) -> str:
+    return f"one {Unit(options.unit)}, {options.adjacency}"
+
+
+def claims_command(arguments: list[str]) -> int:
+    """The papers' claims with their verdicts."""
+    as_json, arguments = take_flag(arguments, "--json")
+    options, _ = parse("claims", arguments, ClaimsOptions(), "What the papers' theorems say, and what can be proved.")
+    _check_plot(options.plot)
+    with Screen().counter("claims") as count:
+        rows = claim_rows(options.paper, count)
+    if options.plot:
+        plots.plot_claims(rows, options.plot)
+    if as_json:
+        print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
+    else:
+        _print_claims(rows)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimsOptions:
+    paper: Annotated[str | None, told("000, 001, 002, 003, 004 or dp-fedavg", "(default: all)", "STR")] = None
+    plot: Annotated[str | None, told("write a picture to this PNG file", "(none)", "FILE")] = None
+
+
+def _print_claims(rows: list[Row]) -> None:
+    console = Console(highlight=False, markup=False)
+    console.print(
+        "claimed   epsilon by the paper's theorem\n"
+        "provable  epsilon of the paper's noise by the rigorous accountant\n"
+        "noise     what the paper's calibration asks for; tight: what suffices; ratio: noise / tight\n"
+        "Unless a claim says otherwise: one record of one client, replace-one neighbours, a server that sees every "
+        "upload.\n", soft_wrap=True,
+    )  # fmt: skip
+    for (paper, source), group in itertools.groupby(rows, lambda row: (row.paper, row.claim.source)):
+        _print_claim(console, paper, source, list(group))
+
+
+def _print_claim(console: Console, paper: str, source: str, rows: list[Row]) -> None:
+    unit = next((row.noise_unit for row in rows if row.noise_unit), "")
+    deltas = {row.claim.delta for row in rows}
+    title = f"{paper}: {source}" + (f", delta {min(deltas):g}" if len(deltas) == 1 else "")
+    console.print(title + (f"; noise: {unit}" if unit else ""), style="bold", soft_wrap=True)
+    settings = [row.setting for row in rows]
+    console.print(_table(settings, {
+        "verdict": [row.claim.verdict.value for row in rows],
+        "claimed": [_number(row.claim.epsilon) for row in rows], "provable": [_provable(row) for row in rows],
+        "noise": [_number(row.noise) for row in rows], "tight": [_number(row.tight) for row in rows],
+        "ratio": [_number(row.noise_ratio, 3) for row in rows],
+    }))  # fmt: skip
+    details = list(dict.fromkeys(name for row in rows for name in row.details))
+    if details:
+        more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}
+        console.print(_table(settings, more))
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        reasons.setdefault(row.claim.reason, []).append(row.setting)
+    for reason, where in reasons.items():
+        place = "" if len(reasons) == 1 else f"{'; '.join(where[:3])}{' ...' if len(where) > 3 else ''}: "
+        console.print(f" {place}{reason}", soft_wrap=True)
+    console.print()
+
+
+def _table(settings: list[str], columns: dict[str, list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("setting", no_wrap=True)
+    shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
+    for name, cells in shown.items():
+        table.add_column(name, justify="left" if name == "verdict" else "right", min_width=max(map(len, cells)))
+    for index, setting in enumerate(settings):
+        table.add_row(setting, *(cells[index] for cells in shown.values()))
+    return table
+
+
+def _provable(row: Row) -> str:
+    if row.noise and row.provable == math.inf:
+        return ">700"  # losses above 700 are not resolved
+    return _number(row.provable)
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    if value is None:
+        return "-"
+    return "inf" if math.isinf(value) else f"{value:.{digits}g}"
+
+
+COMMANDS = {"account": account_command, "calibrate": calibrate_command, "claims": claims_command}

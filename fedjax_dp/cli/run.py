@@ -1,0 +1,57 @@
+"""`fedjax-dp run`."""
+
+import json
+import pathlib
+from typing import Any
+
+from rich.console import Console
+
+from fedjax_dp import config as configs
+from fedjax_dp import folder
+from fedjax_dp.cli.options import parse, take_flag, take_option
+from fedjax_dp.cli.screen import Screen
+from fedjax_dp.config import RunConfig
+
+DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
+
+usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout and nothing else;
+fedjax-dp run --resume DIR continues a run from its last checkpoint."""
+
+
+def run_command(arguments: list[str]) -> int:
+    """Start or resume a run, and print its result."""
+    as_json, arguments = take_flag(arguments, "--json")
+    resume, arguments = take_option(arguments, "--resume", "a run folder")
+    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    given = configs.read(path) if path else {}
+    config, flagged = parse("run", arguments, RunConfig(**given), DESCRIPTION)
+    names = {*given, *flagged}
+    screen = Screen()
+    if resume is None:
+        result, config, where = folder.start(configs.resolve(config), screen)
+    else:
+        asked = {name: getattr(config, name) for name in names}
+        result, config, where = folder.resume(pathlib.Path(resume), asked, screen)
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+    else:
+        _print_result(result, where)
+    return 0
+
+
+def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
+    guarantee, timing = result["guarantee"], result["timing"]
+    console = Console(highlight=False, soft_wrap=True)
+    lines = [
+        f"{result['algorithm']} on {result['dataset']}: test accuracy {result['test_accuracy']:.4f}, "
+        f"loss {result['test_loss']:.4f} after {result['rounds']} rounds",
+        f"privacy   {guarantee['statement']}",
+        *(f"          assuming {text}" for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
+        *(f"warning   {text}" for text in guarantee["warnings"]),
+        *(f"claim     {claim['statement']}" for claim in guarantee["claims"]),
+        f"time      {timing['round_s_median'] * 1e3:.1f} ms a round, {timing['compile_s']:.1f} s to compile, "
+        f"{timing['total_s']:.1f} s in all",
+        f"folder    {where} (config.toml, metrics.json, result.json, run.png, checkpoints)",
+    ]
+    for line in lines:
+        console.print(line, markup=False)

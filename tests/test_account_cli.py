@@ -1,0 +1,159 @@
+"""`fedjax-dp account`, `calibrate` and `claims`: the same numbers as the library, readable, and refusing in one line."""
+
+import json
+import pathlib
+
+import pytest
+
+from fedjax_dp import accounting, cli
+from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, GaussianSteps, WithoutReplacement, epsilon_of
+
+FIXED = ["--sampling", "without-replacement", "--batch-size", "10", "--records", "600", "--adjacency", "replace-one"]
+COMMON = ["--steps", "600", "--delta", "1e-3"]
+POISSON = ["--sampling", "poisson", "--rate", "0.01", "--adjacency", "add-remove"]
+
+
+def asked(capsys, *words):
+    assert cli.main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_account_gives_every_accountants_number_or_reason(capsys):
+    told = asked(capsys, "account", "--noise-multiplier", "2", *COMMON, *FIXED)
+    event = GaussianSteps(2.0, WithoutReplacement(10, 600), Adjacency.REPLACE_ONE, 600)
+    by_name = {entry["accountant"]: entry for entry in told["guarantees"]}
+    assert list(by_name) == list(ACCOUNTANTS)
+    for name in ("pld", "rdp", "zcdp"):
+        assert by_name[name]["epsilon"] == epsilon_of(event, 1e-3, name)
+        assert by_name[name]["reason"] is None
+    assert by_name["gaussian"]["epsilon"] is None
+    assert "needs unsampled sums" in by_name["gaussian"]["reason"]
+    assert "rho <= 0.1" in by_name["tcdp"]["reason"]
+    assert told["lower_bound"]["epsilon"] == epsilon_of(event, 1e-3, accounting.ATTAINED)
+    assert told["inputs"]["noise_multiplier"] == 2.0
+    assert told["inputs"]["batch_size"] == 10
+    assert told["inputs"]["unit"] == "record"
+    assert told["warnings"] == []
+
+
+def test_account_knows_every_option(capsys):
+    told = asked(
+        capsys, "account", "--noise-multiplier", "2", "--steps", "1", "--delta", "1e-3", "--sampling", "none",
+        "--adjacency", "replace-one", "--view", "secure_sum", "--cohort-size", "10", "--colluders", "1",
+        "--rounds", "20", "--participation", "0.5", "--unit", "client",
+    )  # fmt: skip
+    own = GaussianSteps(6.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1, accounting.Unit.CLIENT)
+    law = accounting.RandomParticipation(own, 0.5, 20)
+    assert told["guarantees"][0]["epsilon"] == pytest.approx(epsilon_of(law, 1e-3), rel=1e-9)
+    assert "client with all its records" in told["statement"]
+    for words in (["--sampling", "with-replacement"], ["--sampling", "shuffled"]):
+        told = asked(
+            capsys, "account", "--noise-multiplier", "9", *COMMON, *words, "--batch-size", "10", "--records", "600",
+            "--adjacency", "replace-one",
+        )  # fmt: skip
+        assert told["guarantees"][0]["epsilon"] > 0
+
+
+def test_calibrate_inverts_account(capsys):
+    told = asked(capsys, "calibrate", "--epsilon", "1", *COMMON, *POISSON)
+    for entry in told["noise_multipliers"]:
+        if entry["noise_multiplier"] is None:
+            assert entry["reason"]
+            continue
+        noise = repr(entry["noise_multiplier"])
+        back = asked(capsys, "account", "--noise-multiplier", noise, *COMMON, *POISSON)
+        (spent,) = [e["epsilon"] for e in back["guarantees"] if e["accountant"] == entry["accountant"]]
+        assert 0.999 < spent <= 1.0
+
+
+def test_people_read_unit_adjacency_view_and_reasons(capsys):
+    assert cli.main(["account", "--noise-multiplier", "2", "--steps", "600", "--delta", "0.01", *FIXED]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "one record of one client", "replace-one neighbours", "a server that sees every upload", "delta 0.01",
+        "10 of 600 without replacement", "lower bound", "warning: delta 0.01 is above 1/600",
+    ):  # fmt: skip
+        assert words in out
+
+
+def test_pictures_are_written(capsys):
+    assert cli.main(["account", "--noise-multiplier", "2", *COMMON, *FIXED, "--plot", "a.png"]) == 0
+    assert cli.main(["calibrate", "--epsilon", "1", *COMMON, *POISSON, "--plot", "b.png"]) == 0
+    assert cli.main(["claims", "--paper", "003", "--plot", "c.png"]) == 0
+    for name in ("a.png", "b.png", "c.png"):
+        assert pathlib.Path(name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_claims_prints_the_table_of_one_paper(capsys):
+    assert cli.main(["claims", "--paper", "000"]) == 0
+    out = capsys.readouterr().out
+    assert "MNIST, T=50" in out
+    assert "4.784" in out
+    assert "conditional" in out
+    assert "…" not in out  # nothing is cut off
+    told = asked(capsys, "claims", "--paper", "002")["claims"]
+    assert {row["paper"] for row in told} == {"002"}
+    assert {"claimed_epsilon", "provable_epsilon", "noise_ratio", "verdict", "reason"} <= set(told[0])
+
+
+@pytest.mark.parametrize("command", ["account", "calibrate", "claims"])
+def test_help_shows_every_option(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    assert "--plot" in capsys.readouterr().out
+
+
+Z = ["account", "--noise-multiplier", "2"]
+BAD = [
+    (["account", *COMMON, *POISSON], "noise_multiplier must be given, got nothing; add --noise-multiplier"),
+    (
+        ["account", "--noise-multiplier", "0", *COMMON, *POISSON],
+        "noise_multiplier must be positive and finite, got 0.0",
+    ),
+    (
+        ["account", "--noise-multiplier", "-1", *COMMON, *POISSON],
+        "noise_multiplier must be positive and finite, got -1",
+    ),
+    (
+        ["account", "--noise-multiplier", "nan", *COMMON, *POISSON],
+        "noise_multiplier must be positive and finite, got nan",
+    ),
+    (
+        [*Z, *COMMON, "--sampling", "poisson", "--rate", "1.5", "--adjacency", "add-remove"],
+        "rate must be in [0, 1], got 1.5",
+    ),
+    (
+        [*Z, *COMMON, "--sampling", "poisson", "--rate", "-1", "--adjacency", "add-remove"],
+        "rate must be in [0, 1], got -1",
+    ),
+    ([*Z, *COMMON, "--sampling", "poisson", "--adjacency", "add-remove"], "rate of poisson sampling must be given"),
+    ([*Z, *COMMON, *FIXED[:4], "--records", "5", *FIXED[6:]], "at most the 5 records, got 10"),
+    ([*Z, *COMMON, *FIXED, "--rate", "0.1"], "rate must be left out for sampling without-replacement"),
+    ([*Z, *COMMON, *FIXED[:-1], "add-remove"], "use replace-one"),
+    ([*Z, "--steps", "0", "--delta", "1e-5", *POISSON], "steps must be an integer of at least 1, got 0"),
+    ([*Z, "--steps", "1.5", "--delta", "1e-5", *POISSON], "--steps must be an integer, got '1.5'"),
+    ([*Z, "--steps", "5", "--delta", "1", *POISSON], "delta must be strictly between 0 and 1, got 1.0"),
+    ([*Z, "--steps", "5", *POISSON], "delta must be given"),
+    ([*Z, *COMMON, *POISSON[:-1], "replace"], "did you mean replace-one?"),
+    ([*Z, *COMMON, *POISSON[:-2]], "adjacency must be given"),
+    ([*Z, *COMMON, "--sampling", "poison", "--adjacency", "add-remove"], "did you mean poisson?"),
+    ([*Z, *COMMON, *POISSON, "--plot", "no/where.png"], "plot must be a file in an existing folder"),
+    ([*Z, *COMMON, *POISSON, "--rounds", "4"], "participation must be given"),
+    ([*Z, *COMMON, *POISSON, "--colluders", "1"], "colluders must be an integer from 0 to below the cohort size 1"),
+    ([*Z, *COMMON, *POISSON, "--nosie", "1"], "argument must be an option of fedjax-dp account"),
+    (["calibrate", "--epsilon", "-1", *COMMON, *POISSON], "epsilon must be positive and finite, got -1"),
+    (["claims", "--paper", "9"], "paper must be one of 000"),
+    (["claims", "--paper", "001", "--plot", "x.png"], "asked for a paper with calibrated noise"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD)
+def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
+    assert cli.main(words) == 2
+    out = capsys.readouterr()
+    assert expected in out.err
+    assert out.err.count("\n") == 1
+    assert out.out == ""
+    assert not list(pathlib.Path().iterdir())
