@@ -1,4 +1,4 @@
-"""`fedjax-dp account`, `calibrate` and `claims`: the same numbers as the library, readable, and refusing in one line."""
+"""`fedjax-dp account`, `calibrate` and `claims`: the library's numbers, readable, and refusals in one line."""
 
 import json
 import pathlib
