@@ -370,7 +370,7 @@ def test_rdp_is_at_most_tcdp_where_its_conditions_hold(batch, records, count, ex
 
 
 @given(settings_of_steps, st.sampled_from(["fixed", "poisson", "poisson-replace", "replacement"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_epsilon_is_monotone_in_every_argument(accountant, case, kind):
     noise, batch, records, count, delta = case

@@ -1,10 +1,13 @@
 """The README tells the truth: its example runs, its commands are the ones CI runs, its number is a measured one."""
 
+import doctest
 import json
 import pathlib
 import re
 
 import pytest
+
+from fedjax_dp.accounting import claim_rows
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -49,3 +52,47 @@ def test_picture_of_the_run_is_the_committed_run():
     told = json.loads((ROOT / "benchmarks" / "results" / "mnist_dpnfl.json").read_text())
     assert f"{100 * told['test_accuracy']:.1f}%" in README
     assert told["guarantee"]["epsilon"] == pytest.approx(0.3, rel=1e-3)
+
+
+SHOWN = [
+    ("000", "Lemmas 2-4 (tCDP)", "MNIST, T=50"),
+    ("000", "Theorem 5", "MNIST, T=50"),
+    ("001", "no theorem", "any"),
+    ("002", "Theorem 1, no secure aggregation", "T=20, tau=10, B=50"),
+    ("002", "Theorem 1, secure aggregation", "T=20, tau=10, B=m"),
+    ("003", "Theorem 1 with constant 1", "EMNIST, T*=26, epsilon 32"),
+    ("004", "Theorem 1 (one round)", "MNIST, epsilon 1"),
+    ("dp-fedavg", "moments accountant on fixed-size batches", "q=0.01, T=1000"),
+]
+
+
+def row_of_claim(row):
+    provable = "infinite" if row["provable_is_infinite"] else row["provable_epsilon"]
+    cells = [row["claimed_epsilon"], provable, row["noise_ratio"]]
+    told = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:.3g}" for cell in cells]
+    return f"| {row['paper']} | {row['claim']}: {row['setting']} | {row['verdict']} | {' | '.join(told)} |"
+
+
+def test_table_of_claims_is_the_committed_one_and_the_committed_one_is_todays():
+    committed = json.loads((ROOT / "benchmarks" / "results" / "claims.json").read_text())["claims"]
+    by_name = {(row["paper"], row["claim"], row["setting"]): row for row in committed}
+    for name in SHOWN:
+        assert row_of_claim(by_name[name]) in README
+    today = {(row.paper, row.claim.source, row.setting): row.to_dict() for row in claim_rows()}
+    assert set(today) == set(by_name)
+    for name, row in today.items():
+        assert row["verdict"] == by_name[name]["verdict"]
+        assert (row["noise_ratio"] or 0.0) == pytest.approx(by_name[name]["noise_ratio"] or 0.0, rel=1e-3)
+
+
+def test_accounting_examples_print_what_they_say():
+    (example,) = blocks("pycon")
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest(example, {}, "README", "README.md", 0))
+    assert (runner.failures, runner.tries) == (0, 4)
+
+
+def test_accounting_ratios_are_the_measured_ones():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "accounting.json").read_text())
+    assert f"**{measured['ratio_pld']['1e4 steps']:.0f} times**" in README
+    assert f"**{measured['ratio_pld']['1e6 steps']:.1f} times**" in README
