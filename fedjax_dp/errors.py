@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,14 +43,33 @@ def require_in_unit_interval(what: str, value: float, remedy: str = "") -> None:
 
 
 def require_count(what: str, value: int, remedy: str = "") -> None:
-    """An integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """An integer of at least 1, Python's or NumPy's."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise refuse(what, value, "an integer of at least 1", remedy)
+
+
+def require_integer(what: str, value: int, least: int, most: int, remedy: str = "") -> None:
+    """An integer from `least` to `most`, Python's or NumPy's."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
+        raise refuse(what, value, f"an integer from {least} to {most:,}", remedy)
+
+
+def require_not_negative(what: str, value: float, remedy: str = "") -> None:
+    """`value >= 0` and finite; written so that NaN fails."""
+    if not 0 <= value < math.inf:
+        raise refuse(what, value, "zero or positive, and finite", remedy)
+
+
+def nearest(word: str, names: Iterable[str]) -> list[str]:
+    """The name that was probably meant, if any: one that begins so, else one spelt alike."""
+    names = list(names)
+    begins = [name for name in names if len(word) > 1 and name.startswith(word)]
+    return begins[:1] or difflib.get_close_matches(word, names, n=1)
 
 
 def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
     """One of `choices`; the nearest name is offered."""
     names = list(choices)
     if value not in names:
-        near = difflib.get_close_matches(value, names, n=1)
+        near = nearest(value, names)
         raise refuse(what, repr(value), "one of " + ", ".join(names), f"did you mean {near[0]}?" if near else "")

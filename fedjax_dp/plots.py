@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -62,13 +61,16 @@ def plot_epsilon(
 ) -> None:  # fmt: skip
     """Epsilon against `axis`, a curve per accountant, as a PNG; the legend says `whose` epsilon it is."""
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
-    for name, (x, y) in curves.items():
+    for rank, (name, (x, y)) in enumerate(curves.items()):
         about = {"attained": "attained (lower bound)"}.get(name, name)
         style = ":" if name == ATTAINED.name else "-"
-        axes.plot(x, y, style, color=COLORS[name], label=about, marker="o" if len(x) < 30 else None, ms=3)
+        width = max(4.5 - rank, 1.3)  # so that coinciding curves all show
+        axes.plot(x, y, style, color=COLORS[name], label=about, lw=width, marker="o", ms=max(width, 3))
     if target is not None:
         axes.axhline(target, color="0.3", lw=0.8, ls="--", label=f"budget {target:g}")
     axes.set(xlabel=axis, ylabel="epsilon (nats)", xscale="log", yscale="log")
+    if all(len(x) == 1 for x, _ in curves.values()):
+        axes.set_xlim(0.5, 2)
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.25, which="both")
     axes.spines[["top", "right"]].set_visible(False)
@@ -95,6 +97,9 @@ def plot_claims(rows: Sequence[Row], path: str | os.PathLike) -> None:
     axes.set_yticklabels([f"{row.paper} {row.claim.source}: {row.setting}" for row in shown], fontsize=7)
     axes.set(ylim=(len(shown) - 0.4, -0.6), xscale="log", xlabel="noise by the paper / noise that suffices")
     axes.axvline(1, color="0.3", lw=0.8)
+    for side, words in ((-6, "too little noise"), (6, "more than needed")):
+        axes.annotate(words, (1, 1.0), xycoords=("data", "axes fraction"), xytext=(side, 4), fontsize=8, color="0.3",
+                      textcoords="offset points", ha="right" if side < 0 else "left")  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(alpha=0.25, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
@@ -103,13 +108,6 @@ def plot_claims(rows: Sequence[Row], path: str | os.PathLike) -> None:
             axes.plot([], [], "o-", color=color, label=verdict)
     axes.legend(title="one record of one client, replace-one", frameon=False, loc="best", fontsize=8, title_fontsize=8)
     _save(figure, path)
-
-
-def check_path(path: str | os.PathLike) -> None:
-    """Refuses a file that could not be written, before anything is computed for it."""
-    folder = pathlib.Path(path).parent
-    if not folder.is_dir() or pathlib.Path(path).is_dir():
-        raise errors.refuse("plot", str(path), "a file in an existing folder", "create the folder")
 
 
 def _save(figure: Any, path: str | os.PathLike) -> None:

@@ -1,5 +1,6 @@
 """A run with its Guarantee: calibrate, simulate, account."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,6 +62,12 @@ def prepare(
         algorithm, data, rounds=rounds, delta=delta, seed=seed, accountant=accountant,
         participation="law" if participation == "law" else "schedule", view=view, colluders=colluders,
     )  # fmt: skip
+    if epsilon is not None and promise.epsilon > epsilon:
+        excess = (
+            f"the worst client has epsilon {promise.epsilon:.4g}, above the budget {epsilon:g}: noise was found for "
+        )
+        excess += f"participation {participation}, which holds for no schedule in particular"
+        promise = dataclasses.replace(promise, warnings=(*promise.warnings, excess))
     return algorithm, promise
 
 

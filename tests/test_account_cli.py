@@ -40,7 +40,7 @@ def test_account_knows_every_option(capsys):
     told = asked(
         capsys, "account", "--noise-multiplier", "2", "--steps", "1", "--delta", "1e-3", "--sampling", "none",
         "--adjacency", "replace-one", "--view", "secure_sum", "--cohort-size", "10", "--colluders", "1",
-        "--rounds", "20", "--participation", "0.5", "--unit", "client",
+        "--local-steps", "1", "--rounds", "20", "--participation", "0.5", "--unit", "client",
     )  # fmt: skip
     own = GaussianSteps(6.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1, accounting.Unit.CLIENT)
     law = accounting.RandomParticipation(own, 0.5, 20)
@@ -128,7 +128,10 @@ BAD = [
         [*Z, *COMMON, "--sampling", "poisson", "--rate", "-1", "--adjacency", "add-remove"],
         "rate must be in [0, 1], got -1",
     ),
-    ([*Z, *COMMON, "--sampling", "poisson", "--adjacency", "add-remove"], "rate of poisson sampling must be given"),
+    (
+        [*Z, *COMMON, "--sampling", "poisson", "--adjacency", "add-remove"],
+        "rate must be given for poisson sampling, got",
+    ),
     ([*Z, *COMMON, *FIXED[:4], "--records", "5", *FIXED[6:]], "at most the 5 records, got 10"),
     ([*Z, *COMMON, *FIXED, "--rate", "0.1"], "rate must be left out for sampling without-replacement"),
     ([*Z, *COMMON, *FIXED[:-1], "add-remove"], "use replace-one"),
@@ -139,11 +142,27 @@ BAD = [
     ([*Z, *COMMON, *POISSON[:-1], "replace"], "did you mean replace-one?"),
     ([*Z, *COMMON, *POISSON[:-2]], "adjacency must be given"),
     ([*Z, *COMMON, "--sampling", "poison", "--adjacency", "add-remove"], "did you mean poisson?"),
-    ([*Z, *COMMON, *POISSON, "--plot", "no/where.png"], "plot must be a file in an existing folder"),
-    ([*Z, *COMMON, *POISSON, "--rounds", "4"], "participation must be given"),
-    ([*Z, *COMMON, *POISSON, "--colluders", "1"], "colluders must be an integer from 0 to below the cohort size 1"),
+    ([*Z, *COMMON, *POISSON, "--plot", "no/where.png"], "plot must be in a folder that exists and can be written to"),
+    (
+        [*Z, *COMMON, *POISSON, "--rounds", "4"],
+        "participation must be given together, got nothing",
+    ),
+    ([*Z, *COMMON, *POISSON, "--colluders", "1"], "colluders must be left out in view uploads"),
     ([*Z, *COMMON, *POISSON, "--nosie", "1"], "argument must be an option of fedjax-dp account"),
     (["calibrate", "--epsilon", "-1", *COMMON, *POISSON], "epsilon must be positive and finite, got -1"),
+    ([*Z], "steps and delta and adjacency must be given, got nothing; add --steps --delta --adjacency"),
+    ([*Z, *COMMON, *POISSON, "--plot", "x.jpg"], "plot must be a file name that ends in .png"),
+    ([*Z, *COMMON, *POISSON, "--noise", "1"], "did you mean --noise-multiplier?"),
+    ([*Z, *COMMON, *POISSON, "--unit", "client"], "knows which clients take part"),
+    ([*Z, *COMMON, *FIXED, "--view", "broadcast", "--cohort-size", "9"], "local_steps must be given together"),
+    (
+        [*Z, *COMMON, *FIXED, "--view", "broadcast", "--cohort-size", "9", "--local-steps", "1", "--colluders", "9"],
+        "colluders must be an integer from 0 to 8",
+    ),
+    (
+        ["calibrate", "--epsilon", "1e-9", "--steps", "100000000", "--delta", "1e-12", "--adjacency", "add-remove"],
+        "the budget must be reachable",
+    ),
     (["claims", "--paper", "9"], "paper must be one of 000"),
     (["claims", "--paper", "001", "--plot", "x.png"], "asked for a paper with calibrated noise"),
 ]

@@ -37,9 +37,11 @@ from fedjax_dp.accounting import (
     Zcdp,
     epsilon_of,
     noise_multiplier_for,
+    pld,
     theorems,
 )
 from fedjax_dp.accounting import tcdp as tcdp_module
+from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
 from fedjax_dp.accounting.losses import discretise
 from fedjax_dp.accounting.pairs import Pair, dominating
@@ -429,7 +431,7 @@ def test_losses_and_their_inverse_agree_and_masses_add_up(pair):
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_discretised_losses_are_a_pessimistic_probability_law(name):
-    for step, _ in EVENTS[name].steps():
+    for step, _ in EVENTS[name].leaves():
         for direction in dominating(step):
             losses = discretise(direction, 1e-3, 10)
             assert losses.masses.sum() + losses.infinite == pytest.approx(1.0, abs=1e-9)
@@ -567,15 +569,17 @@ def test_calibrated_noise_is_on_the_private_side_and_tight(epsilon, delta, batch
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "gaussian", "zcdp", "tcdp"])
 @pytest.mark.parametrize("name", EVENTS)
 def test_every_accountant_calibrates_every_event_it_covers(name, accountant):
-    template = EVENTS[name].scaled(0.5)
+    event = EVENTS[name]
+    own = next(step.noise_multiplier for step, _ in event.leaves())
     try:
-        factor = noise_multiplier_for(template, 0.7, 1e-4, accountant)
+        noise = noise_multiplier_for(event, 0.7, 1e-4, accountant)
     except accounting.NotCoveredError:
         with pytest.raises(accounting.NotCoveredError):
-            epsilon_of(template.scaled(1e4), 1e-4, accountant)
+            epsilon_of(event.scaled(1e4), 1e-4, accountant)
         return
-    spent = epsilon_of(template.scaled(factor), 1e-4, accountant)
-    assert spent <= 0.7
+    assert noise == pytest.approx(noise_multiplier_for(event.scaled(3.0), 0.7, 1e-4, accountant), rel=4e-4)
+    spent = epsilon_of(event.scaled(noise / own), 1e-4, accountant)
+    assert spent <= 0.7 * (1 + 1e-12)
     if accountant != "tcdp":  # whose curve begins where its conditions are met
         assert spent > 0.699
 
@@ -587,6 +591,31 @@ def test_calibration_is_monotone_in_the_budget():
 
 
 # --- limits, speed, bad input ----------------------------------------------------------------------------------------
+
+
+def test_losses_beyond_what_exp_can_hold_are_composed_all_the_same():
+    """The exact Gaussian at epsilon 2000; and epsilon 900 of sampled steps, which other programs confirm."""
+    from dp_accounting.pld import privacy_loss_distribution as reference
+
+    exact = epsilon_of(unsampled(2.0, 10_000), 1e-5)
+    assert exact > 1000
+    by_losses = total(unsampled(2.0, 10_000), pld.price(unsampled(2.0, 10_000)))
+    assert by_losses.epsilon(1e-5) == pytest.approx(exact, rel=1e-3)
+    event = poisson(1.0, 0.1, 100_000)
+    one = reference.from_gaussian_mechanism(1.0, sampling_prob=0.1, value_discretization_interval=1e-3)
+    assert epsilon_of(event, 1e-5) == pytest.approx(one.self_compose(100_000).get_epsilon_for_delta(1e-5), rel=5e-3)
+    assert epsilon_of(event, 1e-5) < epsilon_of(event, 1e-5, "rdp")
+    assert noise_multiplier_for(event, 701.0, 1e-5) == pytest.approx(noise_multiplier_for(event, 699.0, 1e-5), rel=0.01)
+
+
+@pytest.mark.parametrize(("noise", "sampling", "delta"), [
+    (0.3, FullBatch(), 1e-5), (1e9, Poisson(0.1), 1e-12), (1e-3, FullBatch(), 1e-5), (5.0, Poisson(1e-6), 1e-12),
+    (2.0, Poisson(0.999999), 1e-9), (0.06, Poisson(1e-4), 1e-3),
+])  # fmt: skip
+def test_extreme_events_have_an_answer(noise, sampling, delta):
+    event = RandomParticipation(GaussianSteps(noise, sampling, ADD_REMOVE, 10), 0.5, 50)
+    pld, rdp = epsilon_of(event, delta), epsilon_of(event, delta, "rdp")
+    assert 0 <= pld <= rdp * (1 + 1e-3) + 1e-9 or math.isinf(pld)
 
 
 def test_limits():
@@ -629,8 +658,8 @@ def test_a_ledger_asks_once_for_each_kind_of_client():
         (lambda: Poisson(-0.1), "rate must be in [0, 1], got -0.1"),
         (lambda: Poisson(1.1), "rate must be in [0, 1], got 1.1"),
         (lambda: Poisson(math.nan), "rate must be in"),
-        (lambda: fixed_size(-1.0, 1, 2, 1), "noise_multiplier must be zero or positive, and finite, got -1"),
-        (lambda: fixed_size(math.nan, 1, 2, 1), "noise_multiplier must be zero or positive, and finite, got nan"),
+        (lambda: fixed_size(-1.0, 1, 2, 1), "noise_multiplier must be 0, or from 1e-09 to 1e+12, got -1"),
+        (lambda: fixed_size(math.nan, 1, 2, 1), "noise_multiplier must be 0, or from 1e-09 to 1e+12, got nan"),
         (lambda: fixed_size(1.0, 1, 2, 1.5), "number of noisy steps must be an integer"),
         (lambda: fixed_size(1.0, 1, 2, -1), "number of noisy steps must be an integer"),
         (lambda: GaussianSteps(1.0, Shuffled(3, 10), REPLACE_ONE, 4), "a multiple of the 3 batches of an epoch, got 4"),
@@ -650,6 +679,22 @@ def test_a_ledger_asks_once_for_each_kind_of_client():
         (lambda: epsilon_of(fixed_size(3.0, 1, 90, 9), 1e-5, "tcdp"), "rho <= 0.1 in one step, got 0.222"),
         (lambda: epsilon_of(fixed_size(3.0, 1, 90, 9), 1e-5, "gaussian"), "needs unsampled sums"),
         (lambda: accounting.seen(unsampled(1.0, 1), View.SECURE_SUM, cohort_size=5, colluders=5), "colluders must be"),
+        (lambda: accounting.seen(unsampled(1.0, 1), "bogus", cohort_size=5), "view must be one of uploads, secure_sum"),
+        (
+            lambda: accounting.seen(
+                GaussianSteps(1.0, Poisson(0.1), ADD_REMOVE, 1, Unit.CLIENT), "uploads", cohort_size=1
+            ),
+            "knows which clients take part",
+        ),
+        (lambda: GaussianSteps(1.0, FullBatch(), "add-remove", 1), "such as Adjacency.REPLACE_ONE"),
+        (lambda: GaussianSteps(1.0, "poisson", ADD_REMOVE, 1), "sampling must be a value from fedjax_dp.accounting"),
+        (lambda: unsampled(1.0, 10**22), "an integer from 0 to 1,000,000,000"),
+        (lambda: unsampled(1e160, 1), "noise_multiplier must be 0, or from 1e-09 to 1e+12"),
+        (lambda: Gdp(-1.0), "mu must be zero or positive"),
+        (lambda: Tcdp(-1.0).epsilon(1e-5), "rho must be zero or positive"),
+        (lambda: accounting.gaussian_epsilon(1e-5, -1.0), "relative_noise must be positive"),
+        (lambda: accounting.gaussian_delta(1.0, 0.0), "relative_noise must be positive"),
+        (lambda: noise_multiplier_for(unsampled(0.0, 1), 1.0, 1e-5), "give it noise multiplier 1"),
         (lambda: accounting.renyi_divergence(unsampled(1.0, 1), [1.0]), "Renyi orders must be above 1"),
         (lambda: accounting.participation_quantile(10, -0.1, 0.1), "participation rate must be in [0, 1]"),
         (

@@ -146,6 +146,11 @@ def test_other_views_count_the_cohorts_noise_for_one_local_step_and_equal_client
     assert fdp.guarantee(unequal, data, view="broadcast", **options).epsilon == (
         fdp.guarantee(unequal, data, **options).epsilon
     )
+    for participation in ("schedule", "law", "worst"):
+        found = {"participation": participation, "view": "secure_sum", "seed": 1, "rounds": ROUNDS, "delta": DELTA}
+        calibrated = fdp.calibrate(one, data, epsilon=1.0, **found)
+        assert len(set(calibrated.local.privatizer.noise_multiplier.tolist())) == 1  # or it would not add up
+        assert 0.99 < fdp.guarantee(calibrated, data, **found).epsilon <= 1.0
     cheaper = fdp.calibrate(one, data, epsilon=1.0, view="secure_sum", **options)
     dearer = fdp.calibrate(one, data, epsilon=1.0, **options)
     ratio = dearer.local.privatizer.noise_multiplier[0] / cheaper.local.privatizer.noise_multiplier[0]
@@ -157,6 +162,17 @@ def test_with_replacement_batches_have_a_guarantee_that_counts_the_multiplicity(
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
     assert promise.epsilon > fdp.guarantee(dpnfl(noise_multiplier=2.0), data, rounds=ROUNDS, delta=DELTA).epsilon
     assert "with replacement" in promise.assumptions[1]
+
+
+def test_a_run_whose_guarantee_exceeds_its_budget_says_so(data):
+    result = fdp.run(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1, participation="expected")
+    assert "above the budget 2: noise was found for participation expected" in result.guarantee.warnings[0]
+    assert fdp.run(dpnfl(), data, rounds=2, epsilon=2.0, delta=DELTA, participation="worst").guarantee.warnings == ()
+
+
+def test_an_infinite_epsilon_says_why(data):
+    told = str(fdp.guarantee(dpnfl(noise_multiplier=1e-3), data, rounds=ROUNDS, delta=DELTA))
+    assert "because the noise is too small" in told
 
 
 def test_a_delta_above_one_over_the_records_is_warned_of(data):
@@ -190,7 +206,7 @@ def test_guarantee_prints_as_one_sentence_with_everything(data):
         (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="upload"),
          "did you mean uploads?"),
         (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="broadcast", colluders=2),
-         "colluders must be an integer from 0 to below the cohort size 2"),
+         "colluders must be an integer from 0 to 1"),
         (lambda d: fdp.calibrate(dpnfl(), d, rounds=2, epsilon=1.0, delta=DELTA, participation="mean"),
          "participation must be one of"),
         (lambda d: fdp.calibrate(fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1), d, rounds=2,

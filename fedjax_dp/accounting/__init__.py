@@ -16,7 +16,7 @@ from fedjax_dp.accounting.accountants import (
     epsilon_of,
     epsilons_of,
 )  # fmt: skip
-from fedjax_dp.accounting.calibrate import noise_multiplier_for
+from fedjax_dp.accounting.calibrate import noise_factor_for, noise_multiplier_for
 from fedjax_dp.accounting.empirical import clopper_pearson_epsilon
 from fedjax_dp.accounting.events import (
     Adjacency,
@@ -56,6 +56,7 @@ __all__ = [
     "Shuffled", "Tcdp", "TcdpConditionError", "Unit", "Verdict", "View", "WithReplacement", "WithoutReplacement",
     "Zcdp", "claim_rows", "classical_gaussian_noise", "clopper_pearson_epsilon", "cost_of", "epsilon_of",
     "epsilons_of", "gaussian_delta", "gaussian_epsilon", "gaussian_noise", "gaussian_trade_off",
+    "noise_factor_for",
     "noise_multiplier_for", "participation_quantile", "participation_tail", "renyi_divergence", "seen",
     "within_quantile", "zcdp_budget", "zcdp_epsilon", "zcdp_epsilon_standard",
 ]  # fmt: skip

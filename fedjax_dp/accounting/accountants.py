@@ -39,7 +39,7 @@ def total(event: Event, price: Callable[[GaussianSteps], Any]) -> Any:
         case GaussianSteps():
             return price(event).times(event.releases)
         case Composed(parts):
-            released = [part for part in parts if any(count for _, count in part.steps())]
+            released = [part for part in parts if any(count for _, count in part.leaves())]
             return functools.reduce(lambda a, b: a.plus(b), (total(part, price) for part in released))
         case RandomParticipation(each, rate, rounds):
             return total(each, price).thinned(rate).times(rounds)
@@ -80,7 +80,7 @@ def cost_of(event: Event, accountant: str | Accountant = "pld") -> Any:
 
     Raises: NotCoveredError if the accountant has no theorem for it; ConfigurationError if nothing noisy is released.
     """
-    released = [step for step, count in event.steps() if count]
+    released = [step for step, count in event.leaves() if count]
     if not released or any(step.reveals_everything for step in released):
         raise errors.refuse("the event", event, "made of at least one release, all of them noisy")
     return total(event, accountant_named(accountant).price(event))
@@ -96,7 +96,7 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     """
     errors.require_in_unit_interval("delta", delta)
     chosen = accountant_named(accountant)
-    released = [step for step, count in event.steps() if count]
+    released = [step for step, count in event.leaves() if count]
     if not released:
         return 0.0
     if any(step.reveals_everything for step in released):

@@ -12,21 +12,38 @@ LARGEST_NOISE = 1e6
 SMALLEST_NOISE = 0.05  # where delta alone covers the chance of being sampled, less noise would do, but nobody wants it
 
 
-@functools.lru_cache(maxsize=65536)
-def noise_multiplier_for(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> float:
-    """Smallest factor on the noise of `event` with which it costs at most `epsilon` at `delta`.
+class UnreachableError(errors.ConfigurationError):
+    """No noise in the searched range meets the budget."""
 
-    For an event of noise multiplier 1 the answer is the noise multiplier. It lies on the private side, within the
-    accountant's precision (pld: 2e-4 relative, the others 1e-6 or better).
-    Limits: an event without releases needs no noise; any other gets at least about 0.05.
+
+def noise_multiplier_for(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> float:
+    """Smallest noise multiplier with which `event` costs at most `epsilon` at `delta`.
+
+    The event's own noise does not matter if all its parts share one; else the answer is that of the first part, the
+    others in proportion. Precision, limits and errors as of `noise_factor_for`.
+    """
+    own = next((step.noise_multiplier for step, count in event.leaves() if count), 1.0)
+    return own * noise_factor_for(event, epsilon, delta, accountant)
+
+
+@functools.lru_cache(maxsize=65536)
+def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> float:
+    """Smallest factor on all the noise of `event` with which it costs at most `epsilon` at `delta`.
+
+    It lies on the private side, within the accountant's precision (pld: 2e-4 relative, the others 1e-6 or better).
+    Limits: an event without releases needs no noise; any other gets a noise multiplier of at least about 0.05.
     Raises: ConfigurationError if the budget is unreachable, NotCoveredError if no noise makes the accountant's theorem
             apply.
     """
     errors.require_positive("epsilon", epsilon)
     errors.require_in_unit_interval("delta", delta)
     chosen = accountant_named(accountant)
-    if not any(count for _, count in event.steps()):
+    if not any(count for _, count in event.leaves()):
         return 0.0
+    if any(step.noise_multiplier == 0 for step, count in event.leaves() if count):
+        raise errors.refuse("the event to calibrate", event, "noisy in every release", "give it noise multiplier 1")
+    first = next(step.noise_multiplier for step, count in event.leaves() if count)
+    event = event.scaled(1 / first)
     refused: list[NotCoveredError] = []
 
     def cost(factor: float) -> float:
@@ -47,27 +64,28 @@ def noise_multiplier_for(event: Event, epsilon: float, delta: float, accountant:
             low = (noise, value)
         if low and high:
             if high[0] / low[0] - 1 < chosen.precision:
-                return high[0]
+                return high[0] / first
             noise = _between(low, high, epsilon, chosen.precision)
         else:
             noise *= _stride(value, epsilon)
         if noise > LARGEST_NOISE:
             break
         if high and high[0] <= SMALLEST_NOISE:
-            return high[0]
+            return high[0] / first
     if high:  # the curve jumps where a theorem begins to apply
-        return high[0]
+        return high[0] / first
     if refused and cost(LARGEST_NOISE) == math.inf:
         raise refused[-1]
-    raise errors.refuse(
-        "epsilon", epsilon, f"reachable at delta {delta:g} with noise below {LARGEST_NOISE:g}", "raise epsilon or delta"
+    raise UnreachableError(
+        f"epsilon must be reachable at delta {delta:g} with noise below {LARGEST_NOISE:g}, got {epsilon:g}; "
+        "raise epsilon or delta"
     )
 
 
 def _first_guess(event: Event, epsilon: float, delta: float) -> float:
     """Noise of the central-limit Gaussian, whose squared mean shift is the sum of (q / noise)^2 over all releases."""
-    shift = sum(count * (step.sampling.rate / step.relative_noise) ** 2 for step, count in event.steps())
-    return max(gaussian_noise(epsilon, delta) * math.sqrt(shift), 0.3)
+    shift = sum(count * (step.sampling.rate / step.relative_noise) ** 2 for step, count in event.leaves())
+    return min(max(gaussian_noise(epsilon, delta) * math.sqrt(shift), 0.3), LARGEST_NOISE)
 
 
 def _stride(value: float, epsilon: float) -> float:

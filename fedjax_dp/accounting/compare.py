@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import ACCOUNTANTS, ATTAINED, Accountant, epsilon_of
-from fedjax_dp.accounting.calibrate import noise_multiplier_for
+from fedjax_dp.accounting.calibrate import UnreachableError, noise_factor_for
 from fedjax_dp.accounting.events import Event, NotCoveredError
 
 
@@ -37,9 +36,12 @@ def lower_bound(event: Event, delta: float) -> Answer:
 
 
 def compare_noise(event: Event, epsilon: float, delta: float) -> list[Answer]:
-    """The smallest noise multiplier for the budget by every accountant; `event` has noise multiplier 1."""
+    """The smallest factor on the noise of `event` for the budget, by every accountant.
+
+    With clients of noise multiplier 1 it is the noise multiplier of a client, whatever of it a view sees.
+    """
     return [
-        _answer(accountant, functools.partial(noise_multiplier_for, event, epsilon, delta))
+        _answer(accountant, functools.partial(noise_factor_for, event, epsilon, delta))
         for accountant in ACCOUNTANTS.values()
     ]
 
@@ -62,12 +64,8 @@ def epsilon_curves(
 def _answer(accountant: Accountant, ask: Callable[[Accountant], float]) -> Answer:
     try:
         number = ask(accountant)
-    except NotCoveredError as error:
-        return Answer(accountant.name, accountant.about, None, str(error))
-    except errors.ConfigurationError as error:
-        if "reachable" not in str(error):
-            raise
+    except (NotCoveredError, UnreachableError) as error:
         return Answer(accountant.name, accountant.about, None, str(error))
     if math.isinf(number):
-        return Answer(accountant.name, accountant.about, None, "epsilon is infinite, or above 700")
+        return Answer(accountant.name, accountant.about, None, "losses too large, or delta too small, to be resolved")
     return Answer(accountant.name, accountant.about, number)

@@ -59,7 +59,7 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise errors.refuse("the Poisson rate", self.rate, "in [0, 1]")
+            raise errors.refuse("the Poisson rate", self.rate, "in [0, 1]", "it is batch size over records")
 
     def __str__(self) -> str:
         return f"Poisson sampling at rate {self.rate:.4g}"
@@ -157,6 +157,10 @@ class Shuffled:
         return f"shuffled epochs of {self.steps_per_epoch} batches of {self.batch_size}"
 
 
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e12  # noise multipliers between which float64 resolves what an event costs
+MOST_STEPS = 10**9
+_SUCH_AS = {"sampling": "Poisson(0.01)", "adjacency": "Adjacency.REPLACE_ONE", "unit": "Unit.RECORD"}
+
 Sampling = FullBatch | Poisson | WithoutReplacement | WithReplacement | AnyStep | Shuffled
 
 
@@ -175,10 +179,16 @@ class GaussianSteps:
     unit: Unit = Unit.RECORD
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise errors.refuse("noise_multiplier", self.noise_multiplier, "zero or positive, and finite")
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
-            raise errors.refuse("the number of noisy steps", self.count, "an integer of at least 0")
+        if not (self.noise_multiplier == 0 or LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE):
+            raise errors.refuse(
+                "noise_multiplier", self.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}"
+            )
+        for what, value, kind in (
+            ("sampling", self.sampling, Sampling), ("adjacency", self.adjacency, Adjacency), ("unit", self.unit, Unit),
+        ):  # fmt: skip
+            if not isinstance(value, kind):
+                raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {_SUCH_AS[what]}")
+        errors.require_integer("the number of noisy steps", self.count, 0, MOST_STEPS)
         if self.adjacency is Adjacency.ADD_REMOVE and not isinstance(self.sampling, FullBatch | Poisson):
             raise NotCoveredError(
                 f"add-remove neighbours have different numbers of records, so {self.sampling} is not the same "
@@ -187,7 +197,8 @@ class GaussianSteps:
         if isinstance(self.sampling, Shuffled) and self.count % self.sampling.steps_per_epoch:
             raise errors.refuse(
                 "the number of shuffled steps", self.count,
-                f"a multiple of the {self.sampling.steps_per_epoch} batches of an epoch", "round it up",
+                f"a multiple of the {self.sampling.steps_per_epoch} batches of an epoch",
+                f"use {-(-self.count // self.sampling.steps_per_epoch) * self.sampling.steps_per_epoch}",
             )  # fmt: skip
 
     @property
@@ -207,13 +218,13 @@ class GaussianSteps:
     @property
     def reveals_everything(self) -> bool:
         """Sums were released without noise, so no finite epsilon exists."""
-        return self.releases > 0 and (self.noise_multiplier == 0 or math.isinf(1 / self.noise_multiplier))
+        return self.releases > 0 and self.noise_multiplier == 0
 
     def scaled(self, factor: float) -> "GaussianSteps":
         """The same with `factor` times the noise."""
         return dataclasses.replace(self, noise_multiplier=self.noise_multiplier * factor)
 
-    def steps(self, taken: int = 1) -> "Iterator[tuple[GaussianSteps, int]]":
+    def leaves(self, taken: int = 1) -> "Iterator[tuple[GaussianSteps, int]]":
         """Every Gaussian part, and how often it is released at most."""
         yield self, self.releases * taken
 
@@ -225,7 +236,7 @@ class Composed:
     parts: "tuple[Event, ...]"
 
     def __post_init__(self) -> None:
-        kinds = {(step.adjacency, step.unit) for step, _ in self.steps()}
+        kinds = {(step.adjacency, step.unit) for step, _ in self.leaves()}
         if len(kinds) > 1:
             told = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for adjacency, unit in kinds))
             raise errors.refuse("composed events", told, "of one unit and adjacency", "account for them separately")
@@ -234,9 +245,9 @@ class Composed:
         """The same with `factor` times the noise everywhere."""
         return Composed(tuple(part.scaled(factor) for part in self.parts))
 
-    def steps(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
+    def leaves(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
         for part in self.parts:
-            yield from part.steps(taken)
+            yield from part.leaves(taken)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,15 +270,8 @@ class RandomParticipation:
         """The same with `factor` times the noise."""
         return dataclasses.replace(self, each=self.each.scaled(factor))
 
-    def steps(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
-        yield from self.each.steps(taken * self.rounds)
+    def leaves(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
+        yield from self.each.leaves(taken * self.rounds)
 
 
 Event = GaussianSteps | Composed | RandomParticipation
-
-
-def kind_of(event: Event) -> tuple[Unit, Adjacency]:
-    """The unit and adjacency that all parts of an event share."""
-    for step, _ in event.steps():
-        return step.unit, step.adjacency
-    raise errors.refuse("the event", "nothing", "made of at least one release")

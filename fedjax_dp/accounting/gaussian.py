@@ -21,6 +21,9 @@ class Gdp:
 
     mu: float
 
+    def __post_init__(self) -> None:
+        errors.require_not_negative("mu", self.mu)
+
     def times(self, count: int) -> "Gdp":
         return Gdp(self.mu * math.sqrt(count))
 
@@ -34,6 +37,10 @@ class Gdp:
 
     def epsilon(self, delta: float) -> float:
         return gaussian_epsilon(delta, 1 / self.mu) if self.mu else 0.0
+
+    def delta(self, epsilon: float) -> float:
+        """Smallest delta at `epsilon`."""
+        return gaussian_delta(epsilon, 1 / self.mu) if self.mu else 0.0
 
 
 def price(event: Event) -> Callable[[GaussianSteps], Gdp]:
@@ -64,6 +71,8 @@ def gaussian_delta(epsilon: float, relative_noise: float, count: int = 1) -> flo
     Adjacency: whichever the sensitivity was taken under.
     Source:    Balle and Wang 2018, arXiv:1805.06530, Theorem 8; `count` releases are one with noise / sqrt(count).
     """
+    errors.require_positive("relative_noise", relative_noise)
+    errors.require_not_negative("epsilon", epsilon)
     mu = math.sqrt(count) / relative_noise
     upper = log_ndtr(mu / 2 - epsilon / mu)
     lower = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
@@ -84,6 +93,7 @@ def gaussian_epsilon(delta: float, relative_noise: float, count: int = 1) -> flo
         return 0.0
     if relative_noise == 0:
         return math.inf
+    errors.require_positive("relative_noise", relative_noise)
     if gaussian_delta(0.0, relative_noise, count) <= delta:
         return 0.0
     high = 1.0

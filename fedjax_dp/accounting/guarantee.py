@@ -56,6 +56,7 @@ class Guarantee:
     assumptions: tuple[str, ...]
     claims: tuple[Claim, ...] = ()
     warnings: tuple[str, ...] = ()
+    reason: str | None = None  # why epsilon is infinite, where it is
 
     @property
     def epsilon(self) -> float:
@@ -74,7 +75,8 @@ class Guarantee:
 
     def __str__(self) -> str:
         if math.isinf(self.epsilon):
-            return f"no privacy: epsilon is infinite, because {self.assumptions[0]}."
+            reason = self.reason or "the noise is too small for the accountant to tell the losses from infinite ones"
+            return f"no privacy: epsilon is infinite, because {reason}."
         spread = f"min {self.epsilon_min:.4g}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
         adjacency = self.adjacency.value if self.adjacency else "no"
         return (
@@ -114,4 +116,4 @@ def finite(number: float) -> float | None:
 def no_privacy(num_clients: int, reason: str) -> Guarantee:
     """The guarantee of an algorithm that gives none."""
     infinite = (math.inf,) * num_clients
-    return Guarantee(infinite, None, Unit.RECORD, None, View.UPLOADS, None, (reason,))
+    return Guarantee(infinite, None, Unit.RECORD, None, View.UPLOADS, None, (), reason=reason)

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 from scipy import fft
+from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from fedjax_dp.accounting.pairs import Dominating, Pair
@@ -34,6 +35,8 @@ class LossDistribution:
     def times(self, count: int) -> "LossDistribution":
         """`count` independent copies added up."""
         if count == 1:
+            return self
+        if not self.masses.any():  # every loss is infinite
             return self
         if count == 0:
             return LossDistribution(self.spacing, 0, np.ones(1))
@@ -94,20 +97,21 @@ class LossDistribution:
         """Smallest epsilon >= 0 whose delta is at most `delta`; infinity if the mass at infinity exceeds it."""
         if self.infinite > delta:
             return math.inf
-        # delta at e in (l_(k-1), l_k] is inf + M_k - e^e D_k with M_k the mass, and D_k the mass times e^-l, from k on.
-        # Losses below 0 cannot matter; beyond 700, where e^-l underflows, D_k is too small, which only raises delta.
-        first = max(-self.lowest, 0)
-        losses, masses = np.minimum(self.losses[first:], 700.0), self.masses[first:]
+        # delta at e in (l_(k-1), l_k] is inf + M_k - e^(e - l_k) D_k with M_k the mass from k on, and D_k the same with
+        # every loss l discounted by e^(l_k - l), which the recursion D_k = p_k + e^-h D_(k+1) gives without overflow.
+        first = max(-self.lowest, 0)  # losses below 0 cannot matter
+        losses, masses = self.losses[first:], self.masses[first:]
         if masses.size == 0:
             return 0.0
         mass = np.cumsum(masses[::-1])[::-1]
-        discounted = np.cumsum((masses * np.exp(-losses))[::-1])[::-1]
-        curve = self.infinite + np.append(mass[1:], 0.0) - np.exp(losses) * np.append(discounted[1:], 0.0)
+        step = math.exp(-self.spacing)
+        discounted = lfilter([1.0], [1.0, -step], masses[::-1])[::-1]
+        curve = self.infinite + np.append(mass[1:], 0.0) - step * np.append(discounted[1:], 0.0)
         k = int(np.argmax(curve <= delta))  # the first grid loss that is good enough; the answer lies just below it
         missing = self.infinite + mass[k] - delta
         if k == 0 or missing <= 0 or discounted[k] <= 0:
-            return float(losses[k])
-        return min(math.log(missing / discounted[k]), float(losses[k]))
+            return max(float(losses[k]), 0.0)
+        return max(float(losses[k]) + min(math.log(missing / discounted[k]), 0.0), 0.0)
 
 
 def reach_of(pair: Pair, count: int) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from fedjax_dp.accounting.events import (
 )  # fmt: skip
 
 NEGLIGIBLE = 1e-18  # chance of multiplicities that are counted as a total loss
+LARGEST_NOISE = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +53,12 @@ class Pair:
         taken in logarithms because c underflows.
         """
         a, b, s2 = self.up, self.down, self.noise**2
-        m = np.expm1(losses) * (1 - b) + a - b
+        near = np.expm1(losses) * (1 - b) + a - b  # keeps its digits where the loss is small
+        m = np.where(losses < -1, np.exp(losses) * (1 - b) - (1 - a), near)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_m = np.log(np.abs(m))
             log_root = np.logaddexp(2 * log_m, math.log(4) + np.log(a) + np.log(b) + losses - 1 / s2) / 2
-            log_sum = log_root + np.log1p(np.exp(log_m - log_root))  # log(|m| + root)
+            log_sum = np.logaddexp(log_m, log_root)  # log(|m| + root)
             grown = log_sum - np.log(2 * a) + 1 / (2 * s2)
             shrunk = np.log(2 * b) + losses - log_sum - 1 / (2 * s2)
         return s2 * np.where(m >= 0, grown, shrunk)
@@ -106,7 +108,8 @@ def dominating(step: GaussianSteps) -> tuple[Dominating, ...]:
     Where a theorem of Balle, Barthe and Gaboardi (arXiv:1807.01647) bounds the curve for eps >= 0 only, replace-one is
     symmetric, which fixes the curve below zero: that is what `symmetrised` does, and what composition needs.
     """
-    noise, rate = step.relative_noise, step.sampling.rate
+    # less noise than there is can only cost more, and no float could tell such small losses apart
+    noise, rate = min(step.relative_noise, LARGEST_NOISE), step.sampling.rate
     if isinstance(step.sampling, WithReplacement):
         return (_by_multiplicity(step.sampling, noise),)
     if rate == 1:
@@ -115,7 +118,7 @@ def dominating(step: GaussianSteps) -> tuple[Dominating, ...]:
         if step.adjacency is Adjacency.ADD_REMOVE:
             return tuple(Dominating((1.0,), (pair,)) for pair in (Pair(noise, rate), Pair(noise, 0.0, rate)))
         # the two records differ by 2 C from each other, but only by C from their absence
-        return (Dominating((1.0,), (Pair(step.noise_multiplier, rate, rate),)),)
+        return (Dominating((1.0,), (Pair(min(step.noise_multiplier, LARGEST_NOISE), rate, rate),)),)
     assert isinstance(step.sampling, WithoutReplacement | AnyStep)
     return (Dominating((1.0,), (Pair(noise, rate, symmetrised=True),)),)
 
@@ -132,7 +135,7 @@ def attained(step: GaussianSteps) -> tuple[Dominating, ...]:
         raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {step.sampling}")
     if step.sampling.rate == 1 or isinstance(step.sampling, Poisson):
         return dominating(step)
-    noise, rate = step.relative_noise, step.sampling.rate
+    noise, rate = min(step.relative_noise, LARGEST_NOISE), step.sampling.rate
     return tuple(Dominating((1.0,), (pair,)) for pair in (Pair(noise, rate), Pair(noise, 0.0, rate)))
 
 

@@ -46,6 +46,7 @@ def within_quantile(
     A `share` of delta pays for the chance of taking part more often, which depends on no data. RandomParticipation is
     never looser under accountant pld, but this form suits every accountant.
     """
+    errors.require_in_unit_interval("share", share)
     most = participation_quantile(rounds, rate, share * delta)
     spent = participation_tail(rounds, rate, most)
     return dataclasses.replace(each, count=each.count * most), delta - spent

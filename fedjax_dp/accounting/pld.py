@@ -9,6 +9,7 @@ from fedjax_dp.accounting.events import Event, GaussianSteps
 from fedjax_dp.accounting.losses import LossDistribution, deviation_of, discretise, reach_of
 from fedjax_dp.accounting.pairs import Dominating, dominating
 
+FINEST_SPACING = 1e-9  # nats; below it rounding errors of the losses themselves would show
 FINEST_GRID = 2**22  # points; beyond it the grid is coarsened, which is still an upper bound
 POINTS_PER_DEVIATION = 20  # grid points per standard deviation of one step's loss; costs at most 3e-4 of epsilon
 
@@ -48,23 +49,22 @@ Pairs = Callable[[GaussianSteps], tuple[Dominating, ...]]
 def spacing_for(event: Event, pairs: Pairs) -> float:
     """A spacing fine enough for the whole event: the root mean square deviation of its steps over 20."""
     moments, steps, largest, rarest = 0.0, 0, 0.0, 0.0
-    for step, releases in event.steps():
-        for direction in pairs(step)[:1]:
-            pair = direction.pairs[0]
-            moments += releases * deviation_of(pair) ** 2
-            steps += releases
-            largest = max(largest, *map(abs, reach_of(pair, releases)))
-            rarest = max(rarest, *map(abs, reach_of(direction.pairs[-1], releases)))
+    for step, releases in event.leaves():
+        worst = pairs(step)[0]
+        moments += releases * deviation_of(worst.pairs[0]) ** 2
+        steps += releases
+        largest = max(largest, *map(abs, reach_of(worst.pairs[0], releases)))
+        rarest = max(rarest, *map(abs, reach_of(worst.pairs[-1], releases)))
     spacing = min(math.sqrt(moments / steps) / POINTS_PER_DEVIATION, 1e-2)
     total = 20 * math.sqrt(moments) + 2 * largest
-    return max(spacing, total / FINEST_GRID, largest / 2**18, rarest / 2**21)
+    return max(spacing, total / FINEST_GRID, largest / 2**18, rarest / 2**21, FINEST_SPACING)
 
 
 def price(event: Event, pairs: Pairs = dominating) -> Callable[[GaussianSteps], Losses]:
     """The losses of one release of a step, on a grid that suits `event`, of which the step is a part."""
     spacing = spacing_for(event, pairs)
     counts: dict[GaussianSteps, int] = {}
-    for step, releases in event.steps():
+    for step, releases in event.leaves():
         counts[step] = counts.get(step, 0) + releases
 
     @functools.cache

@@ -58,7 +58,7 @@ def _highest_order(step: GaussianSteps) -> float:
 
 def price(event: Event) -> Callable[[GaussianSteps], RenyiCurve]:
     """The curve of one release of a step, at orders dense near 1 and up to beyond the best of the noisiest step."""
-    highest = max(_highest_order(step) for step, _ in event.steps())
+    highest = max(_highest_order(step) for step, _ in event.leaves())
     orders = 1 + np.geomspace(1e-3, highest - 1, NUM_ORDERS)
 
     @functools.cache
@@ -83,6 +83,7 @@ def renyi_divergence(step: GaussianSteps, orders: np.ndarray) -> np.ndarray:
     orders = np.asarray(orders, float)
     if not np.all(orders > 1):
         raise errors.refuse("Renyi orders", orders.min(), "above 1")
+    errors.require_positive("noise_multiplier", step.noise_multiplier)
     worst = dominating(step)[0]
     if len(worst.pairs) == 1:
         return _divergences(worst.pairs[0], orders)

@@ -5,7 +5,7 @@ import enum
 import math
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import FullBatch, GaussianSteps
+from fedjax_dp.accounting.events import FullBatch, GaussianSteps, NotCoveredError, Unit
 
 
 class View(enum.Enum):
@@ -26,12 +26,13 @@ class View(enum.Enum):
 
 
 def seen(
-    own: GaussianSteps, view: View, *, cohort_size: int, colluders: int = 0, local_steps: int = 1,
+    own: GaussianSteps, view: View | str, *, cohort_size: int, colluders: int = 0, local_steps: int = 1,
     non_expansive: bool = False,
 ) -> GaussianSteps:  # fmt: skip
-    """What `view` sees of one client's `own` noisy local steps, when all clients of a cohort add equal noise.
+    """What `view` sees of one client's `own` noisy steps, when all clients of a cohort add equal noise.
 
-    own            the client's own steps, as its server would see them;
+    own            the client's own steps, as its server would see them (unit client: noise that each of `cohort_size`
+                   clients adds to its clipped update; with noise that a trusted server adds, cohort_size is 1);
     colluders      clients of the cohort that tell the adversary their messages, or simply are the adversary;
     local_steps    tau, noisy steps between two uploads;
     non_expansive  every client's step brings any two models no further apart: convex and smooth losses, gradients that
@@ -46,13 +47,22 @@ def seen(
     whose step forgets its start. Paper 002 counts h z^2 there, which that example exceeds.
 
     A record's epsilon does not gain from a hidden cohort: another client's update, which may differ by more than one
-    record's clip norm, shows who took part. Amplification by client sampling belongs to events of unit client.
-    Raises: ConfigurationError unless 0 <= colluders < cohort_size.
+    record's clip norm, shows who took part. Amplification by client sampling belongs to events of unit client, in the
+    views that do not show the cohort.
+    Raises: ConfigurationError unless 0 <= colluders < cohort_size; NotCoveredError for sampled clients in a view that
+            shows who takes part.
     """
+    if not isinstance(view, View):
+        errors.require_choice("view", view, [known.value for known in View])
+        view = View(view)
+    if own.unit is Unit.CLIENT and own.sampling.rate < 1 and view in (View.UPLOADS, View.SECURE_SUM):
+        raise NotCoveredError(
+            f"{view} knows which clients take part, so sampling clients amplifies nothing there; use no sampling and "
+            "random participation, or view broadcast"
+        )
     errors.require_count("cohort_size", cohort_size)
     errors.require_count("local_steps", local_steps)
-    if isinstance(colluders, bool) or not isinstance(colluders, int) or not 0 <= colluders < cohort_size:
-        raise errors.refuse("colluders", colluders, f"an integer from 0 to below the cohort size {cohort_size}")
+    errors.require_integer("colluders", colluders, 0, cohort_size - 1, "at least one client of the cohort is honest")
     honest, gain = cohort_size - colluders, 1.0
     if view is not View.UPLOADS:
         if local_steps == 1:

@@ -20,6 +20,9 @@ class Zcdp:
 
     rho: float
 
+    def __post_init__(self) -> None:
+        errors.require_not_negative("rho", self.rho)
+
     def times(self, count: int) -> "Zcdp":
         return Zcdp(self.rho * count)
 

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Accounting commands never import JAX."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.DivergedError as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         resume = "; fedjax-dp run --resume DIR continues from the last checkpoint" if command == "run" else ""
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)

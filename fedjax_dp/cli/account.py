@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
+import os
+import pathlib
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_dp import errors, plots
+from fedjax_dp import errors
 from fedjax_dp.accounting import (
     Adjacency,
     Event,
@@ -34,6 +36,7 @@ from fedjax_dp.accounting.papers import Row
 from fedjax_dp.cli.options import parse, take_flag, told
 from fedjax_dp.cli.screen import Screen
 
+JSON_TOO = " --json prints one JSON object on stdout and nothing else."
 SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuffled")
 
 
@@ -47,12 +50,20 @@ class Release:
     sampling: Annotated[str, told(", ".join(SAMPLING))] = "none"
     rate: Annotated[float | None, told("for poisson: probability of being drawn", "(none)", "FLOAT")] = None
     batch_size: Annotated[int | None, told("for the other samplings: drawn at once", "(none)", "INT")] = None
-    records: Annotated[int | None, told("for the other samplings: how many there are", "(none)", "INT")] = None
+    records: Annotated[
+        int | None,
+        told("how many there are (unit client: clients), to draw from and to judge delta by", "(none)", "INT"),
+    ] = None
     unit: Annotated[str, told("whose presence is hidden: record or client")] = "record"
     view: Annotated[str, told("who looks: uploads, secure_sum, broadcast or final_model")] = "uploads"
-    cohort_size: Annotated[int, told("clients whose noise adds up in the other views")] = 1
-    colluders: Annotated[int, told("clients of the cohort that help the adversary")] = 0
-    local_steps: Annotated[int, told("noisy steps between two uploads")] = 1
+    cohort_size: Annotated[
+        int | None,
+        told("in other views: clients that each add such noise; with --local-steps", "(none)", "INT"),
+    ] = None
+    colluders: Annotated[int | None, told("clients of the cohort that help the adversary", "(none)", "INT")] = None
+    local_steps: Annotated[
+        int | None, told("noisy steps between two uploads; the cohort's noises add up for 1 only", "(none)", "INT")
+    ] = None
     rounds: Annotated[int | None, told("with --participation: rounds, taken part in at random", "(none)", "INT")] = None
     participation: Annotated[float | None, told("probability of taking part in a round", "(none)", "FLOAT")] = None
     plot: Annotated[str | None, told("write a picture to this PNG file", "(none)", "FILE")] = None
@@ -71,9 +82,15 @@ class CalibrateOptions(Release):
 def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
-    options, _ = parse("account", arguments, AccountOptions(), "The epsilon of noisy steps by every accountant.")
+    options, _ = parse(
+        "account",
+        arguments,
+        AccountOptions(),
+        "The epsilon of noisy steps by every accountant." + JSON_TOO,
+    )
     _check_plot(options.plot)
-    errors.require_positive("noise_multiplier", _given("noise_multiplier", options.noise_multiplier))
+    _require(options, "noise_multiplier", "steps", "delta", "adjacency")
+    errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
     answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
     if options.plot:
@@ -96,11 +113,17 @@ def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
     options, _ = parse(
-        "calibrate", arguments, CalibrateOptions(), "The noise multiplier that each accountant asks for."
+        "calibrate",
+        arguments,
+        CalibrateOptions(),
+        "The noise multiplier that each accountant asks for." + JSON_TOO,
     )
     _check_plot(options.plot)
-    errors.require_positive("epsilon", _given("epsilon", options.epsilon))
+    _require(options, "epsilon", "steps", "delta", "adjacency")
+    errors.require_positive("epsilon", options.epsilon, "it is the budget in nats")
     answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
+    if all(answer.number is None for answer in answers):
+        raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
     if options.plot:
         _plot_calibrate(options, [answer.number for answer in answers if answer.number])
     warnings = _warnings(options)
@@ -117,33 +140,57 @@ def calibrate_command(arguments: list[str]) -> int:
 
 
 def _check_plot(path: str | None) -> None:
-    if path is not None:
-        plots.check_path(path)
+    """Refuses a file that could not be written, before anything is computed for it."""
+    if path is None:
+        return
+    folder = pathlib.Path(path).parent
+    if pathlib.Path(path).suffix != ".png":
+        raise errors.refuse("plot", path, "a file name that ends in .png", "rename it")
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
+        raise errors.refuse("plot", path, "in a folder that exists and can be written to", "choose another")
 
 
-def _given(name: str, value: Any) -> Any:
-    if value is None:
-        raise errors.refuse(name, "nothing", "given", f"add --{name.replace('_', '-')}")
-    return value
+def _require(options: Any, *names: str, why: str = "") -> None:
+    """Refuses options that are missing, all of them at once."""
+    missing = [name for name in names if getattr(options, name) is None]
+    if missing:
+        flags = " ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise errors.refuse(" and ".join(missing), "nothing", "given" + why, f"add {flags}")
 
 
 def _event(options: Release, noise: float) -> Event:
     """The event that the options describe, everything checked."""
-    for name in ("steps", "delta", "adjacency"):
-        _given(name, getattr(options, name))
     errors.require_count("steps", options.steps)
     errors.require_in_unit_interval("delta", options.delta)
     errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
     errors.require_choice("unit", options.unit, [known.value for known in Unit])
     errors.require_choice("view", options.view, [known.value for known in View])
     own = GaussianSteps(noise, _sampling(options), Adjacency(options.adjacency), options.steps, Unit(options.unit))
-    event = seen(
-        own, View(options.view), cohort_size=options.cohort_size, colluders=options.colluders,
-        local_steps=options.local_steps,
-    )  # fmt: skip
+    event = _seen(own, options)
     if options.rounds is None and options.participation is None:
         return event
-    return RandomParticipation(event, _given("participation", options.participation), _given("rounds", options.rounds))
+    _require(options, "rounds", "participation", why=" together")
+    return RandomParticipation(event, options.participation, options.rounds)
+
+
+def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
+    """The steps with the noise that the view sees: the own noise, unless a cohort is said to add to it."""
+    shared = ("cohort_size", "colluders", "local_steps")
+    if options.view == View.UPLOADS.value:
+        for name in shared:
+            if getattr(options, name) is not None:
+                raise errors.refuse(
+                    name, getattr(options, name), "left out in view uploads, where others' noise does not count",
+                    f"drop --{name.replace('_', '-')} or give another --view",
+                )  # fmt: skip
+        return seen(own, View.UPLOADS, cohort_size=1)
+    if all(getattr(options, name) is None for name in shared):
+        return seen(own, View(options.view), cohort_size=1)
+    _require(options, "cohort_size", "local_steps", why=" together")
+    return seen(
+        own, View(options.view), cohort_size=options.cohort_size, colluders=options.colluders or 0,
+        local_steps=options.local_steps,
+    )  # fmt: skip
 
 
 def _sampling(options: Release) -> Sampling:
@@ -152,7 +199,7 @@ def _sampling(options: Release) -> Sampling:
     for name in ("rate", "batch_size", "records"):
         value = getattr(options, name)
         if name in wanted:
-            _given(f"{name} of {options.sampling} sampling" if value is None else name, value)
+            _require(options, name, why=f" for {options.sampling} sampling")
         elif value is not None and not (name == "records" and options.sampling in ("none", "poisson")):
             raise errors.refuse(
                 name, value, f"left out for sampling {options.sampling}", f"drop --{name.replace('_', '-')}"
@@ -180,6 +227,12 @@ def _statement(options: Release) -> str:
     times = f"{options.steps} steps"
     if options.rounds is not None:
         times += f" a round, {options.rounds} rounds taken part in with probability {options.participation:g}"
+    if options.cohort_size is not None:
+        gain = _seen(GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1), options).noise_multiplier
+        times += (
+            f" ({options.local_steps} between uploads), {options.cohort_size} clients of whom "
+            f"{options.colluders or 0} collude, {gain:.3g} times one client's noise"
+        )
     return (
         f"{times}, {_sampling(options)}, delta {options.delta:g}; unit: one {Unit(options.unit)}, "
         f"{options.adjacency} neighbours, against {View(options.view)}"
@@ -216,6 +269,8 @@ def _curve_points(options: Release) -> tuple[str, list[int]]:
 
 
 def _plot_account(options: AccountOptions, points: tuple[str, list[int]]) -> None:
+    from fedjax_dp import plots  # takes half a second to load
+
     name, counts = points
 
     def event(count: int) -> Event:
@@ -228,8 +283,8 @@ def _plot_account(options: AccountOptions, points: tuple[str, list[int]]) -> Non
 
 
 def _plot_calibrate(options: CalibrateOptions, noises: list[float]) -> None:
-    if not noises:
-        raise errors.refuse("plot", options.plot, "left out when no accountant has an answer")
+    from fedjax_dp import plots
+
     points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
     curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
     title = f"{options.steps} steps, {_sampling(options)}, delta {options.delta:g}"
@@ -243,11 +298,18 @@ def _legend(options: Release) -> str:
 def claims_command(arguments: list[str]) -> int:
     """The papers' claims with their verdicts."""
     as_json, arguments = take_flag(arguments, "--json")
-    options, _ = parse("claims", arguments, ClaimsOptions(), "What the papers' theorems say, and what can be proved.")
+    options, _ = parse(
+        "claims",
+        arguments,
+        ClaimsOptions(),
+        "The papers' theorems, and what can be proved." + JSON_TOO,
+    )
     _check_plot(options.plot)
     with Screen().counter("claims") as count:
         rows = claim_rows(options.paper, count)
     if options.plot:
+        from fedjax_dp import plots
+
         plots.plot_claims(rows, options.plot)
     if as_json:
         print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))

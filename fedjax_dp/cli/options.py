@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import typing
 from typing import Any, TypeVar
@@ -60,7 +59,7 @@ def _checked_flags(program: str, arguments: list[str], cls: type) -> set[str]:
         flag, equals, value = rest.pop(0).partition("=")
         flag = flag.replace("_", "-")
         if flag not in flags:
-            near = difflib.get_close_matches(flag, flags, n=1)
+            near = errors.nearest(flag, flags)
             raise errors.refuse(
                 "argument", repr(flag), f"an option of {program}",
                 f"did you mean {near[0]}?" if near else f"{program} --help lists them",
