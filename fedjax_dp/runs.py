@@ -66,7 +66,7 @@ def prepare(
         excess = (
             f"the worst client has epsilon {promise.epsilon:.4g}, above the budget {epsilon:g}: noise was found for "
         )
-        excess += f"participation {participation}, which holds for no schedule in particular"
+        excess += f"participation {participation}, which some clients exceed"
         promise = dataclasses.replace(promise, warnings=(*promise.warnings, excess))
     return algorithm, promise
 

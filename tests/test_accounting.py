@@ -593,6 +593,15 @@ def test_calibration_is_monotone_in_the_budget():
 # --- limits, speed, bad input ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("count", "noise"), [(100, 40.0), (10_000, 400.0), (1_000_000, 4000.0)])
+def test_rounding_never_lowers_epsilon_however_small_delta_is(count, noise):
+    event = unsampled(noise, count)
+    by_losses = total(event, pld.price(event))
+    for delta in (1e-5, 1e-8, 1e-10, 1e-12, 1e-13, 1e-14):
+        assert by_losses.epsilon(delta) >= epsilon_of(event, delta) * (1 - 1e-9)
+    assert by_losses.epsilon(1e-8) < epsilon_of(event, 1e-8) * (1 + 1e-3)
+
+
 def test_losses_beyond_what_exp_can_hold_are_composed_all_the_same():
     """The exact Gaussian at epsilon 2000; and epsilon 900 of sampled steps, which other programs confirm."""
     from dp_accounting.pld import privacy_loss_distribution as reference

@@ -91,7 +91,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     """Epsilon, in nats, of an event at `delta`.
 
     Adjacency: the event's. Limits: nothing released costs 0; a release without noise costs infinity.
-    Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps; others: rounding.
+    Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps; it says infinity
+               where delta is below what floats resolve, about 1e-15 plus 1e-17 a step; others: rounding.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).
     """
     errors.require_in_unit_interval("delta", delta)
