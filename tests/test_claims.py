@@ -184,7 +184,8 @@ def test_table_of_paper_004(rows):
         assert printed(row.provable, epsilon, 1e-3)
         assert printed(ten.provable, total, 1e-2)
         assert printed(ten.details["c0"], constant, 1e-2)
-        assert row.claim.verdict is (Verdict.CONDITIONAL if setting == "Adult, epsilon 0.5" else Verdict.WRONG)
+        wrong = setting in ("MNIST, epsilon 2", "MNIST, epsilon 5", "Adult, epsilon 5")  # at half its sensitivity, too
+        assert row.claim.verdict is (Verdict.WRONG if wrong else Verdict.CONDITIONAL)
         assert "needs epsilon / (2q) <= 1" in row.claim.reason
 
 

@@ -61,7 +61,7 @@ SHOWN = [
     ("002", "Theorem 1, no secure aggregation", "T=20, tau=10, B=50"),
     ("002", "Theorem 1, secure aggregation", "T=20, tau=10, B=m, K=T"),
     ("003", "Theorem 1 with constant 1", "EMNIST, T*=26, epsilon 32"),
-    ("004", "Theorem 1 (one round)", "MNIST, epsilon 1"),
+    ("004", "Theorem 1 (one round)", "MNIST, epsilon 5"),
     ("dp-fedavg", "moments accountant on fixed-size batches", "q=0.01, T=1000"),
 ]
 

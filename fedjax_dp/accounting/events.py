@@ -225,8 +225,9 @@ class GaussianSteps:
         return dataclasses.replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def leaves(self, taken: int = 1) -> "Iterator[tuple[GaussianSteps, int]]":
-        """Every Gaussian part, and how often it is released at most."""
-        yield self, self.releases * taken
+        """Every Gaussian part that is released at all, and how often at most."""
+        if self.releases * taken:
+            yield self, self.releases * taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +272,8 @@ class RandomParticipation:
         return dataclasses.replace(self, each=self.each.scaled(factor))
 
     def leaves(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
-        yield from self.each.leaves(taken * self.rounds)
+        if self.rate:
+            yield from self.each.leaves(taken * self.rounds)
 
 
 Event = GaussianSteps | Composed | RandomParticipation

@@ -115,7 +115,7 @@ def gaussian_noise(epsilon: float, delta: float, count: int = 1) -> float:
     def excess(log_noise: float) -> float:
         return gaussian_delta(epsilon, math.exp(log_noise)) - delta
 
-    return math.sqrt(count) * math.exp(brentq(excess, -14.0, 40.0, xtol=1e-13, rtol=1e-13))
+    return math.sqrt(count) * math.exp(brentq(excess, -60.0, 40.0, xtol=1e-13, rtol=1e-13))
 
 
 def classical_gaussian_noise(epsilon: float, delta: float) -> float:

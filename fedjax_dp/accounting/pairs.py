@@ -21,6 +21,7 @@ from fedjax_dp.accounting.events import (
     WithReplacement,
 )  # fmt: skip
 
+MULTIPLICITIES = 20  # kept apart when drawing with replacement
 NEGLIGIBLE = 1e-18  # chance of multiplicities that are counted as a total loss
 LARGEST_NOISE = 1e6
 
@@ -140,10 +141,18 @@ def attained(step: GaussianSteps) -> tuple[Dominating, ...]:
 
 
 def _by_multiplicity(sampling: WithReplacement, noise: float) -> Dominating:
-    """With probability proportional to the binomial law of the multiplicity m >= 1, noise falls to noise / m."""
-    rate = sampling.rate
-    above = binom.sf(np.arange(sampling.draws + 1), sampling.draws, 1 / sampling.records)
-    times = np.arange(1, max(int(np.argmax(above <= NEGLIGIBLE)), 1) + 1)
-    weights = binom.pmf(times, sampling.draws, 1 / sampling.records) / rate
-    pairs = tuple(Pair(noise / m, rate, symmetrised=rate < 1) for m in times.tolist())
-    return Dominating(tuple(weights.tolist()), pairs, NEGLIGIBLE / rate)
+    """With probability proportional to the binomial law of the multiplicity m >= 1, noise falls to noise / m.
+
+    Multiplicities that are too rare, or too many to tell apart, are counted as larger ones, which can only cost more.
+    """
+    rate, law = sampling.rate, binom(sampling.draws, 1 / sampling.records)
+    times = np.arange(1, sampling.draws + 1)
+    low = max(int(np.argmax(law.cdf(times) > NEGLIGIBLE)), 0)
+    high = int(np.argmax(law.sf(times) <= NEGLIGIBLE))
+    ends = np.unique(np.linspace(low, high, MULTIPLICITIES + 1).round().astype(int))[1:] if high > low else [high]
+    if high - low < MULTIPLICITIES:
+        ends = np.arange(low, high + 1)
+    kept = times[np.asarray(ends)]
+    weights = np.diff(law.cdf(kept), prepend=law.pmf(0)) / rate
+    pairs = tuple(Pair(noise / m, rate, symmetrised=rate < 1) for m in kept.tolist())
+    return Dominating(tuple(np.maximum(weights, 0.0).tolist()), pairs, NEGLIGIBLE / rate)

@@ -5,6 +5,8 @@ import functools
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from fedjax_dp.accounting.events import Event, GaussianSteps
 from fedjax_dp.accounting.losses import LossDistribution, deviation_of, discretise, reach_of
 from fedjax_dp.accounting.pairs import Dominating, dominating
@@ -51,9 +53,12 @@ def spacing_for(event: Event, pairs: Pairs) -> float:
     moments, steps, largest, rarest = 0.0, 0, 0.0, 0.0
     for step, releases in event.leaves():
         worst = pairs(step)[0]
-        moments += releases * deviation_of(worst.pairs[0]) ** 2
+        moments += releases * sum(
+            weight * deviation_of(pair) ** 2 for weight, pair in zip(worst.weights, worst.pairs, strict=True)
+        )
         steps += releases
-        largest = max(largest, *map(abs, reach_of(worst.pairs[0], releases)))
+        usual = worst.pairs[int(np.argmax(worst.weights))]
+        largest = max(largest, *map(abs, reach_of(usual, releases)))
         rarest = max(rarest, *map(abs, reach_of(worst.pairs[-1], releases)))
     spacing = min(math.sqrt(moments / steps) / POINTS_PER_DEVIATION, 1e-2)
     total = 20 * math.sqrt(moments) + 2 * largest

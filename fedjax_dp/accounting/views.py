@@ -5,7 +5,7 @@ import enum
 import math
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import FullBatch, GaussianSteps, NotCoveredError, Unit
+from fedjax_dp.accounting.events import Adjacency, FullBatch, GaussianSteps, NotCoveredError, Unit, WithoutReplacement
 
 
 class View(enum.Enum):
@@ -14,14 +14,14 @@ class View(enum.Enum):
     UPLOADS = "uploads"  # the server, which receives each client's own message: client sampling hides nothing
     SECURE_SUM = "secure_sum"  # a server that receives the sum over the cohort, and knows who is in it
     BROADCAST = "broadcast"  # other clients, who receive every round's model
-    FINAL_MODEL = "final_model"  # whoever gets the trained model; accounted like BROADCAST, of which it is a part
+    FINAL_MODEL = "final_model"  # somebody who is no client and gets the trained model
 
     def __str__(self) -> str:
         return {
             View.UPLOADS: "a server that sees every upload",
             View.SECURE_SUM: "a server that sees only the sum of each round's uploads",
             View.BROADCAST: "other clients, who see every round's model",
-            View.FINAL_MODEL: "whoever sees the trained model",
+            View.FINAL_MODEL: "outsiders who see the trained model",
         }[self]
 
 
@@ -33,7 +33,8 @@ def seen(
 
     own            the client's own steps, as its server would see them (unit client: noise that each of `cohort_size`
                    clients adds to its clipped update; with noise that a trusted server adds, cohort_size is 1);
-    colluders      clients of the cohort that tell the adversary their messages, or simply are the adversary;
+    colluders      clients of the cohort that tell the adversary their messages; in view `broadcast` the adversary is
+                   itself a client that knows its own noise, so at least one is counted there;
     local_steps    tau, noisy steps between two uploads;
     non_expansive  every client's step brings any two models no further apart: convex and smooth losses, gradients that
                    are bounded without clipping, and a rate of at most 2 / smoothness. Nobody can check it on the data.
@@ -43,14 +44,14 @@ def seen(
     | otherwise, and in view `uploads`  | own noise only: the sum is computed from the uploads                       |
 
     The second row is amplification by iteration (Feldman et al. 2018, arXiv:1808.06651, Theorem 22; as a Gaussian
-    trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278), and is attained: a client with a linear loss among clients
-    whose step forgets its start. Paper 002 counts h z^2 there, which that example exceeds.
+    trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278), and cannot be improved in general: a client with a linear
+    loss among clients whose step forgets its start attains it. Paper 002 counts h z^2 there.
 
-    A record's epsilon does not gain from a hidden cohort: another client's update, which may differ by more than one
-    record's clip norm, shows who took part. Amplification by client sampling belongs to events of unit client, in the
-    views that do not show the cohort.
+    That a record's client may hide in the cohort is not counted: another client's whole update, which may differ by
+    more than one record's clip norm, can show who took part. Amplification by client sampling belongs to events of unit
+    client, in the views that do not show the cohort.
     Raises: ConfigurationError unless 0 <= colluders < cohort_size; NotCoveredError for sampled clients in a view that
-            shows who takes part.
+            shows who takes part, and for noise of several clients where neighbours differ in the number of clients.
     """
     if not isinstance(view, View):
         errors.require_choice("view", view, [known.value for known in View])
@@ -63,7 +64,15 @@ def seen(
     errors.require_count("cohort_size", cohort_size)
     errors.require_count("local_steps", local_steps)
     errors.require_integer("colluders", colluders, 0, cohort_size - 1, "at least one client of the cohort is honest")
-    honest, gain = cohort_size - colluders, 1.0
+    fixed = own.adjacency is Adjacency.REPLACE_ONE and isinstance(own.sampling, FullBatch | WithoutReplacement)
+    if own.unit is Unit.CLIENT and cohort_size > 1 and not fixed:
+        raise NotCoveredError(
+            "clients that add noise themselves take it with them when they leave, so only replace-one neighbours and "
+            "cohorts of fixed size are covered; give cohort size 1 if a server adds the noise"
+        )
+    if view is View.BROADCAST:
+        colluders = max(colluders, 1)
+    honest, gain = max(cohort_size - colluders, 1), 1.0
     if view is not View.UPLOADS:
         if local_steps == 1:
             gain = honest
