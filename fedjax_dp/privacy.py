@@ -126,7 +126,8 @@ def guarantee(
         else "each client's sampling rate is a public constant"
     )
     assumptions = (
-        cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}", sizes, FLOAT_NOISE,
+        cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}", sizes,
+        *_noise_words(algorithm, num_clients, steps, view, colluders), FLOAT_NOISE,
     )  # fmt: skip
     return Guarantee(
         epsilons, delta, Unit.RECORD, steps[0].adjacency, View(view), accounting.ACCOUNTANTS[accountant].about,
@@ -178,6 +179,19 @@ def _sampling_words(steps: list[GaussianSteps]) -> str:
     if isinstance(steps[0].sampling, accounting.FullBatch):
         return "all records in every step"
     return f"records by {kinds[0]}" + (f" and {len(kinds) - 1} more sizes" if len(kinds) > 1 else "")
+
+
+def _noise_words(
+    algorithm: Algorithm, num_clients: int, steps: list[GaussianSteps], view: str, colluders: int
+) -> list[str]:
+    """Whose noise is counted in views other than uploads."""
+    if view == View.UPLOADS.value:
+        return []
+    own = algorithm.local.privatizer.client_noise(num_clients)[0]
+    if steps[0].noise_multiplier <= own:
+        return ["a client's own noise alone is counted: a cohort's adds up for one local step and equal clients only"]
+    summed = round((steps[0].noise_multiplier / own) ** 2)
+    return [f"the noise of {summed} clients adds up in what is seen; {colluders} of a cohort help the adversary"]
 
 
 def _claims(

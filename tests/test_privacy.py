@@ -135,10 +135,12 @@ def test_other_views_count_the_cohorts_noise_for_one_local_step_and_equal_client
     summed = fdp.guarantee(one, data, view="secure_sum", **options)
     assert summed.view is View.SECURE_SUM
     assert "only the sum" in str(summed)
+    assert "the noise of 2 clients adds up in what is seen; 0 of a cohort help the adversary" in summed.assumptions
     step = GaussianSteps(2.0 * math.sqrt(2), WithoutReplacement(2, 50), Adjacency.REPLACE_ONE, ROUNDS)
     assert summed.epsilon == pytest.approx(accounting.epsilon_of(step, DELTA), rel=1e-6)
     colluding = fdp.guarantee(one, data, view="final_model", colluders=1, **options)
     assert colluding.epsilon == uploads.epsilon
+    assert "a client's own noise alone is counted" in " ".join(colluding.assumptions)
     assert fdp.guarantee(dpnfl(noise_multiplier=2.0), data, view="broadcast", **options).epsilon == (
         fdp.guarantee(dpnfl(noise_multiplier=2.0), data, **options).epsilon
     )
