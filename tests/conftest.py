@@ -3,8 +3,14 @@ import pathlib
 
 import jax
 import pytest
+from hypothesis import settings
 
 import fedjax_dp.values  # noqa: F401  (all cores, before JAX starts)
+
+# The same generated cases on every run; `--hypothesis-profile explore` looks for new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore")
+settings.load_profile("repeatable")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

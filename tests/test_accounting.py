@@ -358,7 +358,8 @@ def test_attained_is_at_most_pld_is_at_most_rdp_is_at_most_tcdp(case):
     upper = epsilon_of(event, delta)
     assert epsilon_of(event, delta, ATTAINED) <= upper * (1 + 1e-3) + 1e-9
     assert upper <= epsilon_of(event, delta, "rdp") * (1 + 1e-3) + 1e-9
-    assert epsilon_of(event, delta, "rdp") <= epsilon_of(event, delta, WANG_RDP) * (1 + 1e-3) + 1e-9
+    # each takes the best of its own list of orders, which lie 3% apart
+    assert epsilon_of(event, delta, "rdp") <= epsilon_of(event, delta, WANG_RDP) * (1 + 1e-2) + 1e-9
     assert epsilon_of(event, delta, "rdp") <= epsilon_of(event, delta, "zcdp") * (1 + 1e-3) + 1e-9
     assert upper <= accounting.gaussian_epsilon(delta, noise / 2, count) * (1 + 1e-3) + 1e-9
 
