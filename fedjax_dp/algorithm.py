@@ -1,27 +1,35 @@
-"""An algorithm is four slots; a round is this page."""
+"""An algorithm is six slots; a round is this page."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedjax_dp import errors
 from fedjax_dp.aggregate import Aggregate
 from fedjax_dp.clients import Execution, sum_over_clients
-from fedjax_dp.cohort import Cohort
+from fedjax_dp.cohort import AllClients, Cohort, CyclicCohort, Members, MultinomialCohort, UniformCohort
+from fedjax_dp.correction import Memory, Setting, kept
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.local import LocalSgd
-from fedjax_dp.models import Model
+from fedjax_dp.local import LocalSgd, Received
+from fedjax_dp.models import Model, mean_loss
 from fedjax_dp.server import Server
-from fedjax_dp.values import ravel, role_key, value
+from fedjax_dp.transport import PlainSum, Transport
+from fedjax_dp.upload import PlainUpload, Sent, Upload
+from fedjax_dp.values import ravel, ravel_numbers, role_key, tensor_sizes, value
 
 
 @value
 class Algorithm:
-    """Who takes part, what they do, how their updates combine, how the server moves."""
+    """Who takes part, what they do, how their updates leave, combine and travel, how the server moves."""
 
     cohort: Cohort
     local: LocalSgd
+    upload: Upload = PlainUpload()
     aggregate: Aggregate
+    transport: Transport = PlainSum()
     server: Server
 
 
@@ -31,25 +39,100 @@ class ServerState(NamedTuple):
     params: Any
     optimizer: Any
     round: jax.Array
+    upload: Any  # a clip norm that is learnt
+    memories: tuple[Memory, ...]  # of the corrections: control variates, mean features
+    rules: Any  # state of every client's local rule, where it is kept (num_clients, ...)
 
 
 class RoundReport(NamedTuple):
     """Probes of a round (the simulator's view), per cohort member."""
 
     clients: jax.Array  # ids
+    present: jax.Array  # bool: the message arrived
     loss: jax.Array  # mean loss over the client's batches
     clipped: jax.Array  # fraction of records clipped
     finite: jax.Array  # bool: loss and update of this client are finite
+    overflow: jax.Array  # bool: its message did not fit into the ring of a secure sum
 
 
-def init(algorithm: Algorithm, params: Any) -> ServerState:
-    """State before round 0."""
-    return ServerState(params, algorithm.server.init(params), jnp.int32(0))
+def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
+    """Refuse parts that do not fit together."""
+    cohort, aggregate, upload = algorithm.cohort, algorithm.aggregate, algorithm.upload
+    aggregate.check(cohort)
+    rates = cohort.rates(shares)
+    name = type(cohort).__name__
+    if rates is None and (aggregate.needs_rates or upload.extra):
+        raise errors.refuse("estimator", type(aggregate).__name__, f"mean or renorm: {name} has rates nobody knows")
+    drawn_once = not isinstance(cohort, MultinomialCohort)
+    distinct = drawn_once or not cohort.one_by_one  # type: ignore[attr-defined]
+    if not distinct and (algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections)):
+        raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
+    if isinstance(upload, PlainUpload):
+        return
+    if aggregate.reach(shares, rates, 1) is None:
+        raise errors.refuse(
+            "estimator", type(aggregate).__name__, "one that bounds what a client can move, for noise on whole clients",
+            "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size",
+        )  # fmt: skip
+    fixed = isinstance(cohort, AllClients | UniformCohort | CyclicCohort)
+    if not drawn_once or (aggregate.realised and not fixed):
+        raise errors.refuse(
+            "cohort", name, "of a fixed size for a mean over it with noise on whole clients" if drawn_once
+            else "one that draws a client at most once a round for noise on whole clients",
+            "use a uniform cohort, or Poisson with the bounded mean",
+        )  # fmt: skip
+    if upload.shared_noise and not (fixed and algorithm.transport.secret and aggregate.alike):
+        raise errors.refuse(
+            "noise", f"shared through {type(algorithm.transport).__name__} with {name}",
+            "shared only in secure sums of equal weights over cohorts of fixed size", "else the shares do not add up",
+        )  # fmt: skip
 
 
-def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, num_clients: int) -> jax.Array:
-    """Ids of a round's cohort. Depends on key and round alone, so accounting can draw the same schedule ahead."""
-    return cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), num_clients)
+def init(algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array) -> ServerState:
+    """State before round 0. `key` is the run's key."""
+    params = model.init(role_key(key, "init"))
+    local, everyone = algorithm.local, jnp.arange(data.num_clients, dtype=jnp.int32)
+    flat, _ = ravel(params)
+
+    def look(see: Callable[..., Any]) -> Any:
+        stored, start_key = jax.tree.map(jnp.asarray, data), role_key(key, "look at the start")
+
+        def one(i: jax.Array) -> Any:
+            return see(jax.random.fold_in(start_key, i), params, stored.client(i), stored, model)
+
+        return jax.lax.map(one, everyone)
+
+    def warm() -> jax.Array:
+        def see(key: jax.Array, params: Any, client: Any, data: FederatedData, model: Model) -> jax.Array:
+            return local.mean_gradient(key, client, params, data, model)
+
+        return look(see)
+
+    setting = Setting(model, data, params, flat.size, warm, look)
+    rule = local.rule.transform().init(flat)
+    tables = jax.tree.map(lambda a: jnp.broadcast_to(a, (data.num_clients, *jnp.shape(a))), rule)
+    return ServerState(
+        params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(),
+        tuple(correction.init(setting) for correction in local.corrections), tables if local.rule.keep else (),
+    )  # fmt: skip
+
+
+def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    """A round's cohort. Depends on key, round and shares alone, so accounting can draw the same schedule ahead."""
+    return cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
+
+
+class _Member(NamedTuple):
+    """What is a member's own when its round begins."""
+
+    position: jax.Array
+    id: jax.Array
+    turn: jax.Array
+    present: jax.Array
+    weight: jax.Array
+    rows: tuple[Any, ...]  # of the corrections
+    extra: tuple[Any, ...]
+    rule: Any
 
 
 def run_round(
@@ -57,20 +140,94 @@ def run_round(
 ) -> tuple[ServerState, RoundReport]:
     """One round. `key` is the run's key: every draw is named by role, round, client and step."""
     data = jax.tree.map(jnp.asarray, data)
-    ids = draw_cohort(algorithm.cohort, key, state.round, data.num_clients)
-    weights = algorithm.aggregate.weights(data.shares[ids], data.num_clients)
-    local_key = jax.random.fold_in(role_key(key, "local"), state.round)
+    corrections, aggregate, transport = algorithm.local.corrections, algorithm.aggregate, algorithm.transport
+    members = draw_cohort(algorithm.cohort, key, state.round, data.shares)
+    expected = algorithm.cohort.rates(data.shares)
     flat, unravel = ravel(state.params)
+    positions = jnp.arange(members.ids.shape[0], dtype=jnp.int32)
+    sent = Sent(positions.size, transport.resolution)
+    rule = algorithm.local.rule.transform().init(flat)
+    back: list[Callable] = []  # from a flat message to its parts, known once a client has been traced
 
-    def train(shared: tuple, client_id: jax.Array) -> tuple[jax.Array, RoundReport]:
-        algorithm, data, start, local_key, round_index = shared
-        own_key = jax.random.fold_in(local_key, client_id)
-        result = algorithm.local.run(own_key, round_index, data.client(client_id), start, data, model)
-        healthy = jnp.isfinite(result.report.loss) & jnp.all(jnp.isfinite(result.update))
-        return result.update, RoundReport(client_id, result.report.loss, result.report.clipped, healthy)
+    def train(shared: Any, member: _Member) -> tuple[Any, Any]:
+        algorithm, data, key, state, ids, invited = shared
+        local_key = jax.random.fold_in(role_key(key, "local"), state.round)
+        own_key = jax.random.fold_in(local_key, member.id + data.num_clients * member.turn)
+        client, servers = data.client(member.id), tuple(memory.server for memory in state.memories)
+        held = Received(state.params, servers, member.rows, member.extra, member.rule)
+        result = algorithm.local.run(own_key, state.round, client, held, data, model)
+        update, extra = algorithm.upload.message(
+            role_key(own_key, "upload"), result.update, tensor_sizes(state.params), state.upload, sent
+        )
+        loss = mean_loss(model, state.params, data, client) if aggregate.needs_loss else None
+        rate = algorithm.local.rates(state.round, data.largest)[0]
+        parts = (
+            algorithm.aggregate.contribution(member.weight, update, loss, rate),
+            jax.tree.map(lambda a: jnp.where(member.present, a, 0.0), (extra, result.terms)),
+        )
+        message, split = ravel_numbers(parts)
+        back[:] = [split]
+        words, overflow = algorithm.transport.message(
+            role_key(key, "masks"), state.round, member.position, ids, invited, message
+        )
+        sound = jnp.isfinite(result.report.loss) & jnp.all(jnp.isfinite(message))
+        words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
+        report = RoundReport(
+            member.id, member.present, result.report.loss, result.report.clipped, sound | ~member.present,
+            overflow & member.present,
+        )  # fmt: skip
+        return words, (result.own, result.rule if algorithm.local.rule.keep else (), report)
 
-    shared = (algorithm, data, state.params, local_key, state.round)
-    total, reports = sum_over_clients(train, shared, ids, weights, flat.size, execution)
-    update = algorithm.aggregate.update(unravel(total), weights, state.params)
-    params, optimizer = algorithm.server.move(state.round, update, state.optimizer, state.params)
-    return ServerState(params, optimizer, state.round + 1), reports
+    everyone = _Member(
+        positions, members.ids, members.turn, members.present,
+        aggregate.weights(members, data.shares, expected),
+        tuple(jax.tree.map(lambda table: table[members.ids], memory.clients) for memory in state.memories),
+        tuple(c.send(memory, members) for c, memory in zip(corrections, state.memories, strict=True)),
+        jax.tree.map(lambda table: table[members.ids], state.rules) if algorithm.local.rule.keep
+        else jax.tree.map(lambda a: jnp.broadcast_to(a, (positions.size, *jnp.shape(a))), rule),
+    )  # fmt: skip
+    light = state._replace(optimizer=(), rules=(), memories=tuple(Memory(m.server) for m in state.memories))
+    shared = (algorithm, data, key, light, members.ids, members.invited)
+    words, (rows, rules, report) = sum_over_clients(train, shared, everyone, execution)
+    message = transport.total(
+        role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words
+    )  # fmt: skip
+    total, (extra, terms) = back[0](message)
+
+    update = aggregate.combine(total, members, data.shares, expected, flat)
+    reach = aggregate.reach(data.shares, expected, positions.size)
+    update, upload = algorithm.upload.release(
+        role_key(key, "server noise"), state.round, update, extra, state.upload, reach, expected
+    )
+    params, optimizer = algorithm.server.move(state.round, unravel(update), state.optimizer, state.params)
+    memories = tuple(
+        Memory(
+            correction.absorb(memory.server, term, data.num_clients),
+            jax.tree.map(lambda table, new: kept(table, members, new), memory.clients, row),
+        )
+        for correction, memory, term, row in zip(corrections, state.memories, terms, rows, strict=True)
+    )
+    rules = jax.tree.map(lambda table, new: kept(table, members, new), state.rules, rules)
+    memories = _exchange(algorithm, model, data, key, state.round, params, memories, members, execution)
+    return ServerState(params, optimizer, state.round + 1, upload, memories, rules), report
+
+
+def _exchange(
+    algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array, round_index: jax.Array, params: Any,
+    memories: tuple[Memory, ...], members: Members, execution: Execution,
+) -> tuple[Memory, ...]:  # fmt: skip
+    """The second exchange: what some clients send about the new model."""
+
+    def look(see: Callable[..., Any], ids: jax.Array) -> Any:
+        def one(shared: Any, client_id: jax.Array) -> tuple[Any, Any]:
+            data, params, key = shared
+            return (), see(jax.random.fold_in(key, client_id), params, data.client(client_id), data, model)
+
+        own_key = jax.random.fold_in(role_key(key, "exchange"), round_index)
+        return sum_over_clients(one, (data, params, own_key), ids, execution)[1]
+
+    def upcoming() -> Members:
+        return draw_cohort(algorithm.cohort, key, round_index + 1, data.shares)
+
+    pairs = zip(algorithm.local.corrections, memories, strict=True)
+    return tuple(correction.exchange(memory, look, members, upcoming) for correction, memory in pairs)

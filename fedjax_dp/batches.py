@@ -1,6 +1,5 @@
 """Which records a local step sees. The denominator of the mean is always the public batch size."""
 
-import math
 from typing import NamedTuple, Protocol
 
 import jax
@@ -18,12 +17,15 @@ class Batch(NamedTuple):
     positions: jax.Array  # (steps, rows) int32
     mask: jax.Array  # (steps, rows) bool
     divisor: jax.Array  # (steps,) public number that divides the sum
+    live: jax.Array  # (steps,) float32: 1, or 0 for a step that this client does not take
 
 
 class Batches(Protocol):
     """A law for the records of each local step."""
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch: ...
+    def count(self, steps: int, largest: int) -> int: ...  # local steps of a round, for a client of `largest` records
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch: ...  # records <= largest
 
     def sampling(self, records: int) -> events.Sampling: ...  # what the accountants are told
 
@@ -36,7 +38,10 @@ class FixedBatches:
 
     size: int = structure()
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch:
+    def count(self, steps: int, largest: int) -> int:
+        return steps
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
         words = draws.bits(key, 0, steps * self.size).reshape(steps, self.size)
         return _full_rows(draws.without_replacement(words, records))
 
@@ -53,7 +58,10 @@ class ReplacementBatches:
 
     size: int = structure()
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch:
+    def count(self, steps: int, largest: int) -> int:
+        return steps
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
         words = draws.bits(key, 0, steps * self.size).reshape(steps, self.size)
         return _full_rows(draws.below(words, records))
 
@@ -68,29 +76,24 @@ class ReplacementBatches:
 class PoissonBatches:
     """Every record joins independently with probability `size / records`; the sum is divided by `size`.
 
-    Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step
-    (Chernoff), far below any delta in use.
+    Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step,
+    far below any delta in use.
     """
 
     size: int = structure()
 
     @property
     def capacity(self) -> int:
-        """Smallest number of rows that a batch exceeds with probability below 1e-18, for any number of records."""
-        rows = self.size + 1
-        while rows * math.log(rows / self.size) - rows + self.size < 18 * math.log(10):
-            rows += 1
-        return rows
+        """Rows of a batch."""
+        return draws.poisson_capacity(self.size)
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch:
-        # Gaps between kept records are geometric, so the cost does not grow with the client.
+    def count(self, steps: int, largest: int) -> int:
+        return steps
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
         words = draws.bits(key, 0, steps * self.capacity).reshape(steps, self.capacity)
-        rate = jnp.minimum(self.size / records.astype(jnp.float32), 1.0)
-        gaps = jnp.floor(jnp.log(draws.unit_interval(words)) / jnp.log1p(-rate))
-        gaps = jnp.minimum(gaps, 2**31 // self.capacity - 2).astype(jnp.int32)  # so that the sum cannot wrap
-        positions = jnp.cumsum(gaps + 1, axis=-1) - 1
-        mask = positions < records
-        return Batch(jnp.where(mask, positions, 0), mask, jnp.full(steps, self.size))
+        positions, mask = draws.independent(words, records, self.size)
+        return _batch(positions, mask, jnp.full(steps, self.size))
 
     def sampling(self, records: int) -> events.Sampling:
         return events.Poisson(self.size / records)
@@ -101,30 +104,62 @@ class PoissonBatches:
 
 @value
 class FullBatches:
-    """All of a client's records in every step, divided by their number. Clients may differ in size.
+    """All of a client's records in every step, divided by their number. Clients may differ in size."""
 
-    `rows` is the size of the largest client: smaller ones are padded to it.
-    """
+    def count(self, steps: int, largest: int) -> int:
+        return steps
 
-    rows: int = structure()
-
-    def sample(self, key: jax.Array, records: jax.Array, steps: int) -> Batch:
-        positions = jnp.broadcast_to(jnp.arange(self.rows, dtype=jnp.int32), (steps, self.rows))
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+        positions = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
         mask = positions < records
-        return Batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(records, (steps,)))
+        return _batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(records, (steps,)))
 
     def sampling(self, records: int) -> events.Sampling:
         return events.FullBatch()
 
     def check(self, sizes: np.ndarray) -> None:
-        if self.rows != sizes.max():
-            raise errors.refuse("rows of full batches", self.rows, f"the {sizes.max()} records of the largest client")
+        pass
+
+
+@value
+class EpochBatches:
+    """Passes over a client's records: shuffled afresh, cut into batches of `size`, the rest of a pass dropped.
+
+    Local steps are epochs here. Clients with fewer records take fewer steps. A pass touches every record once, which
+    amplifies no privacy.
+    """
+
+    size: int = structure()
+
+    def count(self, steps: int, largest: int) -> int:
+        return steps * (largest // self.size)
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+        per_pass = largest // self.size
+        passes = steps // per_pass
+        words = draws.bits(key, 0, passes * largest).reshape(passes, largest) >> 1  # so that the padding comes last
+        order = jnp.argsort(jnp.where(jnp.arange(largest) < records, words, np.uint32(2**32 - 1)), axis=-1)
+        positions = order[:, : per_pass * self.size].reshape(steps, self.size).astype(jnp.int32)
+        live = jnp.tile(jnp.arange(per_pass) < records // self.size, passes)
+        mask = jnp.broadcast_to(live[:, None], positions.shape)
+        return Batch(jnp.where(mask, positions, 0), mask, jnp.full(steps, self.size), live.astype(jnp.float32))
+
+    def sampling(self, records: int) -> events.Sampling:
+        return events.Shuffled(self.size, records)
+
+    def check(self, sizes: np.ndarray) -> None:
+        _check_size(self.size, int(sizes.min()))
+
+
+def _batch(positions: jax.Array, mask: jax.Array, divisor: jax.Array) -> Batch:
+    """A batch of steps that are all taken."""
+    return Batch(positions, mask, divisor, jnp.ones(positions.shape[0]))
 
 
 def _full_rows(positions: jax.Array) -> Batch:
     """A batch without padding, divided by its size."""
     steps, size = positions.shape
-    return Batch(positions, jnp.ones((steps, size), bool), jnp.full(steps, size))
+    return _batch(positions, jnp.ones((steps, size), bool), jnp.full(steps, size))
 
 
 def _check_size(size: int, smallest_client: int) -> None:

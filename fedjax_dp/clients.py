@@ -41,43 +41,52 @@ def all_devices(chunk_size: int | None = None) -> Execution:
 
 
 def sum_over_clients(
-    train: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
-    shared: Any,
-    ids: jax.Array,
-    weights: jax.Array,
-    size: int,
-    execution: Execution,
-) -> tuple[jax.Array, Any]:
-    """sum_i weights[i] update_i and the stacked reports, where (update_i, report_i) = train(shared, ids[i]).
+    train: Callable[[Any, Any], tuple[Any, Any]], shared: Any, members: Any, execution: Execution
+) -> tuple[Any, Any]:
+    """The sum over the cohort of `terms`, and `rows` stacked in order, where (terms, rows) = train(shared, member).
 
-    Shapes: ids and weights `(cohort,)`, updates flat `(size,)`; reports come back in the order of `ids`. The cohort is
-            padded to fill devices and chunks; padding is masked after training, so whatever it computes, NaN included,
-            contributes exactly zero.
+    Shapes: `members` is a pytree of arrays with a leading axis (cohort,), of which `train` gets one entry; `shared` is
+            the same for all. The cohort is padded to fill devices and chunks, with copies of its first member; padding
+            is masked after training, so whatever it computes, NaN included, contributes exactly zero.
     """
-    members = ids.shape[0]
-    share = math.ceil(members / execution.devices)
+    count = jax.tree.leaves(members)[0].shape[0]
+    share = math.ceil(count / execution.devices)
     chunk = min(execution.chunk_size or share, share)
     chunks = math.ceil(share / chunk)
-    short = execution.devices * chunks * chunk - members
-    padded = (jnp.pad(ids, (0, short)), jnp.pad(weights, (0, short)), jnp.arange(members + short) < members)
-    table = jax.tree.map(lambda a: a.reshape(execution.devices * chunks, chunk), padded)
+    short = execution.devices * chunks * chunk - count
 
-    def one_chunk(shared: Any, row: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-        own_ids, own_weights, real = row
-        updates, reports = jax.vmap(train, in_axes=(None, 0))(shared, own_ids)
-        return own_weights @ jnp.where(real[:, None], updates, 0.0), reports
+    def portions(a: jax.Array) -> jax.Array:
+        padded = jnp.concatenate([a, jnp.broadcast_to(a[:1], (short, *a.shape[1:]))]) if short else a
+        return padded.reshape(execution.devices * chunks, chunk, *a.shape[1:])
 
-    def one_device(shared: Any, rows: Any) -> tuple[jax.Array, Any]:
-        def accumulate(total: jax.Array, row: Any) -> tuple[jax.Array, Any]:
-            part, reports = one_chunk(shared, row)
-            return total + part, reports
+    real = jnp.arange(count + short) < count
+    table = (jax.tree.map(portions, members), real.reshape(-1, chunk))
 
-        total, reports = lax.scan(accumulate, jnp.zeros(size), rows)
-        return (lax.psum(total, AXIS) if execution.mesh else total), reports
+    def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
+        portion, real = row
+        terms, rows = jax.vmap(train, in_axes=(None, 0))(shared, portion)
+        total = jax.tree.map(
+            lambda a: jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype), terms
+        )
+        return total, rows
+
+    def one_device(shared: Any, rows: Any) -> tuple[Any, Any]:
+        def accumulate(total: Any, row: Any) -> tuple[Any, Any]:
+            part, out = one_chunk(shared, row)
+            return jax.tree.map(jnp.add, total, part), out
+
+        first = jax.tree.map(lambda a: a[0], rows)
+        if chunks == 1:
+            total, out = one_chunk(shared, first)
+            out = jax.tree.map(lambda a: a[None], out)
+        else:
+            shapes = jax.eval_shape(one_chunk, shared, first)[0]
+            total, out = lax.scan(accumulate, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), rows)
+        return (lax.psum(total, AXIS) if execution.mesh else total), out
 
     if execution.mesh:
         one_device = jax.shard_map(
             one_device, mesh=execution.mesh, in_specs=(P(), P(AXIS)), out_specs=(P(), P(AXIS)), check_vma=False
         )
-    total, reports = one_device(shared, table)
-    return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:members], reports)
+    total, rows = one_device(shared, table)
+    return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], rows)

@@ -6,34 +6,55 @@ import os
 import pathlib
 import tomllib
 import typing
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
 
-from fedjax_dp import catalogue, errors
+from fedjax_dp import errors
 from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.data import Dataset, FederatedData, equal_sizes, federate, iid, labels_per_client, load, natural
 from fedjax_dp.data.partition import power_law_sizes
 from fedjax_dp.fields import typed
+from fedjax_dp.models import Model, logistic_regression, mlp
+from fedjax_dp.personal import optimal_probabilities
 
 PARTITIONS = ("iid", "labels", "natural")
 SIZES = ("equal", "power-law")
+MODELS: dict[str, Callable[[tuple[int, ...], int, int], Model]] = {
+    "logistic": lambda shape, classes, hidden: logistic_regression(shape, classes),
+    "mlp": lambda shape, classes, hidden: mlp(shape, classes, (hidden,)),
+}
+ENTRY_OPTIONS = {name for entry in CATALOGUE for name in options_of(entry)}
 
 # What a data set brings where nothing is said. MNIST and its kin follow paper 000.
 _PAPER_000 = {
     "num_clients": 100, "partition": "labels", "labels_per_client": 7, "rounds": 50, "cohort_size": 10,
     "batch_size": 10, "local_steps": 300, "learning_rate": 0.01, "schedule": "inverse_sqrt", "l2": 1e-3,
-    "server_learning_rate": 0.01, "epsilon": 0.3, "delta": 1e-2, "min_records": 100,
+    "adaptive_learning_rate": 0.01, "epsilon": 0.3, "delta": 1e-2, "min_records": 100,
 }  # fmt: skip
 _SMALL = {
     "num_clients": 10, "partition": "iid", "labels_per_client": 7, "rounds": 40, "cohort_size": 5,
     "batch_size": 20, "local_steps": 10, "learning_rate": 0.3, "schedule": "inverse_sqrt", "l2": 1e-3,
-    "server_learning_rate": 0.05, "epsilon": 4.0, "delta": 1e-3, "min_records": 50,
+    "adaptive_learning_rate": 0.05, "epsilon": 4.0, "delta": 1e-3, "min_records": 50,
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": _SMALL, "mnist": _PAPER_000, "fashion_mnist": _PAPER_000, "emnist_letters": _PAPER_000, "npz": _SMALL,
 }  # fmt: skip
+
+# What an algorithm brings on top, where its paper or its kind asks for something else.
+_WHOLE_CLIENTS = {
+    "num_clients": 100, "cohort_size": 50, "batch_size": 5, "local_steps": 10, "learning_rate": 0.3, "clip_norm": 0.5,
+    "epsilon": 8.0, "delta": 1e-3,
+}  # fmt: skip
+ENTRY_PRESETS: dict[str, dict[str, Any]] = {
+    "rfedavg": {"model": "mlp"}, "rfedavg_plus": {"model": "mlp"}, "dp_sgd": {"local_steps": 1, "rounds": 100},
+    "acs_pldp": {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal"}, "dp_fedavg": _WHOLE_CLIENTS,
+    "dp_ftrl": _WHOLE_CLIENTS, "dp_fedavg_output": {"local_steps": 5}, "cpfed": {"local_steps": 1, "rounds": 100},
+}  # fmt: skip
+ADAPTIVE = ("addpnfl", "fedadam", "fedyogi")  # servers whose rate is not near 1
 
 
 def _by_dataset(field: str, text: str) -> Any:
@@ -47,6 +68,11 @@ def _by_dataset(field: str, text: str) -> Any:
 
 
 _METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR"}
+
+
+def _own(text: str) -> Any:
+    """Help text of an option that only some algorithms take, or whose default is the algorithm's own."""
+    return _told(text, "(default: the algorithm's)")
 
 
 def _told(text: str, hint: str | None = None, metavar: str | None = None) -> Any:
@@ -63,7 +89,7 @@ class RunConfig:
     data_dir: Annotated[
         str | None, _told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)", "DIR")
     ] = None
-    algorithm: Annotated[str, _told(", ".join(catalogue.CATALOGUE))] = "dpnfl"
+    algorithm: Annotated[str, _told(", ".join(CATALOGUE))] = "dpnfl"
     rounds: Annotated[int | None, _by_dataset("rounds", "rounds T")] = None
     seed: Annotated[int, _told("decides partition, cohorts, batches, noise and initial model")] = 0
 
@@ -74,22 +100,36 @@ class RunConfig:
     min_records: Annotated[int | None, _by_dataset("min_records", "smallest client, for sizes power-law")] = None
 
     cohort_size: Annotated[int | None, _by_dataset("cohort_size", "clients per round; N takes all")] = None
-    estimator: Annotated[str, _told("how updates combine: full, wor_delta, wor_model, biased, renorm, mean")] = (
-        "wor_delta"
+    cohort: Annotated[str | None, _own("uniform, poisson, md (by shares, with replacement) or cyclic")] = None
+    one_by_one: Annotated[bool | None, _own("md: a client drawn twice trains twice")] = None
+    dropout: Annotated[float | None, _own("probability that a client's message does not arrive")] = None
+    first: Annotated[int | None, _own("wait for so many of the cohort only")] = None
+    estimator: Annotated[str | None, _own("how updates combine: wor_delta, wor_model, full, biased, renorm, mean")] = (
+        None
     )
     batch_size: Annotated[int | None, _by_dataset("batch_size", "records B per local step")] = None
     batches: Annotated[
-        str, _told("without-replacement, with-replacement, poisson or full (all records, no batch_size)")
+        str,
+        _told("without-replacement, with-replacement, poisson, full (all records), epochs (local steps are epochs)"),
     ] = "without-replacement"
     local_steps: Annotated[int | None, _by_dataset("local_steps", "local steps tau per round")] = None
     learning_rate: Annotated[float | None, _by_dataset("learning_rate", "of the local steps")] = None
-    schedule: Annotated[str | None, _by_dataset("schedule", "constant, inverse_sqrt or inverse, in the round")] = None
+    schedule: Annotated[str | None, _by_dataset("schedule", "constant, inverse_sqrt or inverse")] = None
+    per_step: Annotated[bool | None, _own("the schedule runs over local steps, not rounds")] = None
+    local_rule: Annotated[str | None, _own("sgd, momentum or rmsprop")] = None
+    local_decay: Annotated[float | None, _own("of momentum or rmsprop")] = None
+    keep_rule: Annotated[bool | None, _own("the rule's state stays with its client across rounds")] = None
     l2: Annotated[float | None, _by_dataset("l2", "h in the penalty h |w|^2")] = None
+    model: Annotated[str | None, _own("logistic, or mlp (rfedavg needs features)")] = None
+    hidden: Annotated[int, _told("width of mlp's hidden layer")] = 64
 
-    clip_norm: Annotated[float, _told("C, L2 bound on one record's gradient")] = 1.0
+    clip_norm: Annotated[float | None, _own("C, L2 bound on one record's gradient, or on a client's update")] = None
+    clipping: Annotated[str | None, _own("record, batch, scale, none or tensor-median; most entries fix it")] = None
+    gradient_bound: Annotated[float | None, _own("cpfed, clipping scale: what no gradient exceeds")] = None
     epsilon: Annotated[
         float | None, _by_dataset("epsilon", "budget per client for private algorithms; finds the noise")
     ] = None
+    epsilon_high: Annotated[float | None, _own("budgets are uniform from epsilon to this, one per client")] = None
     delta: Annotated[float | None, _by_dataset("delta", "of the budget and of the Guarantee")] = None
     noise_multiplier: Annotated[
         float | None, _told("noise on the sum over clip norm, instead of --epsilon", "(default: from epsilon)", "FLOAT")
@@ -98,14 +138,56 @@ class RunConfig:
     participation: Annotated[
         str, _told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
     ] = "schedule"
-    view: Annotated[str, _told("who must learn nothing: uploads, secure_sum, broadcast or final_model")] = "uploads"
+    view: Annotated[
+        str | None,
+        _told(
+            "who must learn nothing: uploads, secure_sum, broadcast or final_model",
+            "(default: the strongest that the algorithm hides from)",
+            "STR",
+        ),
+    ] = None
     colluders: Annotated[int, _told("clients of each cohort that help the adversary, in views other than uploads")] = 0
+    secure: Annotated[bool | None, _own("messages travel masked and only their sum is seen")] = None
+    ring_bits: Annotated[int | None, _own("of the secure sum's integers: 32 or 64")] = None
+    fractional_bits: Annotated[int | None, _own("of the secure sum's fixed point")] = None
+    neighbours: Annotated[int | None, _own("clients that each shares a mask with; all unless given")] = None
 
-    server_learning_rate: Annotated[float | None, _by_dataset("server_learning_rate", "of addpnfl's server")] = None
-    b1: Annotated[float, _told("addpnfl: decay of the first moment")] = 0.9
-    b2: Annotated[float, _told("addpnfl: decay of the second moment")] = 0.99
-    pi: Annotated[float, _told("addpnfl: added to the root of the second moment, which starts at pi^2")] = 1e-3
-    second_moment: Annotated[str, _told("addpnfl: delta (Algorithm 2) or mu (the displayed equation)")] = "delta"
+    server_learning_rate: Annotated[float | None, _own("of the server's step")] = None
+    momentum: Annotated[float | None, _own("of the server: fedavgm, dp_fedavg, dp_ftrl")] = None
+    b1: Annotated[float | None, _own("adaptive servers: decay of the first moment")] = None
+    b2: Annotated[float | None, _own("adaptive servers: decay of the second moment")] = None
+    pi: Annotated[float | None, _own("adaptive servers: added to the root of the second moment")] = None
+    nu_init: Annotated[float | None, _own("addpnfl: where the second moment starts; pi^2 unless given")] = None
+    second_moment: Annotated[str | None, _own("addpnfl: delta (Algorithm 2) or mu (the displayed equation)")] = None
+    mu: Annotated[float | None, _own("fedprox: strength of the pull to the received model")] = None
+    prox_form: Annotated[str | None, _own("fedprox: half (mu/2 |.|^2) or full")] = None
+    controls: Annotated[str | None, _own("scaffold, dp_scaffold: update (option II) or gradient (option I)")] = None
+    warm_start: Annotated[bool | None, _own("scaffold, dp_scaffold: control variates begin as gradients")] = None
+    q: Annotated[float | None, _own("q_fedavg: how much large losses count")] = None
+    fair_norm: Annotated[str | None, _own("q_fedavg: update or weighted")] = None
+    feature_strength: Annotated[float | None, _own("rfedavg: lambda")] = None
+    delta_at: Annotated[str | None, _own("rfedavg: local_after or global_before")] = None
+    delta_scope: Annotated[str | None, _own("rfedavg: participants or all")] = None
+    leave_one_out: Annotated[bool | None, _own("rfedavg: a client's own features are left out of its target")] = None
+    delta_batch: Annotated[int | None, _own("rfedavg: records that mean features are taken over; 0 all")] = None
+    feature_noise: Annotated[float | None, _own("rfedavg: sigma_2 on mean features")] = None
+    feature_clip_norm: Annotated[float | None, _own("rfedavg: bound on one record's features, with noise")] = None
+    sampling: Annotated[str | None, _own("acs_pldp: optimal, weighted or uniform")] = None
+    strength: Annotated[float, _told("acs_pldp, sampling optimal: lambda, the weight of the budgets")] = 1.0
+    norm_noise: Annotated[float, _told("acs_pldp, sampling optimal: noise on the norms; 0 as in 003, not covered")] = (
+        0.0
+    )
+    noise_space: Annotated[str | None, _own("dp_fedavg_output: model or literal")] = None
+    noise_at: Annotated[str | None, _own("dp_fedavg_output: last or every")] = None
+    weight_cap: Annotated[float | None, _own("dp_fedavg: share from which a client has full weight")] = None
+    least_weight: Annotated[float | None, _own("dp_fedavg: estimator f_c, least part of the expected weight")] = None
+    clip_by: Annotated[str | None, _own("dp_fedavg: update or tensor")] = None
+    adaptive_clip: Annotated[bool | None, _own("dp_fedavg: the clip norm follows a quantile")] = None
+    clip_quantile: Annotated[float | None, _own("dp_fedavg, adaptive: that quantile")] = None
+    clip_rate: Annotated[float | None, _own("dp_fedavg, adaptive: how fast")] = None
+    bit_noise: Annotated[float | None, _own("dp_fedavg, adaptive: noise on the sum of bits")] = None
+    noise: Annotated[str | None, _own("dp_fedavg: server, or shared (integer noise in a secure sum)")] = None
+    bands: Annotated[int | None, _own("dp_ftrl: rounds over which noise is correlated")] = None
 
     evaluate_every: Annotated[int | None, _told("rounds between evaluations", "(default: rounds / 20)", "INT")] = None
     checkpoint_every: Annotated[int | None, _told("rounds between checkpoints", "(default: rounds / 5)", "INT")] = None
@@ -118,31 +200,46 @@ class RunConfig:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Fill in what the data set brings, so that the configuration says everything; refuses what cannot be meant."""
+    """Fill in what data set and algorithm bring, so that the configuration says everything; refuses what cannot be."""
     kind = config.dataset.partition(":")[0]
     errors.require_choice("dataset", kind, PRESETS)
-    errors.require_choice("algorithm", config.algorithm, catalogue.CATALOGUE)
-    preset = dict(PRESETS[kind])
-    private = "noise_multiplier" in typing.get_type_hints(catalogue.CATALOGUE[config.algorithm])
+    errors.require_choice("algorithm", config.algorithm, CATALOGUE)
+    accepted = options_of(config.algorithm)
+    for field in dataclasses.fields(config):
+        if field.name in ENTRY_OPTIONS and field.name not in accepted and getattr(config, field.name) is not None:
+            users = [entry for entry in CATALOGUE if field.name in options_of(entry)]
+            raise errors.refuse(
+                field.name, getattr(config, field.name), f"left out for {config.algorithm}, which does not take it",
+                "it belongs to " + ", ".join(users[:6]) + (", ..." if len(users) > 6 else ""),
+            )  # fmt: skip
+    preset = dict(PRESETS[kind]) | ENTRY_PRESETS.get(config.algorithm, {})
+    rate = preset.pop("adaptive_learning_rate")
+    if config.algorithm in ADAPTIVE:
+        preset["server_learning_rate"] = rate
+    private = "noise_multiplier" in accepted
+    if private and "clip_norm" not in preset:
+        preset["clip_norm"] = 1.0
     if not private:
-        for name in ("epsilon", "delta", "noise_multiplier"):
+        for name in ("epsilon", "epsilon_high", "delta", "noise_multiplier"):
             if getattr(config, name) is not None:
                 raise errors.refuse(
-                    name,
-                    getattr(config, name),
-                    f"left out for {config.algorithm}, which is not private",
+                    name, getattr(config, name), f"left out for {config.algorithm}, which is not private",
                     "use --algorithm dpnfl",
+                )  # fmt: skip
+            preset.pop(name, None)
+    if config.noise_multiplier is not None:
+        for name in ("epsilon", "epsilon_high"):
+            preset.pop(name, None)
+            if getattr(config, name) is not None:
+                raise errors.refuse(
+                    name, getattr(config, name), "left out when noise_multiplier is given", "keep one of them"
                 )
-    if not private or config.noise_multiplier is not None:
-        preset.pop("epsilon")
-        if config.epsilon is not None:
-            raise errors.refuse(
-                "epsilon", config.epsilon, "left out when noise_multiplier is given", "keep one of them"
-            )
-    if not private:
-        preset.pop("delta")
+    if config.epsilon is not None:
+        preset.pop("epsilon_high", None)
+    if config.noise == "shared":
+        config = dataclasses.replace(config, accountant="rdp")  # the only one that covers integer noise
     if (config.partition or preset["partition"]) == "natural":
-        preset.pop("num_clients")  # the data set decides
+        preset.pop("num_clients", None)  # the data set decides
     if config.batches == "full":
         preset.pop("batch_size")
         if config.batch_size is not None:
@@ -152,7 +249,7 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.partition == "natural" and config.num_clients is not None:
         raise errors.refuse("num_clients", config.num_clients, "left out for partition natural", "the data decides it")
     sized = [] if config.batches == "full" else ["batch_size"]
-    for name in ("rounds", "cohort_size", *sized, "local_steps", "min_records"):
+    for name in ("rounds", "cohort_size", *sized, "local_steps", "min_records", "hidden"):
         errors.require_count(name, getattr(config, name))
     paces = {"evaluate_every": max(1, config.rounds // 20), "checkpoint_every": max(1, config.rounds // 5)}
     filled = {name: value for name, value in paces.items() if getattr(config, name) is None}
@@ -187,16 +284,42 @@ def _clients(config: RunConfig, dataset: Dataset) -> list[np.ndarray]:
     return labels_per_client(labels, sizes, config.labels_per_client, config.seed)
 
 
+def build_model(config: RunConfig, data: FederatedData) -> Model:
+    """The model of a resolved configuration."""
+    name = config.model or "logistic"
+    errors.require_choice("model", name, MODELS)
+    return MODELS[name](data.record_shape, data.classes, config.hidden)
+
+
+def budgets(config: RunConfig, data: FederatedData) -> float | np.ndarray | None:
+    """Epsilon of the configuration: one number, or one per client, uniform from epsilon to epsilon_high by the seed."""
+    if config.epsilon is None or config.epsilon_high is None:
+        return config.epsilon
+    if not config.epsilon_high >= config.epsilon:
+        raise errors.refuse("epsilon_high", config.epsilon_high, f"at least epsilon, {config.epsilon:g}")
+    return np.random.default_rng(config.seed).uniform(config.epsilon, config.epsilon_high, data.num_clients)
+
+
 def build_algorithm(config: RunConfig, data: FederatedData) -> Algorithm:
     """The algorithm of a resolved configuration: fields that its constructor takes, by name."""
-    constructor = catalogue.CATALOGUE[config.algorithm]
-    values = dataclasses.asdict(config)
-    values["cohort_size"] = None if config.cohort_size == data.num_clients else config.cohort_size
-    if config.batches == "full":
-        values["batch_size"] = int(np.max(data.sizes))
-    values["noise_multiplier"] = config.noise_multiplier or 0.0
-    accepted = typing.get_type_hints(constructor)
-    return constructor(**{name: value for name, value in values.items() if name in accepted})
+    accepted = options_of(config.algorithm)
+    values = {
+        name: value for name, value in dataclasses.asdict(config).items() if value is not None and name in accepted
+    }
+    everyone = config.cohort_size == data.num_clients and config.cohort is None
+    values["cohort_size"] = None if everyone and config.sampling is None else config.cohort_size
+    values["batch_size"] = config.batch_size
+    if config.sampling == "optimal" and "sampling" in accepted:
+        if config.epsilon is None:
+            raise errors.refuse("sampling", "optimal", "used with budgets, which it weighs", "give --epsilon")
+        found = optimal_probabilities(
+            data, epsilons=budgets(config, data), delta=config.delta, rounds=config.rounds, draws=config.cohort_size,
+            batch_size=config.batch_size or int(np.min(data.sizes)), local_steps=config.local_steps,
+            learning_rate=config.learning_rate, strength=config.strength, norm_noise=config.norm_noise,
+            norm_clip=config.clip_norm, seed=config.seed, model=build_model(config, data),
+        )  # fmt: skip
+        values |= {"probabilities": found.probabilities, "paid": found.paid}
+    return CATALOGUE[config.algorithm](**values)
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:

@@ -1,30 +1,204 @@
-"""Terms added to the gradient of a local step after clipping and noise; they depend on no record."""
+"""Terms added to the gradient of a local step after clipping and noise, and what clients and server keep for them."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_dp import errors
-from fedjax_dp.values import value
+from fedjax_dp.bound import Records
+from fedjax_dp.cohort import Members
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.values import structure, value
+
+
+class Memory(NamedTuple):
+    """What a correction keeps across rounds."""
+
+    server: Any = ()
+    clients: Any = ()  # arrays with a leading axis (num_clients,); a cohort's rows are gathered and scattered
+
+
+class Step(NamedTuple):
+    """One local step as a correction sees it; vectors are flat `(size,)`."""
+
+    params: jax.Array
+    start: jax.Array  # the model that the round began with
+    server: Any  # Memory.server, which every client receives
+    own: Any  # this client's row of Memory.clients
+    received: Any  # what `send` gave this client alone
+    records: Records
+    model: Model
+    unravel: Callable[[jax.Array], Any]
+
+
+class Visit(NamedTuple):
+    """A client's finished local steps."""
+
+    start: jax.Array
+    end: jax.Array
+    server: Any
+    own: Any
+    received: Any
+    drift: jax.Array  # sum of the learning rates of the steps taken
+    gradient: Callable[[jax.Array], jax.Array]  # one more privatized gradient, at given parameters
+    look: Callable[[Callable[..., Any], jax.Array], Any]  # look(f, params) = f(key, params tree, client, data, model)
+
+
+class Setting(NamedTuple):
+    """Where a run begins."""
+
+    model: Model
+    data: FederatedData
+    params: Any
+    size: int  # number of parameters
+    warm: Callable[[], jax.Array]  # mean of tau privatized gradients at `params`, for every client (num_clients, size)
+    look: Callable[[Callable[..., Any]], Any]  # look(f) = f(key, params, client, data, model) for every client
+
+
+class Floats(NamedTuple):
+    """Numbers of four bytes that travel to and from one client of a cohort, beside model and update."""
+
+    down: int = 0
+    up: int = 0  # sent apart
+    summed: int = 0  # sent along with the update, and summed like it
 
 
 class Correction(Protocol):
-    """Changes one local step's gradient; gradient, parameters and start are flat vectors `(size,)`."""
+    """The methods given here are those of a term that neither keeps nor sends anything."""
 
-    def gradient(self, gradient: jax.Array, params: jax.Array, start: jax.Array) -> jax.Array: ...
+    @property
+    def leak(self) -> str | None:  # why there is no epsilon, where records act past the privatizer
+        return None
 
-    def check(self) -> None: ...
+    @property
+    def keeps(self) -> bool:  # clients keep something across rounds
+        return False
+
+    even: bool = False  # reads gradients off the update, so it needs plain steps of one rate
+
+    @property
+    def extra_gradients(self) -> int:  # privatized gradients per round beyond the local steps
+        return 0
+
+    @property
+    def warm(self) -> bool:  # whether every client releases a round's privatized gradients before round 0
+        return False
+
+    def init(self, setting: Setting) -> Memory:
+        return Memory()
+
+    def send(self, memory: Memory, members: Members) -> Any:
+        """What a member receives beside the model and Memory.server; leading axis `(members,)`."""
+        return ()
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        """The gradient that the step uses, flat."""
+        return gradient
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        """What joins the update in its sum over the members, and the client's new row."""
+        return (), ()
+
+    def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
+        """The server part after the sum has arrived."""
+        return server
+
+    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+        """After the new model: what clients of this round or the next send about it.
+
+        look(f, ids) = f(key, new params tree, client, data, model) for each id.
+        """
+        return memory
+
+    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        return Floats()
+
+    def check(self, model: Model | None) -> None:
+        return None
 
 
 @value
-class L2Penalty:
+class L2Penalty(Correction):
     """The gradient 2 h w of h |w|^2 on all parameters. Data independent, so it is added after the noise."""
 
     strength: float
 
-    def gradient(self, gradient: jax.Array, params: jax.Array, start: jax.Array) -> jax.Array:
-        return gradient + 2 * self.strength * params
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        return gradient + 2 * self.strength * step.params
 
-    def check(self) -> None:
-        if not 0 <= self.strength < float("inf"):
-            raise errors.refuse("l2", self.strength, "zero or positive and finite")
+    def check(self, model: Model | None) -> None:
+        errors.require_not_negative("l2", float(self.strength))
+
+
+@value
+class Proximal(Correction):
+    """The gradient mu (w - w_start) of (mu/2) |w - w_start|^2 (FedProx, Li et al. 2020)."""
+
+    strength: float
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        return gradient + self.strength * (step.params - step.start)
+
+    def check(self, model: Model | None) -> None:
+        errors.require_not_negative("mu", float(self.strength))
+
+
+@value
+class ControlVariates(Correction):
+    """SCAFFOLD (Karimireddy et al. 2020): every step adds c - c_i, so that clients drift alike.
+
+    A client keeps c_i and sends its change with the update; the server keeps c, their mean over all N clients.
+    again        False: option II, c_i <- c_i - c + (w_start - w_end) / sum of rates, which is the mean of the gradients
+                 that the steps used, so it releases nothing new; True: option I, c_i <- one more privatized gradient at
+                 the received model, which is one more release;
+    warm_start   every client begins with the mean of tau privatized gradients at the first model instead of zero: tau
+                 more releases for every client (DP-SCAFFOLD, Noble et al. 2022).
+    """
+
+    even = True
+
+    again: bool = structure(default=False)
+    warm_start: bool = structure(default=False)
+
+    @property
+    def keeps(self) -> bool:
+        return True
+
+    @property
+    def extra_gradients(self) -> int:
+        return int(self.again)
+
+    @property
+    def warm(self) -> bool:
+        return self.warm_start
+
+    def init(self, setting: Setting) -> Memory:
+        if not self.warm_start:
+            return Memory(jnp.zeros(setting.size), jnp.zeros((setting.data.num_clients, setting.size)))
+        controls = setting.warm()
+        return Memory(controls.mean(0), controls)
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        return gradient + (step.server - step.own)
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        if self.again:
+            control = visit.gradient(visit.start)
+        else:
+            control = visit.own - visit.server + (visit.start - visit.end) / visit.drift
+        return control - visit.own, control
+
+    def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
+        return server + total / num_clients
+
+    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        return Floats(down=size, summed=size)
+
+
+def kept(table: jax.Array, members: Members, rows: jax.Array) -> jax.Array:
+    """A table by client with the rows of the present members replaced."""
+    places = jnp.where(members.present, members.ids, table.shape[0])
+    return table.at[places].set(rows, mode="drop")

@@ -8,6 +8,9 @@ Every stream is a key plus a 64-bit counter: the high word names the stream (a l
 number within it. Callers give distinct (key, stream) pairs, so no counter is used twice.
 """
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +50,14 @@ def bits(key: jax.Array, stream: jax.Array | int, size: int) -> jax.Array:
     """`size` uniform 32-bit words of one stream; shape `(size,)`."""
     x, y = _blocks(key, stream, size)
     return x ^ y
+
+
+def words(
+    key: jax.Array, stream: jax.Array | int, size: int, start: jax.Array | int = 0
+) -> tuple[jax.Array, jax.Array]:
+    """Both words of each of `size` counters from `start` on; two `(size,)` arrays, so a word costs half a block."""
+    high = jnp.broadcast_to(jnp.asarray(stream, jnp.uint32), (size,))
+    return _threefry(_words(key), high, lax.iota(jnp.uint32, size) + jnp.asarray(start, jnp.uint32))
 
 
 # sin(pi/2 t) / t in t^2 on [-1, 1]: least squares on Chebyshev nodes, relative error 7e-9
@@ -97,3 +108,30 @@ def without_replacement(words: jax.Array, population: jax.Array) -> jax.Array:
         return chosen.at[..., index].set(jnp.where(taken, start + index, candidate))
 
     return lax.fori_loop(0, words.shape[-1], step, jnp.full(words.shape, -1, jnp.int32))
+
+
+@functools.cache
+def poisson_capacity(size: int) -> int:
+    """Smallest number that a sum of independent coins of expected total `size` exceeds with probability below 1e-18.
+
+    Source: Chernoff's bound for Poisson trials, whatever their number.
+    """
+    rows = size + 1
+    while rows * math.log(rows / size) - rows + size < 18 * math.log(10):
+        rows += 1
+    return rows
+
+
+def independent(words: jax.Array, population: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Each integer below `population` independently with probability `size / population`, in increasing order.
+
+    Shapes: words `(..., k)` uniform 32-bit words; returns integers `(..., k)` int32 and which of them are drawn; the
+            others are 0. More than k of them are cut: take k from `poisson_capacity`.
+    The gaps between drawn integers are geometric, so the cost does not grow with the population.
+    """
+    rate = jnp.minimum(size / population.astype(jnp.float32), 1.0)
+    gaps = jnp.floor(jnp.log(unit_interval(words)) / jnp.log1p(-rate))
+    gaps = jnp.minimum(gaps, 2**31 // words.shape[-1] - 2).astype(jnp.int32)  # so that the sum cannot wrap
+    places = jnp.cumsum(gaps + 1, axis=-1) - 1
+    drawn = places < population
+    return jnp.where(drawn, places, 0), drawn

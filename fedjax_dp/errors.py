@@ -24,6 +24,18 @@ class DivergedError(RuntimeError):
         )
 
 
+class RingOverflowError(RuntimeError):
+    """A message did not fit into the ring of a secure sum."""
+
+    def __init__(self, round_index: int, clients: list[int]):
+        self.round, self.clients = round_index, clients
+        shown = ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
+        super().__init__(
+            f"the secure sum overflowed in round {round_index}: every number must fit its share of the ring, got a "
+            f"larger one from clients {shown}; use 64 ring bits or fewer fractional bits"
+        )
+
+
 def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationError:
     """The error to raise: `what must be wanted, got got; remedy`."""
     ending = f"; {remedy}" if remedy else ""

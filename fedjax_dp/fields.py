@@ -27,6 +27,10 @@ def typed(what: str, given: Any, hint: Any) -> Any:
 def from_text(what: str, text: str, hint: Any) -> Any:
     """The value of a field from the words of a flag; refuses what is not of the field's type."""
     kind = kinds(hint)[0]
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise errors.refuse(what, repr(text), KIND_NAMES[bool])
+        return text.lower() == "true"
     try:
         return kind(text)
     except ValueError:

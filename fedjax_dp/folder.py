@@ -17,14 +17,16 @@ from fedjax_dp import config as configs
 from fedjax_dp import errors, gradients, plots, report
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.algorithm import Algorithm, ServerState
+from fedjax_dp.bound import ClipRecords
 from fedjax_dp.checkpoint import Checkpoints
 from fedjax_dp.clients import all_devices
 from fedjax_dp.config import RunConfig
 from fedjax_dp.data import FederatedData
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.ledger import noise_of
+from fedjax_dp.models import Model
 from fedjax_dp.runs import Result, prepare
 from fedjax_dp.simulation import Evaluation, Simulation, check, numbers, run_key, simulate
-from fedjax_dp.values import role_key
+from fedjax_dp.wire import traffic
 
 Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
 
@@ -96,8 +98,9 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
 
 def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     data = configs.build_data(config)
+    model = configs.build_model(config, data)
     algorithm = configs.build_algorithm(config, data)
-    check(algorithm, data, config.rounds)
+    check(algorithm, data, config.rounds, model)
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
         kinds = 0
@@ -108,11 +111,10 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
             show(done / total, f"{done} of {total} kinds of clients")
 
         algorithm, guarantee = prepare(
-            algorithm, data, rounds=config.rounds, seed=config.seed, epsilon=config.epsilon, delta=config.delta,
-            accountant=config.accountant, participation=config.participation, view=config.view,
-            colluders=config.colluders, progress=progress,
+            algorithm, data, rounds=config.rounds, seed=config.seed, epsilon=configs.budgets(config, data),
+            delta=config.delta, accountant=config.accountant, participation=config.participation, view=config.view,
+            colluders=config.colluders, model=model, progress=progress,
         )  # fmt: skip
-    model = logistic_regression(data.record_shape, data.classes)
     for line in _about(config, data, algorithm, model):
         screen.say(line)
     if kinds:
@@ -134,12 +136,13 @@ def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: 
     ]
     if device["platform"] == "cpu" and device["count"] < device["cores"]:
         lines[-1] += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
-    noise = algorithm.local.privatizer.client_noise(data.num_clients)
+    noise = noise_of(algorithm)
     if noise is not None:
-        lines.append(
-            f"clip norm {config.clip_norm:g}, noise multiplier {min(noise):.4g} to {max(noise):.4g}, "
-            f"clipping by {gradients.describe(model, params, *rows)}"
-        )
+        noises = np.atleast_1d(np.asarray(noise, float))
+        words = f"clip norm {config.clip_norm:g}, noise multiplier {noises.min():.4g} to {noises.max():.4g}"
+        by_record = isinstance(getattr(algorithm.local.privatizer, "bound", None), ClipRecords)
+        lines.append(words + (f", clipping by {gradients.describe(model, params, *rows)}" if by_record else ""))
+    lines.append(str(traffic(algorithm, model, data)))
     return lines
 
 
@@ -149,7 +152,7 @@ def _train(
     config = ready.config
     execution = all_devices(config.chunk_size)
     checkpoints = Checkpoints(folder)
-    fresh = algorithms.init(numbers(ready.algorithm), ready.model.init(role_key(run_key(config.seed), "init")))
+    fresh = algorithms.init(numbers(ready.algorithm), ready.model, ready.data, run_key(config.seed))
     state = checkpoints.restore(execution.place(fresh)) if done else fresh
     first, began = done or 0, time.perf_counter()
     try:
@@ -171,7 +174,7 @@ def _train(
         checkpoints.close()
     simulation = Simulation(simulation.state, [*history, *simulation.history], simulation.timing)
     result = Result(ready.algorithm, simulation, ready.guarantee)
-    told = report.summary(config, result)
+    told = report.summary(config, result, traffic(ready.algorithm, ready.model, ready.data))
     report.write_json(folder / "result.json", told)
     title = f"{config.algorithm} on {config.dataset}, {ready.data.num_clients} clients, seed {config.seed}"
     plots.plot_run(result.history, result.guarantee, title, folder / "run.png")

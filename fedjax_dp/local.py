@@ -6,65 +6,185 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from fedjax_dp import errors, schedules
-from fedjax_dp.batches import Batch, Batches
-from fedjax_dp.correction import Correction
+from fedjax_dp.batches import Batch, Batches, EpochBatches
+from fedjax_dp.bound import Records, StepReport
+from fedjax_dp.correction import Correction, Step, Visit
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
-from fedjax_dp.privatizer import Place, Privatizer, Records, StepReport
+from fedjax_dp.noise import Place
+from fedjax_dp.privatizer import OutputGaussian, Privatizer
 from fedjax_dp.values import ravel, role_key, structure, value
+
+
+class Received(NamedTuple):
+    """What a client holds when its round begins, beside its records."""
+
+    params: Any
+    server: tuple[Any, ...]  # of each correction: Memory.server
+    own: tuple[Any, ...]  # its row of Memory.clients
+    extra: tuple[Any, ...]  # what `send` gave it
+    rule: Any  # state of the local rule
 
 
 class LocalResult(NamedTuple):
     """What comes out of a client's round."""
 
-    update: jax.Array  # local model minus start, flat (size,): the message
+    update: jax.Array  # local model minus start, flat (size,)
+    terms: tuple[Any, ...]  # what each correction adds to the sum over the cohort
+    own: tuple[Any, ...]  # new rows of the corrections
+    rule: Any
     report: StepReport  # probes, averaged over the steps
 
 
 @value
+class LocalRule:
+    """How a gradient becomes a direction: an optax transformation without a rate, `factory(**hyperparameters)`.
+
+    `keep` says whether its state stays with the client from round to round or starts anew.
+    """
+
+    hyperparameters: dict[str, Any]
+    factory: Callable[..., optax.GradientTransformation] = structure(default=optax.identity)
+    keep: bool = structure(default=False)
+
+    def transform(self) -> optax.GradientTransformation:
+        return self.factory(**self.hyperparameters)
+
+    @property
+    def plain(self) -> bool:
+        """Plain stochastic gradient descent."""
+        return self.factory is optax.identity
+
+
+def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformation:
+    """g / (sqrt(s) + eps) with s <- decay s + (1 - decay) g^2, as PyTorch does (001's text model)."""
+    return optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False)
+
+
+LOCAL_RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": optax.identity, "momentum": optax.trace, "rmsprop": rmsprop,
+}  # fmt: skip
+
+
+@value
 class LocalSgd:
-    """`steps` (tau) steps of stochastic gradient descent: w <- w - rate(t) (privatized gradient + corrections)."""
+    """`steps` (tau) steps, or epochs for `EpochBatches`: w <- w - rate * rule(privatized gradient + corrections).
+
+    schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ... (004).
+    """
 
     learning_rate: float
     privatizer: Privatizer
     batches: Batches
     corrections: tuple[Correction, ...] = ()
+    rule: LocalRule = LocalRule(hyperparameters={})
     steps: int = structure(default=1)
     schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
+    per_step: bool = structure(default=False)
+
+    def rates(self, round_index: Any, largest: int) -> jax.Array:
+        """Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
+        tau = self.batches.count(self.steps, largest)
+        steps = jnp.arange(tau)
+        at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
+        return self.learning_rate * self.schedule(at)
 
     def run(
-        self, key: jax.Array, round_index: jax.Array, client: Client, start: Any, data: FederatedData, model: Model
-    ) -> LocalResult:
+        self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData,
+        model: Model,
+    ) -> LocalResult:  # fmt: skip
         """One client's round; `key` belongs to this client and round alone.
 
         Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop.
         """
-        noise_key = role_key(key, "noise")
-        batches = self.batches.sample(role_key(key, "batch"), client.size, self.steps)
-        rate = self.learning_rate * self.schedule(round_index)
-        received, unravel = ravel(start)
+        held = list(zip(self.corrections, received.server, received.own, received.extra, strict=True))
+        more = sum(correction.extra_gradients for correction in self.corrections)
+        rates = self.rates(round_index, data.largest)
+        tau = rates.size
+        batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
+        drift = jnp.sum(rates * batches.live[:tau])
+        start, unravel = ravel(received.params)
+        rule = self.rule.transform()
 
-        def step(params: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, StepReport]:
-            index, batch = inputs
+        def privatized(params: jax.Array, index: Any, batch: Batch) -> tuple[jax.Array, StepReport, Records]:
             x, y = data.gather(client, batch.positions)
             records = Records(x, y, batch.mask, batch.divisor)
-            place = Place(client.id, round_index, index)
-            gradient, report = self.privatizer.gradient(noise_key, place, model, unravel(params), records)
-            for correction in self.corrections:
-                gradient = correction.gradient(gradient, params, received)
-            return params - rate * gradient, report
+            at = jnp.minimum(index, tau - 1)
+            place = Place(client.id, round_index, index, rates[at], drift, index == tau - 1)
+            gradient, report = self.privatizer.gradient(
+                role_key(key, "noise"), place, model, unravel(params), records
+            )  # fmt: skip
+            return gradient, report, records
 
-        end, reports = lax.scan(step, received, (jnp.arange(self.steps, dtype=jnp.uint32), batches))
-        return LocalResult(end - received, jax.tree.map(jnp.mean, reports))
+        def step(carry: tuple[jax.Array, Any], inputs: tuple[jax.Array, jax.Array, Batch]) -> tuple[Any, StepReport]:
+            params, memory = carry
+            index, rate, batch = inputs
+            gradient, report, records = privatized(params, index, batch)
+            for correction, server, own, extra in held:
+                seen = Step(params, start, server, own, extra, records, model, unravel)
+                gradient = correction.gradient(gradient, seen)
+            direction, moved = rule.update(gradient, memory, params)
+            memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), moved, memory)
+            weighted = jax.tree.map(lambda probe: probe * batch.live, report)
+            return (params - rate * batch.live * direction, memory), weighted
 
-    def check(self, sizes: np.ndarray) -> None:
+        inner = jax.tree.map(lambda a: a[:tau], batches)
+        indices = jnp.arange(tau, dtype=jnp.uint32)
+        (end, memory), reports = lax.scan(step, (start, received.rule), (indices, rates, inner))
+
+        def again(params: jax.Array) -> jax.Array:
+            return privatized(params, jnp.uint32(tau), jax.tree.map(lambda a: a[tau], batches))[0]
+
+        def look(see: Callable[..., Any], params: jax.Array) -> Any:
+            return see(role_key(key, "look"), unravel(params), client, data, model)
+
+        terms, rows = [], []
+        for correction, server, own, extra in held:
+            term, row = correction.finish(Visit(start, end, server, own, extra, drift, again, look))
+            terms.append(term)
+            rows.append(row)
+        report = jax.tree.map(lambda probe: probe.sum() / jnp.maximum(inner.live.sum(), 1.0), reports)
+        return LocalResult(end - start, tuple(terms), tuple(rows), memory, report)
+
+    def mean_gradient(
+        self, key: jax.Array, client: Client, params: Any, data: FederatedData, model: Model
+    ) -> jax.Array:
+        """Mean of tau privatized gradients at fixed parameters, flat; what a warm start releases. Round -1."""
+        rates = self.rates(jnp.int32(0), data.largest)
+        batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest)
+
+        def step(total: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, None]:
+            index, batch = inputs
+            x, y = data.gather(client, batch.positions)
+            place = Place(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
+            records = Records(x, y, batch.mask, batch.divisor)
+            return total + self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)[0], None
+
+        indices = jnp.arange(rates.size, dtype=jnp.uint32)
+        return lax.scan(step, jnp.zeros(ravel(params)[0].shape), (indices, batches))[0] / rates.size
+
+    def check(self, sizes: np.ndarray, model: Model | None) -> None:
         """Refuse what cannot run on clients with these numbers of records."""
         errors.require_count("local_steps", self.steps)
         errors.require_positive("learning_rate", float(self.learning_rate))
         self.batches.check(sizes)
         self.privatizer.check(len(sizes))
         for correction in self.corrections:
-            correction.check()
+            correction.check(model)
+        alike = not isinstance(self.batches, EpochBatches)  # all clients take the same number of steps
+        if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
+            raise errors.refuse(
+                "local rule", "another", "sgd with one rate per round for control variates",
+                "their change is the update divided by the learning rate",
+            )  # fmt: skip
+        if any(c.extra_gradients or c.warm for c in self.corrections) and not alike:
+            raise errors.refuse("batches", "epochs", "of equal number for every client", "use without-replacement")
+        if isinstance(self.privatizer, OutputGaussian):
+            if not (self.rule.plain and alike):
+                raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
+            if any(c.extra_gradients or c.warm for c in self.corrections):
+                raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -38,8 +39,9 @@ def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, pa
         textcoords="offset points", ha="right", color=TEST, fontweight="bold",
     )  # fmt: skip
     right.plot(rounds, [point.test_loss for point in history], marker=marker, ms=3.5, color=TEST, label="test")
+    seen = [math.nan if point.train_loss is None else point.train_loss for point in history]  # None: nobody took part
     right.plot(
-        rounds, [point.train_loss for point in history], marker=marker, ms=3.5, color=PROBE, ls="--",
+        rounds, seen, marker=marker, ms=3.5, color=PROBE, ls="--",
         label="cohort's batches (probe)",
     )  # fmt: skip
     right.set(title="cross-entropy (nats)", xlabel="round")

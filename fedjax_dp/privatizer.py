@@ -1,53 +1,18 @@
-"""Record-level privacy: what happens to the gradient of one local step. Clip norm and noise come from one value."""
+"""Privacy inside a local step: what happens to its gradient. Clip norm and noise come from one value."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import draws, errors, gradients
+from fedjax_dp import errors, gradients
 from fedjax_dp.accounting import events
+from fedjax_dp.batches import Batches
+from fedjax_dp.bound import Bound, ClipBatch, ClipRecords, Records, StepReport, report
 from fedjax_dp.models import Model
-from fedjax_dp.values import ravel, value
-
-
-class Place(NamedTuple):
-    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once."""
-
-    client: jax.Array
-    round: jax.Array
-    step: jax.Array
-
-
-class StepReport(NamedTuple):
-    """Probes of one local step: what the simulator sees and nobody else may."""
-
-    loss: jax.Array  # mean over the batch's records
-    clipped: jax.Array  # fraction of the batch's records whose gradient was scaled down
-
-
-class Records(NamedTuple):
-    """The records of one batch as the model sees them; `divisor` is the public batch size."""
-
-    x: jax.Array
-    y: jax.Array
-    mask: jax.Array
-    divisor: jax.Array
-
-
-class NoiseSource(Protocol):
-    """Where standard normal noise comes from."""
-
-    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array: ...  # (size,)
-
-
-@value
-class WhiteNoise:
-    """Independent over coordinates, steps, rounds and clients."""
-
-    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
-        return draws.normals(key, place.step, size)
+from fedjax_dp.noise import NoiseSource, Place, WhiteNoise, priced
+from fedjax_dp.values import ravel, structure, value
 
 
 class Privatizer(Protocol):
@@ -59,6 +24,14 @@ class Privatizer(Protocol):
 
     def client_noise(self, num_clients: int) -> Any: ...  # noise multiplier of every client, None without privacy
 
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event: ...
+
+    @property
+    def gap(self) -> str | None: ...  # why there is no epsilon, where there is none
+
+    @property
+    def assumptions(self) -> tuple[str, ...]: ...
+
     def check(self, num_clients: int) -> None: ...
 
 
@@ -66,14 +39,20 @@ class Privatizer(Protocol):
 class NonPrivate:
     """The plain mean gradient. Nothing is bounded, so no epsilon exists."""
 
+    gap = "gradients are neither clipped nor noised"
+    assumptions = ()
+
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
-        return ravel(batch.total)[0] / records.divisor, _report(batch, records)
+        return ravel(batch.total)[0] / records.divisor, report(batch, records)
 
     def client_noise(self, num_clients: int) -> None:
         return None
+
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+        raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "nothing is to be accounted for")
 
     def check(self, num_clients: int) -> None:
         pass
@@ -81,11 +60,12 @@ class NonPrivate:
 
 @value
 class RecordGaussian:
-    """Clip each record's gradient to `clip_norm` in L2, sum, add Gaussian noise, divide by the public batch size.
+    """Bound what one record can change in the batch's mean gradient, and add Gaussian noise, in every local step.
 
     clip_norm         C > 0, bound on one record's gradient over all parameters;
     noise_multiplier  z >= 0, a number or one per client `(num_clients,)`: the noise on the sum has standard deviation
                       z C in every coordinate, so the noise on the mean has z C / B;
+    bound             how C is enforced, see `bound.py`;
     source            of the standard normal noise.
 
     | zero gradient | stays zero | | |g| = C | unchanged | | NaN or overflowing gradient | contributes zero |
@@ -93,47 +73,126 @@ class RecordGaussian:
 
     clip_norm: float
     noise_multiplier: float | np.ndarray | jax.Array
+    bound: Bound = ClipRecords()
     source: NoiseSource = WhiteNoise()
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        batch = gradients.clipped_sum(model, params, records.x, records.y, records.mask, self.clip_norm)
-        total, _ = ravel(batch.total)
-        std = self.own_noise(place.client) * self.clip_norm
-        noisy = total + std * self.source.draw(key, place, total.size)
-        return noisy / records.divisor, _report(batch, records)
-
-    def own_noise(self, client: jax.Array) -> jax.Array:
-        """The noise multiplier of one client."""
-        noise = jnp.asarray(self.noise_multiplier, jnp.float32)
-        return noise[client] if noise.ndim else noise
+        bounded = self.bound.apply(model, params, records, self.clip_norm)
+        std = of_client(self.noise_multiplier, place.client) * bounded.unit
+        return bounded.mean + std * self.source.draw(key, place, bounded.mean.size), bounded.report
 
     def client_noise(self, num_clients: int) -> list[float]:
-        return np.broadcast_to(np.asarray(self.noise_multiplier, np.float32), (num_clients,)).tolist()
+        return noise_of_clients(self.noise_multiplier, num_clients)
 
-    def event(self, noise_multiplier: float, sampling: events.Sampling, count: int) -> events.GaussianSteps:
-        """What `count` local steps of one client release, in the accountants' words.
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+        """What `steps` local steps of one client release, in the accountants' words.
 
         Adjacency: add-remove for Poisson batches, replace-one for all others, whose batches have a fixed size.
         """
-        if not isinstance(self.source, WhiteNoise):
-            raise errors.refuse("noise source", type(self.source).__name__, "WhiteNoise for the accountants at hand")
+        sampling = batches.sampling(records)
         poisson = isinstance(sampling, events.Poisson)
+        if poisson and isinstance(self.bound, ClipBatch):
+            raise errors.refuse("bound", "ClipBatch", "ClipRecords for Poisson batches", "or use batches of fixed size")
         adjacency = events.Adjacency.ADD_REMOVE if poisson else events.Adjacency.REPLACE_ONE
-        return events.GaussianSteps(noise_multiplier, sampling, adjacency, count)
+        times = steps // sampling.steps_per_epoch if isinstance(sampling, events.Shuffled) else steps
+        return priced(self.source, noise, sampling, adjacency, steps, times)
+
+    @property
+    def gap(self) -> str | None:
+        return self.bound.gap
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return () if self.bound.assumption is None else (self.bound.assumption,)
 
     def check(self, num_clients: int) -> None:
-        errors.require_positive(
-            "clip_norm", float(self.clip_norm), "use an algorithm without privacy to train without clipping"
-        )
-        noise = np.asarray(self.noise_multiplier)
-        if noise.ndim > 1 or (noise.ndim == 1 and noise.shape[0] != num_clients):
-            raise errors.refuse("noise_multiplier", f"shape {noise.shape}", f"one number or {num_clients} of them")
-        if not np.all((noise >= 0) & np.isfinite(noise)):
-            raise errors.refuse("noise_multiplier", self.noise_multiplier, "zero or positive and finite")
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        self.bound.check()
 
 
-def _report(batch: gradients.BatchGradient, records: Records) -> StepReport:
-    present = jnp.maximum(records.mask.sum(), 1)
-    return StepReport(batch.losses.sum() / present, batch.clipped.sum() / present)
+@value
+class OutputGaussian:
+    """Paper 004: every step is clipped, and what leaves the client is noised once, in the last step of the round.
+
+    The clipped steps move the model by at most D = C * sum of the round's learning rates, so exchanging a record moves
+    the upload by at most 2 D, whatever the steps in between do.
+    noise_multiplier  z >= 0, a number or one per client: the noise on the upload has standard deviation z D;
+    bound             `ClipBatch` as in 004, or `ClipRecords`;
+    literal           the noise is multiplied by the learning rate, as 004's equation (13) prints: it is too small by
+                      that factor and does not give the epsilon it was computed for. The Guarantee counts what is there;
+    every_step        noise of that size in each step; only the last one is counted.
+    """
+
+    clip_norm: float
+    noise_multiplier: float | np.ndarray | jax.Array
+    bound: Bound = ClipBatch()
+    source: NoiseSource = WhiteNoise()
+    literal: bool = structure(default=False)
+    every_step: bool = structure(default=False)
+
+    def gradient(
+        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    ) -> tuple[jax.Array, StepReport]:
+        bounded = self.bound.apply(model, params, records, self.clip_norm)
+        on_model = of_client(self.noise_multiplier, place.client) * self.clip_norm * place.drift
+        std = on_model if self.literal else -on_model / place.rate  # a step subtracts its gradient times the rate
+
+        def noisy() -> jax.Array:
+            return bounded.mean + std * self.source.draw(key, place, bounded.mean.size)
+
+        if self.every_step:
+            return noisy(), bounded.report
+        return jnp.where(place.last, noisy(), bounded.mean), bounded.report
+
+    def client_noise(self, num_clients: int) -> list[float]:
+        return noise_of_clients(self.noise_multiplier, num_clients)
+
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+        """One upload, for a record that is in any of the round's batches; replace-one neighbours.
+
+        `rates` are the learning rates of the run's last steps of a round; literal noise is counted at the smallest.
+        """
+        sampling = batches.sampling(records)
+        if isinstance(sampling, events.WithoutReplacement | events.WithReplacement):
+            sampling = events.AnyStep(sampling, steps)
+        elif not isinstance(sampling, events.FullBatch):
+            raise errors.refuse("batches", str(sampling), "of a fixed size for noise on the upload")
+        seen = noise * float(rates.min()) if self.literal else noise
+        return priced(self.source, seen, sampling, events.Adjacency.REPLACE_ONE, 1, 1)
+
+    @property
+    def gap(self) -> str | None:
+        return self.bound.gap
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        told = ("noise is multiplied by the learning rate (004 as printed) and counted at the run's smallest rate",)
+        return (*(told if self.literal else ()), *(() if self.bound.assumption is None else (self.bound.assumption,)))
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        if not isinstance(self.bound, ClipBatch | ClipRecords):
+            raise errors.refuse("bound", type(self.bound).__name__, "ClipBatch or ClipRecords for noise on the upload")
+
+
+def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
+    """The noise multiplier of one client."""
+    noise = jnp.asarray(noise_multiplier, jnp.float32)
+    return noise[client] if noise.ndim else noise
+
+
+def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
+    """The noise multiplier of every client, on the host."""
+    return np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
+
+
+def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:
+    """Refuse a clip norm or noise that cannot be meant."""
+    errors.require_positive("clip_norm", float(clip_norm), "use an algorithm without privacy to train without clipping")
+    noise = np.asarray(noise_multiplier)
+    if noise.ndim > 1 or (noise.ndim == 1 and noise.shape[0] != num_clients):
+        raise errors.refuse("noise_multiplier", f"shape {noise.shape}", f"one number or {num_clients} of them")
+    if not np.all((noise >= 0) & np.isfinite(noise)):
+        raise errors.refuse("noise_multiplier", noise_multiplier, "zero or positive and finite")

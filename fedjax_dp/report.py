@@ -16,6 +16,7 @@ from fedjax_dp import devices
 from fedjax_dp.config import RunConfig
 from fedjax_dp.data import FederatedData
 from fedjax_dp.runs import Result
+from fedjax_dp.wire import Traffic
 
 PACKAGES = ("fedjax-dp", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 
@@ -50,13 +51,13 @@ def digest(data: FederatedData) -> str:
     return f"{total:08x}"
 
 
-def summary(config: RunConfig, result: Result) -> dict[str, Any]:
+def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, Any]:
     """The JSON object of a run."""
     return {
         "algorithm": config.algorithm, "dataset": config.dataset, "rounds": config.rounds, "seed": config.seed,
         "test_accuracy": result.test_accuracy, "test_loss": result.test_loss,
         "history": [point._asdict() for point in result.history],
-        "guarantee": result.guarantee.to_dict(), "timing": result.timing._asdict(),
+        "guarantee": result.guarantee.to_dict(), "traffic": traffic.to_dict(), "timing": result.timing._asdict(),
         "versions": versions(), "device": device(), "config": dataclasses.asdict(config),
     }  # fmt: skip
 

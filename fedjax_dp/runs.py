@@ -1,6 +1,5 @@
 """A run with its Guarantee: calibrate, simulate, account."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +8,9 @@ from fedjax_dp.accounting import Guarantee
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.clients import Execution
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.ledger import noise_of
 from fedjax_dp.models import Model
+from fedjax_dp.privacy import Budget
 from fedjax_dp.simulation import Evaluation, Simulation, Timing, simulate
 
 
@@ -42,33 +43,27 @@ class Result(NamedTuple):
 
 
 def prepare(
-    algorithm: Algorithm, data: FederatedData, *, rounds: int, seed: int = 0, epsilon: float | None = None,
-    delta: float | None = None, accountant: str = "pld", participation: str = "schedule", view: str = "uploads",
-    colluders: int = 0, progress: Callable[[int, int], None] | None = None,
+    algorithm: Algorithm, data: FederatedData, *, rounds: int, seed: int = 0,
+    epsilon: Budget | None = None, delta: float | None = None, accountant: str = "pld",
+    participation: str = "schedule", view: str | None = None, colluders: int = 0, model: Model | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Algorithm, Guarantee]:  # fmt: skip
     """The algorithm with the noise that meets the budget, and its Guarantee, before anything is trained.
 
     Without `epsilon` the algorithm keeps its own noise. A private algorithm needs `delta`.
     """
-    private = algorithm.local.privatizer.client_noise(data.num_clients) is not None
-    if private and delta is None:
+    options: dict[str, Any] = {
+        "rounds": rounds, "seed": seed, "accountant": accountant, "view": view, "colluders": colluders, "model": model,
+    }  # fmt: skip
+    if noise_of(algorithm) is not None and delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     if epsilon is not None:
         algorithm = privacy.calibrate(
-            algorithm, data, rounds=rounds, epsilon=epsilon, delta=delta, seed=seed, accountant=accountant,
-            participation=participation, view=view, colluders=colluders, progress=progress,
-        )  # fmt: skip
-    promise = privacy.guarantee(
-        algorithm, data, rounds=rounds, delta=delta, seed=seed, accountant=accountant,
-        participation="law" if participation == "law" else "schedule", view=view, colluders=colluders,
-    )  # fmt: skip
-    if epsilon is not None and promise.epsilon > epsilon:
-        excess = (
-            f"the worst client has epsilon {promise.epsilon:.4g}, above the budget {epsilon:g}: noise was found for "
+            algorithm, data, epsilon=epsilon, delta=delta, participation=participation, progress=progress, **options
         )
-        excess += f"participation {participation}, which some clients exceed"
-        promise = dataclasses.replace(promise, warnings=(*promise.warnings, excess))
-    return algorithm, promise
+    counted = "law" if participation == "law" else "schedule"
+    promise = privacy.guarantee(algorithm, data, delta=delta, participation=counted, **options)
+    return algorithm, promise if epsilon is None else privacy.over_budget(promise, epsilon, participation)
 
 
 def run(
@@ -77,11 +72,11 @@ def run(
     *,
     rounds: int,
     seed: int = 0,
-    epsilon: float | None = None,
+    epsilon: Budget | None = None,
     delta: float | None = None,
     accountant: str = "pld",
     participation: str = "schedule",
-    view: str = "uploads",
+    view: str | None = None,
     colluders: int = 0,
     model: Model | None = None,
     evaluate_every: int | None = None,
@@ -90,7 +85,7 @@ def run(
     """Train `algorithm` on `data` and say what it promises; see `privacy.calibrate` and `simulate` for the options."""
     algorithm, promise = prepare(
         algorithm, data, rounds=rounds, seed=seed, epsilon=epsilon, delta=delta, accountant=accountant,
-        participation=participation, view=view, colluders=colluders,
+        participation=participation, view=view, colluders=colluders, model=model,
     )  # fmt: skip
     simulation = simulate(
         algorithm, data, rounds=rounds, seed=seed, model=model, evaluate_every=evaluate_every, execution=execution

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 def constant(t: jax.Array) -> jax.Array:
     """1."""
-    return jnp.ones((), jnp.float32)
+    return jnp.ones(jnp.shape(t), jnp.float32)
 
 
 def inverse_sqrt(t: jax.Array) -> jax.Array:

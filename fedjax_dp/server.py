@@ -38,6 +38,9 @@ class Server:
         for name in ("b1", "b2"):
             if name in self.hyperparameters and not 0 <= float(self.hyperparameters[name]) < 1:
                 raise errors.refuse(name, self.hyperparameters[name], "in [0, 1)")
+        for name, lowest in (("momentum", 0.0), ("nu_init", 0.0)):
+            if name in self.hyperparameters and not lowest <= float(self.hyperparameters[name]) < float("inf"):
+                raise errors.refuse(name, self.hyperparameters[name], "zero or positive and finite")
         if "pi" in self.hyperparameters:
             errors.require_positive("pi", float(self.hyperparameters["pi"]))
 
@@ -49,18 +52,29 @@ class AdaptiveState(NamedTuple):
     nu: Any
 
 
-def _adaptive(squared: Callable[[Any, Any], Any], numbers: dict[str, Any]) -> optax.GradientTransformation:
+def _decayed(v: jax.Array, s: jax.Array, b2: Any) -> jax.Array:
+    return b2 * v + (1 - b2) * s * s
+
+
+def _signed(v: jax.Array, s: jax.Array, b2: Any) -> jax.Array:
+    return v - (1 - b2) * s * s * jnp.sign(v - s * s)
+
+
+def _adaptive(
+    squared: Callable[[Any, Any], Any], numbers: dict[str, Any], second: Callable[..., jax.Array] = _decayed
+) -> optax.GradientTransformation:
     rate, b1, b2, pi = (numbers[name] for name in ("learning_rate", "b1", "b2", "pi"))
+    nu_init = numbers.get("nu_init")
 
     def init(params: Any) -> AdaptiveState:
-        start = pi**2
+        start = pi**2 if nu_init is None else nu_init
         return AdaptiveState(
             jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda w: jnp.full_like(w, start), params)
         )
 
     def update(gradient: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, AdaptiveState]:
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradient)
-        nu = jax.tree.map(lambda v, s: b2 * v + (1 - b2) * s * s, state.nu, squared(gradient, mu))
+        nu = jax.tree.map(lambda v, s: second(v, s, b2), state.nu, squared(gradient, mu))
         return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + pi), mu, nu), AdaptiveState(mu, nu)
 
     return optax.GradientTransformation(init, update)
@@ -69,7 +83,8 @@ def _adaptive(squared: Callable[[Any, Any], Any], numbers: dict[str, Any]) -> op
 def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
     """000 Algorithm 2: mu = b1 mu + (1-b1) Delta, nu = b2 nu + (1-b2) Delta^2, w += rate mu / (sqrt(nu) + pi).
 
-    No bias correction; nu starts at pi^2, mu at zero. Numbers: learning_rate, b1, b2, pi.
+    No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Numbers: learning_rate, b1, b2, pi, [nu_init].
+    The same rule is FedAdam of Reddi et al. 2021 (arXiv:2003.00295, Algorithm 2), where pi is called tau.
     """
     return _adaptive(lambda gradient, mu: gradient, numbers)
 
@@ -77,6 +92,11 @@ def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
 def adaptive_mu(**numbers: Any) -> optax.GradientTransformation:
     """The displayed equation of 000 instead of its Algorithm 2: nu = b2 nu + (1-b2) mu^2."""
     return _adaptive(lambda gradient, mu: mu, numbers)
+
+
+def adaptive_yogi(**numbers: Any) -> optax.GradientTransformation:
+    """FedYogi of Reddi et al. 2021: nu <- nu - (1-b2) Delta^2 sign(nu - Delta^2), the rest as FedAdam."""
+    return _adaptive(lambda gradient, mu: gradient, numbers, _signed)
 
 
 SECOND_MOMENTS = {"delta": adaptive_delta, "mu": adaptive_mu}

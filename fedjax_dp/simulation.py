@@ -18,7 +18,6 @@ from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
 from fedjax_dp.clients import Execution, all_devices
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.values import role_key
 
 EVALUATION_ROWS = 2048  # test records per step of the evaluation loop; bounds its memory
 
@@ -29,8 +28,8 @@ class Evaluation(NamedTuple):
     round: int
     test_accuracy: float
     test_loss: float  # mean cross-entropy, nats
-    train_loss: float  # probe: mean over the last round's cohort and local steps
-    clipped: float  # probe: fraction of the last round's records whose gradient was scaled down
+    train_loss: float | None  # probe: mean over the last round's cohort and local steps; None if nobody took part
+    clipped: float | None  # probe: fraction of the last round's records whose gradient was scaled down
 
 
 class Timing(NamedTuple):
@@ -58,13 +57,15 @@ def run_key(seed: int) -> jax.Array:
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def check(algorithm: Algorithm, data: FederatedData, rounds: int) -> None:
+def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model | None = None) -> None:
     """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
     errors.require_count("rounds", rounds)
     algorithm.cohort.check(data.num_clients)
-    algorithm.local.check(np.asarray(data.sizes))
-    algorithm.aggregate.check(algorithm.cohort)
+    algorithm.local.check(np.asarray(data.sizes), model)
+    algorithm.upload.check(data.num_clients)
     algorithm.server.check()
+    algorithm.transport.check(algorithm.cohort.members(data.num_clients))
+    algorithms.check_fit(algorithm, np.asarray(data.shares))
 
 
 def numbers(algorithm: Algorithm) -> Algorithm:
@@ -84,13 +85,15 @@ def advance(
 
     def more(carry: tuple[ServerState, RoundReport]) -> jax.Array:
         state, report = carry
-        return (state.round < until) & jnp.all(report.finite)
+        return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
-    members = algorithm.cohort.members(data.num_clients)
-    nothing = RoundReport(
-        jnp.zeros(members, jnp.int32), jnp.zeros(members), jnp.zeros(members), finite=jnp.ones(members, bool)
-    )
-    return lax.while_loop(more, run_round, (state, nothing))
+    return lax.while_loop(more, run_round, (state, nothing(algorithm.cohort.members(data.num_clients))))
+
+
+def nothing(members: int) -> RoundReport:
+    """The report of no round."""
+    zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
+    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, ~no, no)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
@@ -134,14 +137,14 @@ def simulate(
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
-    check(algorithm, data, rounds)
+    model = model or logistic_regression(data.record_shape, data.classes)
+    check(algorithm, data, rounds, model)
     every = evaluate_every or max(1, rounds // 20)
     errors.require_count("evaluate_every", every)
-    model = model or logistic_regression(data.record_shape, data.classes)
     execution = execution or all_devices()
     key = run_key(seed)
     if start is None:
-        start = algorithms.init(numbers(algorithm), model.init(role_key(key, "init")))
+        start = algorithms.init(numbers(algorithm), model, data, key)
     algorithm, data, key, state = execution.place((numbers(algorithm), data, key, start))
     done = first = int(state.round)
     history: list[Evaluation] = []
@@ -152,7 +155,7 @@ def simulate(
             until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
         tick = time.perf_counter()
         state, report = advance(algorithm, state, data, key, jnp.int32(until), model=model, execution=execution)
-        finite = np.asarray(report.finite)
+        finite, present = np.asarray(report.finite), np.asarray(report.present)
         spent = time.perf_counter() - tick
         if done == first:
             first_round_s = spent
@@ -161,17 +164,24 @@ def simulate(
         done = int(state.round)
         if not finite.all():
             raise errors.DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
+        if np.asarray(report.overflow).any():
+            raise errors.RingOverflowError(done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist())
         if done % every == 0 or done == rounds:
             accuracy, loss = evaluate(state.params, data, model=model)
             if not math.isfinite(float(loss)):
                 raise errors.DivergedError(done - 1, [])
-            probes = (float(np.mean(report.loss)), float(np.mean(report.clipped)))
+            probes = (_mean(report.loss, present), _mean(report.clipped, present))
             history.append(Evaluation(done, float(accuracy), float(loss), *probes))
         if on_pause:
             on_pause(state, history)
     usual = statistics.median(later) if later else first_round_s
     timing = Timing(max(first_round_s - usual, 0.0), usual, time.perf_counter() - began)
     return Simulation(state, history, timing)
+
+
+def _mean(probe: jax.Array, present: np.ndarray) -> float | None:
+    """Over those who answered; None where nobody did."""
+    return float(np.asarray(probe)[present].mean()) if present.any() else None
 
 
 def _next_multiple(value: int, of: int) -> int:

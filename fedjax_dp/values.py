@@ -32,6 +32,11 @@ def value(cls: type[T]) -> type[T]:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
 
 
+def changed(part: T, **changes: Any) -> T:
+    """`dataclasses.replace` for a part known by its protocol only."""
+    return dataclasses.replace(part, **changes)  # type: ignore[type-var]
+
+
 def role_key(key: jax.Array, role: str) -> jax.Array:
     """The key for a named role; adding a role never changes the draws of another."""
     return jax.random.fold_in(key, zlib.crc32(role.encode()))
@@ -57,3 +62,21 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
         return jax.tree.unflatten(treedef, back)
 
     return jnp.concatenate([(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall)]), unravel
+
+
+def tensor_sizes(tree: Any) -> tuple[int, ...]:
+    """Number of parameters of each tensor, in the order of `ravel`."""
+    return tuple(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def ravel_numbers(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """A pytree of float32 arrays and scalars as one vector, and the way back; the shapes stay as they are."""
+    leaves, treedef = jax.tree.flatten(tree)
+    shapes = [leaf.shape for leaf in leaves]
+    splits = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
+
+    def back(flat: jax.Array) -> Any:
+        parts = jnp.split(flat, splits)
+        return jax.tree.unflatten(treedef, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+    return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves]), back

@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.algorithm import init, run_round
+from fedjax_dp.clients import Execution
+from fedjax_dp.cohort import Members
 from fedjax_dp.data import Dataset, federate
+from fedjax_dp.simulation import check, numbers, run_key
 from fedjax_dp.values import structure, value
 
 
@@ -29,8 +33,41 @@ class GivenCohort:
     def members(self, num_clients):
         return self.count
 
-    def sample(self, key, num_clients):
-        return self.ids.astype(jnp.int32)
+    def sample(self, key, round_index, shares):
+        ids = self.ids.astype(jnp.int32)
+        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+
+    def rates(self, shares):
+        return self.count / shares.shape[0] + 0.0 * shares
+
+    def law(self, shares):
+        return self.rates(shares), 1
+
+    def check(self, num_clients):
+        pass
+
+
+@value
+class GivenCohorts:
+    """The clients of each round `(rounds, members)`, a multiset by counts; `chances` are those of their law."""
+
+    ids: jax.Array
+    counts: jax.Array
+    rate: jax.Array
+    size: int = structure()
+
+    def members(self, num_clients):
+        return self.size
+
+    def sample(self, key, round_index, shares):
+        ids, counts = self.ids[round_index].astype(jnp.int32), self.counts[round_index]
+        return Members(ids, counts.astype(jnp.float32), jnp.zeros_like(ids), counts > 0)
+
+    def rates(self, shares):
+        return self.rate
+
+    def law(self, shares):
+        return self.rate, 1
 
     def check(self, num_clients):
         pass
@@ -77,3 +114,49 @@ class FlatModel:
 
     def logits(self, params, x):
         return jnp.zeros((x.shape[0], 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductModel:
+    """Parameters (u, v); feature u x, loss 1/2 (v u x - y)^2 on scalar x: the model of the rFedAvg examples.
+
+    The label is kept as the second feature, because labels are integers elsewhere.
+    """
+
+    start: tuple[float, float] = (0.8, 0.5)
+    has_features = True
+
+    def init(self, key):
+        return jnp.array(self.start)
+
+    def features(self, params, x):
+        return params[0] * x[:, :1]
+
+    def losses(self, params, x, y):
+        return 0.5 * (params[1] * self.features(params, x)[:, 0] - x[:, 1]) ** 2
+
+    def logits(self, params, x):
+        return x
+
+
+def with_given(algorithm, *, cohort=None, steps=None, server=None):
+    """The algorithm with the cohorts and the noise that it is told: `steps` of local steps, `server` of the server."""
+    local, upload = algorithm.local, algorithm.upload
+    if steps is not None:
+        local = dataclasses.replace(
+            local, privatizer=dataclasses.replace(local.privatizer, source=GivenNoise(table=steps))
+        )
+    if server is not None:
+        upload = dataclasses.replace(upload, source=GivenNoise(table=server))
+    return dataclasses.replace(algorithm, cohort=cohort or algorithm.cohort, local=local, upload=upload)
+
+
+def states_of(algorithm, model, data, rounds, seed=0):
+    """The state after each round, on the host."""
+    value, key = numbers(algorithm), run_key(seed)
+    check(algorithm, data, rounds, model)
+    step = jax.jit(lambda value, state: run_round(value, model, data, key, state, Execution())[0])
+    states = [init(value, model, data, key)]
+    for _ in range(rounds):
+        states.append(step(value, states[-1]))
+    return jax.device_get(states)

@@ -109,7 +109,7 @@ BAD = [
     (["run", "--rounds"], "--rounds must be followed by a value"),
     (
         ["run", "--algorithm", "dpnlf"],
-        "algorithm must be one of fedavg, dpnfl, addpnfl, got 'dpnlf'; did you mean dpnfl?",
+        "got 'dpnlf'; did you mean dpnfl?",
     ),
     (["run", "--dataset", "mnits"], "did you mean mnist?"),
     (["run", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
@@ -190,7 +190,7 @@ def arrays_of(folder):
     from fedjax_dp.models import logistic_regression
 
     model = logistic_regression(data.record_shape, data.classes)
-    like = simulation.all_devices().place(algorithm.init(simulation.numbers(value), model.init(simulation.run_key(0))))
+    like = simulation.all_devices().place(algorithm.init(simulation.numbers(value), model, data, simulation.run_key(0)))
     store = Checkpoints(folder)
     state = store.restore(like)
     store.close()

@@ -5,12 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import FlatModel, ragged_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp import aggregate, algorithm, batches, catalogue, clients, cohort, draws, errors, simulation
+from fedjax_dp import aggregate, algorithm, catalogue, clients, cohort, draws, errors, simulation
+from fedjax_dp.local import Received
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.simulation import numbers, run_key
 from fedjax_dp.values import role_key
@@ -24,7 +26,7 @@ def settings_of(estimator="wor_delta", **changes):
     return {**base, **changes}
 
 
-sample = jax.jit(lambda law, key, records, steps: law.sample(key, records, steps), static_argnums=3)
+sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4))
 normals = jax.jit(draws.normals, static_argnums=2)
 
 
@@ -37,12 +39,12 @@ def reference(config, data, seed, rounds):
     shares = np.asarray(data.shares, float)
     noise_multiplier = np.broadcast_to(config["noise_multiplier"], (num_clients,))
     for t in range(rounds):
-        ids = np.asarray(algorithm.draw_cohort(who, key, jnp.int32(t), num_clients))
+        ids = np.asarray(algorithm.draw_cohort(who, key, jnp.int32(t), jnp.asarray(data.shares)).ids)
         rate = config["learning_rate"] / np.sqrt(1 + t)
         models = []
         for i in ids:
             own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), int(i))
-            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"])
+            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], data.largest)
             w, b = kernel.copy(), bias.copy()
             for s in range(config["local_steps"]):
                 total_w, total_b = np.zeros_like(w), np.zeros_like(b)
@@ -98,7 +100,7 @@ def test_compiled_rounds_equal_the_numpy_reference(sizes, estimator, law, seed, 
     everyone = estimator == "full" or members >= len(sizes)
     config = settings_of(
         estimator, cohort_size=None if everyone else members, batches=law, noise_multiplier=noise,
-        batch_size=max(sizes) if law == "full" else 2,
+        batch_size=None if law == "full" else 2,
     )  # fmt: skip
     got = simulated(config, data, seed, rounds=3)
     kernel, bias = reference(config, data, seed, rounds=3)
@@ -131,10 +133,11 @@ def test_spreading_over_devices_changes_nothing_beyond_rounding(data, members):
 
 
 def sum_updates(ids, weights, updates, chunk_size):
-    def train(table, client):
-        return table[client], client
+    def train(table, member):
+        client, weight = member
+        return weight * table[client], client
 
-    return clients.sum_over_clients(train, updates, ids, weights, updates.shape[1], one_device(chunk_size))
+    return clients.sum_over_clients(train, updates, (ids, weights), one_device(chunk_size))
 
 
 def test_order_of_clients_changes_nothing_beyond_rounding():
@@ -167,7 +170,7 @@ def test_zero_noise_and_loose_clip_is_fedavg(data):
 
 def test_one_client_one_step_is_gradient_descent():
     data = ragged_data([6])
-    config = {"cohort_size": None, "batch_size": 6, "local_steps": 1, "learning_rate": 0.5, "batches": "full"}
+    config = {"cohort_size": None, "batch_size": None, "local_steps": 1, "learning_rate": 0.5, "batches": "full"}
     run = simulation.simulate(catalogue.fedavg(**config), data, rounds=1)
     model = logistic_regression((3,), 3)
     start = model.init(jax.random.key(0))
@@ -221,7 +224,7 @@ def test_a_vmapped_sweep_equals_its_single_runs(data):
     model, execution = logistic_regression((3,), 3), one_device()
 
     def run(value):
-        state = algorithm.init(value, model.init(jax.random.key(0)))
+        state = algorithm.init(value, model, data, run_key(0))
         key, until = run_key(0), jnp.int32(3)
         return simulation.advance(value, state, data, key, until, model=model, execution=execution)[0].params
 
@@ -240,13 +243,16 @@ def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1):
         cohort_size=None, batch_size=2, local_steps=steps, learning_rate=learning_rate, clip_norm=0.5,
         noise_multiplier=3.0, schedule="constant", l2=0.0,
     )  # fmt: skip
-    value = numbers(dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private)))
+    value = numbers(
+        dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private, corrections=()))
+    )
     model, key = FlatModel(size), run_key(5)
 
     def update(t, i):
         own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
         stored = jax.tree.map(jnp.asarray, data)
-        return value.local.run(own, t, stored.client(i), jnp.zeros(size), stored, model).update
+        held = Received(jnp.zeros(size), (), (), (), optax.identity().init(None))
+        return value.local.run(own, t, stored.client(i), held, stored, model).update
 
     over_clients = jax.vmap(update, in_axes=(None, 0))
     return np.asarray(jax.jit(jax.vmap(over_clients, in_axes=(0, None)))(jnp.arange(rounds), jnp.arange(num_clients)))
@@ -359,9 +365,3 @@ def test_wrong_rounds_are_refused(data):
     for rounds in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match="rounds must be an integer of at least 1"):
             simulation.simulate(catalogue.dpnfl(**settings_of()), data, rounds=rounds)
-
-
-def test_batches_of_the_wrong_kind_of_rows_are_refused(data):
-    with pytest.raises(ValueError, match="largest client"):
-        simulation.simulate(catalogue.dpnfl(**settings_of(batches="full")), data, rounds=1)
-    assert batches.FullBatches(rows=9).check(np.array([5, 9])) is None

@@ -17,6 +17,8 @@ from fedjax_dp.accounting.accountants import (
     epsilons_of,
 )  # fmt: skip
 from fedjax_dp.accounting.calibrate import noise_factor_for, noise_multiplier_for
+from fedjax_dp.accounting.correlated import best_bands, inverse_root_bands, prefix_error
+from fedjax_dp.accounting.correlated import sensitivity as correlated_sensitivity
 from fedjax_dp.accounting.empirical import clopper_pearson_epsilon
 from fedjax_dp.accounting.events import (
     Adjacency,
@@ -28,11 +30,14 @@ from fedjax_dp.accounting.events import (
     NotCoveredError,
     Poisson,
     RandomParticipation,
+    Release,
     Sampling,
     Shuffled,
+    SkellamSums,
     Unit,
     WithoutReplacement,
     WithReplacement,
+    repeated,
 )  # fmt: skip
 from fedjax_dp.accounting.gaussian import (
     Gdp,
@@ -45,18 +50,21 @@ from fedjax_dp.accounting.gaussian import (
 from fedjax_dp.accounting.guarantee import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.papers import claim_rows
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail, within_quantile
+from fedjax_dp.accounting.personal import budgeted_participations, noise_terms, sampling_probabilities
 from fedjax_dp.accounting.rdp import renyi_divergence
+from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
 from fedjax_dp.accounting.views import View, seen
 from fedjax_dp.accounting.zcdp import Zcdp, zcdp_budget, zcdp_epsilon, zcdp_epsilon_standard
 
 __all__ = [
     "ACCOUNTANTS", "ATTAINED", "WANG_RDP", "Accountant", "Adjacency", "AnyStep", "Claim", "Composed", "Event",
-    "FullBatch", "GaussianSteps", "Gdp", "Guarantee", "NotCoveredError", "Poisson", "RandomParticipation", "Sampling",
-    "Shuffled", "Tcdp", "TcdpConditionError", "Unit", "Verdict", "View", "WithReplacement", "WithoutReplacement",
-    "Zcdp", "claim_rows", "classical_gaussian_noise", "clopper_pearson_epsilon", "cost_of", "epsilon_of",
-    "epsilons_of", "gaussian_delta", "gaussian_epsilon", "gaussian_noise", "gaussian_trade_off",
-    "noise_factor_for",
-    "noise_multiplier_for", "participation_quantile", "participation_tail", "renyi_divergence", "seen",
-    "within_quantile", "zcdp_budget", "zcdp_epsilon", "zcdp_epsilon_standard",
+    "FullBatch", "GaussianSteps", "Gdp", "Guarantee", "NotCoveredError", "Poisson", "RandomParticipation", "Release",
+    "Sampling", "Shuffled", "SkellamSums", "Tcdp", "TcdpConditionError", "Unit", "Verdict", "View", "WithReplacement",
+    "WithoutReplacement", "Zcdp", "best_bands", "budgeted_participations", "claim_rows", "classical_gaussian_noise",
+    "clopper_pearson_epsilon", "correlated_sensitivity", "cost_of", "epsilon_of", "epsilons_of", "gaussian_delta",
+    "gaussian_epsilon", "gaussian_noise", "gaussian_trade_off", "inverse_root_bands", "noise_factor_for",
+    "noise_multiplier_for", "noise_terms", "participation_quantile", "participation_tail", "prefix_error",
+    "renyi_divergence", "repeated", "sampling_probabilities", "seen", "skellam_divergence", "within_quantile",
+    "zcdp_budget", "zcdp_epsilon", "zcdp_epsilon_standard",
 ]  # fmt: skip

@@ -8,7 +8,15 @@ from typing import Any, Protocol, Self
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import gaussian, pairs, pld, rdp, tcdp, zcdp
-from fedjax_dp.accounting.events import Composed, Event, GaussianSteps, NotCoveredError, RandomParticipation
+from fedjax_dp.accounting.events import (
+    Composed,
+    Event,
+    GaussianSteps,
+    NotCoveredError,
+    RandomParticipation,
+    Release,
+    SkellamSums,
+)  # fmt: skip
 
 
 class Currency(Protocol):
@@ -29,14 +37,14 @@ class Accountant:
 
     name: str
     about: str
-    price: Callable[[Event], Callable[[GaussianSteps], Any]]
+    price: Callable[[Event], Callable[[Release], Any]]
     precision: float  # relative error of its epsilon, to which calibration is worth carrying
 
 
-def total(event: Event, price: Callable[[GaussianSteps], Any]) -> Any:
+def total(event: Event, price: Callable[[Release], Any]) -> Any:
     """What an event costs, from what one release of each of its steps costs."""
     match event:
-        case GaussianSteps():
+        case GaussianSteps() | SkellamSums():
             return price(event).times(event.releases)
         case Composed(parts):
             released = [part for part in parts if any(True for _ in part.leaves())]
@@ -45,7 +53,7 @@ def total(event: Event, price: Callable[[GaussianSteps], Any]) -> Any:
             return total(each, price).thinned(rate).times(rounds)
 
 
-def _losses_of(choice: pld.Pairs, event: Event) -> Callable[[GaussianSteps], Any]:
+def _losses_of(choice: pld.Pairs, event: Event) -> Callable[[Release], Any]:
     """Loss distributions, unless the exact Gaussian formula covers the event: there they have the same limit."""
     exact = gaussian.price(event)
     try:
@@ -93,6 +101,7 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     """Epsilon, in nats, of an event at `delta`.
 
     Adjacency: the event's. Limits: nothing released costs 0; a release without noise costs infinity.
+    Noise:     integer (Skellam) noise, even as a part of the event, is covered by "rdp" alone.
     Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps and for delta down to
                1e-8; below, rounding errors are counted against delta and "rdp" is used where it is better.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).

@@ -11,6 +11,21 @@ import math
 from collections.abc import Iterator
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.sampling import (
+    AnyStep,
+    FullBatch,
+    Poisson,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+    WithReplacement,
+)  # fmt: skip
+
+__all__ = [
+    "Adjacency", "AnyStep", "Composed", "Event", "FullBatch", "GaussianSteps", "NotCoveredError", "Poisson",
+    "RandomParticipation", "Release", "Sampling", "Shuffled", "SkellamSums", "Unit", "WithReplacement",
+    "WithoutReplacement", "gaussian_only", "repeated",
+]  # fmt: skip
 
 
 class NotCoveredError(errors.ConfigurationError):
@@ -39,129 +54,9 @@ class Adjacency(enum.Enum):
         return 1.0 if self is Adjacency.ADD_REMOVE else 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class FullBatch:
-    """Everybody is in every sum: no sampling."""
-
-    @property
-    def rate(self) -> float:
-        return 1.0
-
-    def __str__(self) -> str:
-        return "no sampling"
-
-
-@dataclasses.dataclass(frozen=True)
-class Poisson:
-    """Everybody joins independently with probability `rate`, afresh for every sum; the sum is divided by a constant."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise errors.refuse("the Poisson rate", self.rate, "in [0, 1]", "it is batch size over records")
-
-    def __str__(self) -> str:
-        return f"Poisson sampling at rate {self.rate:.4g}"
-
-
-@dataclasses.dataclass(frozen=True)
-class WithoutReplacement:
-    """`batch_size` distinct members of `records`, uniform, drawn afresh for every sum."""
-
-    batch_size: int
-    records: int
-
-    def __post_init__(self) -> None:
-        errors.require_count("batch_size", self.batch_size)
-        errors.require_count("records", self.records)
-        if self.batch_size > self.records:
-            raise errors.refuse(
-                "batch_size", self.batch_size, f"at most the {self.records} records", "lower batch_size"
-            )
-
-    @property
-    def rate(self) -> float:
-        """Probability that a given member is drawn."""
-        return self.batch_size / self.records
-
-    def __str__(self) -> str:
-        return f"{self.batch_size} of {self.records} without replacement"
-
-
-@dataclasses.dataclass(frozen=True)
-class WithReplacement:
-    """`draws` independent uniform draws from `records`: a member may be drawn, and counted, more than once."""
-
-    draws: int
-    records: int
-
-    def __post_init__(self) -> None:
-        errors.require_count("draws", self.draws)
-        errors.require_count("records", self.records)
-
-    @property
-    def rate(self) -> float:
-        """Probability that a given member is drawn at least once."""
-        return 1.0 if self.records == 1 else -math.expm1(self.draws * math.log1p(-1 / self.records))
-
-    def __str__(self) -> str:
-        return f"{self.draws} draws from {self.records} with replacement"
-
-
-@dataclasses.dataclass(frozen=True)
-class AnyStep:
-    """Drawn in at least one of `steps` batches, when one release covers all of them (paper 004's noised upload).
-
-    The clip norm is then the bound on what one member can change over all its appearances.
-    """
-
-    batches: "WithoutReplacement | WithReplacement"
-    steps: int
-
-    def __post_init__(self) -> None:
-        errors.require_count("steps", self.steps)
-
-    @property
-    def rate(self) -> float:
-        if self.batches.rate == 1:
-            return 1.0
-        return -math.expm1(self.steps * math.log1p(-self.batches.rate))
-
-    def __str__(self) -> str:
-        return f"any of {self.steps} batches of {self.batches}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Shuffled:
-    """Shuffled, then cut into consecutive batches: an epoch touches every record once, which amplifies nothing.
-
-    The order may be public. The last, smaller batch of an epoch is dropped.
-    """
-
-    batch_size: int
-    records: int
-
-    def __post_init__(self) -> None:
-        WithoutReplacement(self.batch_size, self.records)
-
-    @property
-    def rate(self) -> float:
-        return 1.0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.records // self.batch_size
-
-    def __str__(self) -> str:
-        return f"shuffled epochs of {self.steps_per_epoch} batches of {self.batch_size}"
-
-
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e12  # noise multipliers between which float64 resolves what an event costs
 MOST_STEPS = 10**9
 _SUCH_AS = {"sampling": "Poisson(0.01)", "adjacency": "Adjacency.REPLACE_ONE", "unit": "Unit.RECORD"}
-
-Sampling = FullBatch | Poisson | WithoutReplacement | WithReplacement | AnyStep | Shuffled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,16 +74,7 @@ class GaussianSteps:
     unit: Unit = Unit.RECORD
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier == 0 or LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE):
-            raise errors.refuse(
-                "noise_multiplier", self.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}"
-            )
-        for what, value, kind in (
-            ("sampling", self.sampling, Sampling), ("adjacency", self.adjacency, Adjacency), ("unit", self.unit, Unit),
-        ):  # fmt: skip
-            if not isinstance(value, kind):
-                raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {_SUCH_AS[what]}")
-        errors.require_integer("the number of noisy steps", self.count, 0, MOST_STEPS)
+        _check(self)
         if self.adjacency is Adjacency.ADD_REMOVE and not isinstance(self.sampling, FullBatch | Poisson):
             raise NotCoveredError(
                 f"add-remove neighbours have different numbers of records, so {self.sampling} is not the same "
@@ -224,10 +110,89 @@ class GaussianSteps:
         """The same with `factor` times the noise."""
         return dataclasses.replace(self, noise_multiplier=self.noise_multiplier * factor)
 
-    def leaves(self, taken: int = 1) -> "Iterator[tuple[GaussianSteps, int]]":
-        """Every Gaussian part that is released at all, and how often at most."""
+    def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
+        """Every noisy sum that is released at all, and how often at most."""
         if self.releases * taken:
             yield self, self.releases * taken
+
+
+@dataclasses.dataclass(frozen=True)
+class SkellamSums:
+    """`count` adaptively composed sums of integer vectors over public cohorts, each coordinate with Skellam noise.
+
+    variance   of the noise on a coordinate of the sum, in squared ring units. Skellam noise is the difference of two
+               Poisson draws and adds up: each of n clients may contribute variance / n.
+    l2, l1     bounds on the norms of one member's vector, in ring units, as encoded: after rounding.
+    Sums that wrap around are covered, since they are computed from those that do not. If members add the noise
+    themselves, only what the honest others of a cohort of fixed size add may be counted, as `views.seen` does.
+    """
+
+    variance: float
+    l2: float
+    l1: float
+    adjacency: Adjacency
+    count: int
+    unit: Unit = Unit.CLIENT
+
+    def __post_init__(self) -> None:
+        errors.require_not_negative("variance", self.variance)
+        if not 1 <= self.l2 < math.inf:
+            raise errors.refuse("l2", self.l2, "at least 1 and finite", "it is in ring units")
+        if not self.l2 <= self.l1 < math.inf:
+            raise errors.refuse("l1", self.l1, f"at least the L2 bound {self.l2:g} and finite")
+        _check(self)
+
+    @property
+    def sampling(self) -> FullBatch:
+        return FullBatch()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation divided by the L2 bound, as for Gaussian noise."""
+        return math.sqrt(self.variance) / self.l2
+
+    @property
+    def relative_noise(self) -> float:
+        """Noise standard deviation divided by the L2 sensitivity of the sum under the adjacency."""
+        return self.noise_multiplier / self.adjacency.sensitivity
+
+    @property
+    def releases(self) -> int:
+        return self.count
+
+    @property
+    def reveals_everything(self) -> bool:
+        return self.releases > 0 and self.variance == 0
+
+    def scaled(self, factor: float) -> "SkellamSums":
+        """The same with noise of `factor` times the standard deviation."""
+        return dataclasses.replace(self, variance=self.variance * factor**2)
+
+    def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
+        if self.releases * taken:
+            yield self, self.releases * taken
+
+
+Release = GaussianSteps | SkellamSums
+
+
+def _check(step: Release) -> None:
+    """Refuses what no noisy sum may be."""
+    if not (step.noise_multiplier == 0 or LEAST_NOISE <= step.noise_multiplier <= MOST_NOISE):
+        raise errors.refuse("noise_multiplier", step.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}")
+    for what, value, kind in (
+        ("sampling", step.sampling, Sampling), ("adjacency", step.adjacency, Adjacency), ("unit", step.unit, Unit),
+    ):  # fmt: skip
+        if not isinstance(value, kind):
+            raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {_SUCH_AS[what]}")
+    errors.require_integer("the number of noisy steps", step.count, 0, MOST_STEPS)
+
+
+def gaussian_only(step: Release) -> GaussianSteps:
+    """The step itself, for theorems about Gaussian noise. Raises: NotCoveredError for any other noise."""
+    if isinstance(step, GaussianSteps):
+        return step
+    raise NotCoveredError("integer (Skellam) noise is covered by its Renyi bound alone; use accountant rdp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +211,7 @@ class Composed:
         """The same with `factor` times the noise everywhere."""
         return Composed(tuple(part.scaled(factor) for part in self.parts))
 
-    def leaves(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
+    def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
         for part in self.parts:
             yield from part.leaves(taken)
 
@@ -271,9 +236,27 @@ class RandomParticipation:
         """The same with `factor` times the noise."""
         return dataclasses.replace(self, each=self.each.scaled(factor))
 
-    def leaves(self, taken: int = 1) -> Iterator[tuple[GaussianSteps, int]]:
+    def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
         if self.rate:
             yield from self.each.leaves(taken * self.rounds)
 
 
-Event = GaussianSteps | Composed | RandomParticipation
+Event = Release | Composed | RandomParticipation
+
+
+def repeated(event: Event, times: float) -> Event:
+    """`times` adaptively composed copies; every number of steps is rounded up to whole steps (or whole epochs).
+
+    Raises: ConfigurationError if `times` is negative or not finite; NotCoveredError for random participation, whose
+            rounds are fixed beforehand.
+    """
+    errors.require_not_negative("times", times)
+    match event:
+        case GaussianSteps() | SkellamSums():
+            whole = event.sampling.steps_per_epoch if isinstance(event.sampling, Shuffled) else 1
+            steps = event.count * times / whole * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
+            return dataclasses.replace(event, count=math.ceil(steps) * whole)
+        case Composed(parts):
+            return Composed(tuple(repeated(part, times) for part in parts))
+        case RandomParticipation():
+            raise NotCoveredError("random participation cannot be repeated; give it more rounds instead")

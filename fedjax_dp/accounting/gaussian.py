@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Event, GaussianSteps, NotCoveredError, WithReplacement
+from fedjax_dp.accounting.events import Event, NotCoveredError, Release, WithReplacement, gaussian_only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +43,11 @@ class Gdp:
         return gaussian_delta(epsilon, 1 / self.mu) if self.mu else 0.0
 
 
-def price(event: Event) -> Callable[[GaussianSteps], Gdp]:
+def price(event: Event) -> Callable[[Release], Gdp]:
     """The mu of one release without sampling: one over the noise in sensitivities."""
 
-    def of(step: GaussianSteps) -> Gdp:
+    def of(step: Release) -> Gdp:
+        step = gaussian_only(step)
         if step.sampling.rate != 1 or isinstance(step.sampling, WithReplacement):
             raise NotCoveredError(
                 f"the exact Gaussian formula needs unsampled sums, got {step.sampling}; use accountant pld"

@@ -14,11 +14,12 @@ from scipy.stats import binom
 from fedjax_dp.accounting.events import (
     Adjacency,
     AnyStep,
-    GaussianSteps,
     NotCoveredError,
     Poisson,
+    Release,
     WithoutReplacement,
     WithReplacement,
+    gaussian_only,
 )  # fmt: skip
 
 MULTIPLICITIES = 20  # kept apart when drawing with replacement
@@ -95,7 +96,7 @@ class Dominating:
     lost: float = 0.0
 
 
-def dominating(step: GaussianSteps) -> tuple[Dominating, ...]:
+def dominating(step: Release) -> tuple[Dominating, ...]:
     """Dominating pairs of one release, one per direction; the worse direction of the composition counts.
 
     | sampling               | adjacency   | pair, in sensitivities                  | source                      |
@@ -108,7 +109,9 @@ def dominating(step: GaussianSteps) -> tuple[Dominating, ...]:
 
     Where a theorem of Balle, Barthe and Gaboardi (arXiv:1807.01647) bounds the curve for eps >= 0 only, replace-one is
     symmetric, which fixes the curve below zero: that is what `symmetrised` does, and what composition needs.
+    Raises: NotCoveredError for integer noise.
     """
+    step = gaussian_only(step)
     # less noise than there is can only cost more, and no float could tell such small losses apart
     noise, rate = min(step.relative_noise, LARGEST_NOISE), step.sampling.rate
     if isinstance(step.sampling, WithReplacement):
@@ -124,7 +127,7 @@ def dominating(step: GaussianSteps) -> tuple[Dominating, ...]:
     return (Dominating((1.0,), (Pair(noise, rate, symmetrised=True),)),)
 
 
-def attained(step: GaussianSteps) -> tuple[Dominating, ...]:
+def attained(step: Release) -> tuple[Dominating, ...]:
     """The pair that two real neighbours attain, in both directions. No valid accountant reports less.
 
     With batches of fixed size every other record has gradient -C e; the exchanged one has C e in one dataset and -C e
@@ -132,6 +135,7 @@ def attained(step: GaussianSteps) -> tuple[Dominating, ...]:
     the record is drawn. Under Poisson sampling, or none, the dominating pair itself is attained.
     Raises: NotCoveredError where no such pair is known in this form.
     """
+    step = gaussian_only(step)
     if isinstance(step.sampling, WithReplacement | AnyStep):
         raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {step.sampling}")
     if step.sampling.rate == 1 or isinstance(step.sampling, Poisson):

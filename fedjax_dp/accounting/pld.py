@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedjax_dp.accounting.events import Event, GaussianSteps
+from fedjax_dp.accounting.events import Event, Release
 from fedjax_dp.accounting.losses import LossDistribution, deviation_of, discretise, reach_of
 from fedjax_dp.accounting.pairs import Dominating, dominating
 
@@ -45,7 +45,7 @@ class Losses:
         return self.directions * (count // len(self.directions))
 
 
-Pairs = Callable[[GaussianSteps], tuple[Dominating, ...]]
+Pairs = Callable[[Release], tuple[Dominating, ...]]
 
 
 def spacing_for(event: Event, pairs: Pairs) -> float:
@@ -65,15 +65,15 @@ def spacing_for(event: Event, pairs: Pairs) -> float:
     return max(spacing, total / FINEST_GRID, largest / 2**18, rarest / 2**21, FINEST_SPACING)
 
 
-def price(event: Event, pairs: Pairs = dominating) -> Callable[[GaussianSteps], Losses]:
+def price(event: Event, pairs: Pairs = dominating) -> Callable[[Release], Losses]:
     """The losses of one release of a step, on a grid that suits `event`, of which the step is a part."""
     spacing = spacing_for(event, pairs)
-    counts: dict[GaussianSteps, int] = {}
+    counts: dict[Release, int] = {}
     for step, releases in event.leaves():
         counts[step] = counts.get(step, 0) + releases
 
     @functools.cache
-    def of(step: GaussianSteps) -> Losses:
+    def of(step: Release) -> Losses:
         return Losses(tuple(discretise(direction, spacing, counts[step]) for direction in pairs(step)))
 
     return of

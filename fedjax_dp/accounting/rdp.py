@@ -13,8 +13,17 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Adjacency, Event, GaussianSteps, NotCoveredError, WithoutReplacement
+from fedjax_dp.accounting.events import (
+    Adjacency,
+    Event,
+    GaussianSteps,
+    NotCoveredError,
+    Release,
+    SkellamSums,
+    WithoutReplacement,
+)  # fmt: skip
 from fedjax_dp.accounting.pairs import Pair, dominating
+from fedjax_dp.accounting.skellam import skellam_divergence
 
 NUM_ORDERS = 450  # 3% apart, which costs at most about 0.3% of epsilon
 LEAST_RESOLVED = 0.2  # noise, in sensitivities, below which quadrature would need too many nodes to be worth it
@@ -50,40 +59,47 @@ class RenyiCurve:
         return max(float(np.min(at)), 0.0)
 
 
-def _highest_order(step: GaussianSteps) -> float:
+def _highest_order(step: Release) -> float:
     """Orders above this one never suit any delta above 1e-12."""
-    noise = min(step.relative_noise, dominating(step)[0].pairs[0].noise)
+    noise = step.relative_noise
+    if isinstance(step, GaussianSteps):
+        noise = min(noise, dominating(step)[0].pairs[0].noise)
     return 8 + 14 * noise + min(4 * noise**2 * math.log(1 / step.sampling.rate), 1e4)
 
 
-def price(event: Event) -> Callable[[GaussianSteps], RenyiCurve]:
+def price(event: Event) -> Callable[[Release], RenyiCurve]:
     """The curve of one release of a step, at orders dense near 1 and up to beyond the best of the noisiest step."""
     highest = max(_highest_order(step) for step, _ in event.leaves())
     orders = 1 + np.geomspace(1e-3, highest - 1, NUM_ORDERS)
 
     @functools.cache
-    def of(step: GaussianSteps) -> RenyiCurve:
+    def of(step: Release) -> RenyiCurve:
         useful = orders <= _highest_order(step) * (1 + 1e-9)
         values = np.full(NUM_ORDERS, np.inf)
         values[useful] = renyi_divergence(step, orders[useful])
+        if isinstance(step, SkellamSums):
+            return RenyiCurve(orders, values)
         return RenyiCurve(orders, values, dominating(step)[0].lost)
 
     return of
 
 
-def renyi_divergence(step: GaussianSteps, orders: np.ndarray) -> np.ndarray:
+def renyi_divergence(step: Release, orders: np.ndarray) -> np.ndarray:
     """Renyi divergence bound of one release of `step`, per order, in nats.
 
     Shapes:    orders `(A,)`, real, above 1; returns `(A,)`.
     Adjacency: the step's. Limits: rate 1 -> order / (2 noise^2), the noise in sensitivities.
     Errors:    of the quadrature, 1e-8 relative where the divergence is above 1e-16.
-    Source:    the dominating pairs; for Poisson and add-remove this is Mironov, Talwar, Zhang 2019, arXiv:1908.10530,
-               whose Theorem 5 says that the direction taken here is the worse one.
+    Source:    `skellam_divergence` for integer noise, else the dominating pairs; for Poisson and add-remove this is
+               Mironov, Talwar, Zhang 2019, arXiv:1908.10530, whose Theorem 5 says that the direction taken here is the
+               worse one.
     """
     orders = np.asarray(orders, float)
     if not np.all(orders > 1):
         raise errors.refuse("Renyi orders", orders.min(), "above 1")
     errors.require_positive("noise_multiplier", step.noise_multiplier)
+    if isinstance(step, SkellamSums):
+        return skellam_divergence(step, orders)
     worst = dominating(step)[0]
     if len(worst.pairs) == 1:
         return _divergences(worst.pairs[0], orders)
@@ -138,7 +154,7 @@ def _panels(pair: Pair, order: float) -> tuple[np.ndarray, np.ndarray]:
     return ((edges[:-1, None] + half) + half * NODES).ravel(), (half * WEIGHTS).ravel()
 
 
-def wang_price(event: Event) -> Callable[[GaussianSteps], RenyiCurve]:
+def wang_price(event: Event) -> Callable[[Release], RenyiCurve]:
     """The curve of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087, Theorem 27), which papers use; looser.
 
     It holds at integer orders; between them (order - 1) times the divergence is convex, so a chord bounds it.
@@ -147,7 +163,7 @@ def wang_price(event: Event) -> Callable[[GaussianSteps], RenyiCurve]:
     orders = np.concatenate([np.linspace(1.1, 10.9, 99), integers[10:]])
 
     @functools.cache
-    def of(step: GaussianSteps) -> RenyiCurve:
+    def of(step: Release) -> RenyiCurve:
         if not isinstance(step.sampling, WithoutReplacement) or step.adjacency is not Adjacency.REPLACE_ONE:
             raise NotCoveredError("Wang et al. 2019 covers fixed-size batches under replace-one only")
         moments = np.append(0.0, _wang_moments(step.sampling.rate, step.relative_noise, int(integers[-1])))

@@ -9,7 +9,15 @@ import math
 from collections.abc import Callable
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Adjacency, Event, FullBatch, GaussianSteps, NotCoveredError, WithoutReplacement
+from fedjax_dp.accounting.events import (
+    Adjacency,
+    Event,
+    FullBatch,
+    NotCoveredError,
+    Release,
+    WithoutReplacement,
+    gaussian_only,
+)  # fmt: skip
 
 
 class TcdpConditionError(NotCoveredError):
@@ -74,13 +82,14 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
     return Tcdp(13 * rate**2 * part.rho, omega / 2)
 
 
-def price(event: Event) -> Callable[[GaussianSteps], Tcdp]:
+def price(event: Event) -> Callable[[Release], Tcdp]:
     """(rho, omega) of one release of a step: 000's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
 
     Raises: TcdpConditionError where the subsampling theorem does not apply.
     """
 
-    def of(step: GaussianSteps) -> Tcdp:
+    def of(step: Release) -> Tcdp:
+        step = gaussian_only(step)
         one = Tcdp(1 / (2 * step.relative_noise**2))
         if isinstance(step.sampling, FullBatch):
             return one

@@ -1,11 +1,21 @@
 """Who sees what, and how much noise is left in what they see."""
 
-import dataclasses
 import enum
 import math
+from typing import TypeVar
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Adjacency, FullBatch, GaussianSteps, NotCoveredError, Unit, WithoutReplacement
+from fedjax_dp.accounting.events import (
+    Adjacency,
+    FullBatch,
+    GaussianSteps,
+    NotCoveredError,
+    SkellamSums,
+    Unit,
+    WithoutReplacement,
+)  # fmt: skip
+
+Steps = TypeVar("Steps", GaussianSteps, SkellamSums)
 
 
 class View(enum.Enum):
@@ -26,9 +36,9 @@ class View(enum.Enum):
 
 
 def seen(
-    own: GaussianSteps, view: View | str, *, cohort_size: int, colluders: int = 0, local_steps: int = 1,
+    own: Steps, view: View | str, *, cohort_size: int, colluders: int = 0, local_steps: int = 1,
     non_expansive: bool = False,
-) -> GaussianSteps:  # fmt: skip
+) -> Steps:  # fmt: skip
     """What `view` sees of one client's `own` noisy steps, when all clients of a cohort add equal noise.
 
     own            the client's own steps, as its server would see them (unit client: noise that each of `cohort_size`
@@ -44,8 +54,9 @@ def seen(
     | otherwise, and in view `uploads`  | own noise only: the sum is computed from the uploads                       |
 
     The second row is amplification by iteration (Feldman et al. 2018, arXiv:1808.06651, Theorem 22; as a Gaussian
-    trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278), and cannot be improved in general: a client with a linear
-    loss among clients whose step forgets its start attains it. Paper 002 counts h z^2 there.
+    trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278; integer noise falls in the third), and cannot be improved
+    in general: a client with a linear loss among clients whose step forgets its start attains it. Paper 002 counts
+    h z^2 there.
 
     That a record's client may hide in the cohort is not counted: another client's whole update, which may differ by
     more than one record's clip norm, can show who took part. Amplification by client sampling belongs to events of unit
@@ -76,6 +87,6 @@ def seen(
     if view is not View.UPLOADS:
         if local_steps == 1:
             gain = honest
-        elif non_expansive and isinstance(own.sampling, FullBatch):
+        elif non_expansive and isinstance(own, GaussianSteps) and isinstance(own.sampling, FullBatch):
             gain = (local_steps + honest - 1) / local_steps
-    return dataclasses.replace(own, noise_multiplier=own.noise_multiplier * math.sqrt(gain))
+    return own.scaled(math.sqrt(gain))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from scipy.optimize import minimize_scalar
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Event, GaussianSteps, NotCoveredError, WithReplacement
+from fedjax_dp.accounting.events import Event, NotCoveredError, Release, WithReplacement, gaussian_only
 from fedjax_dp.accounting.tcdp import Tcdp
 
 
@@ -37,10 +37,11 @@ class Zcdp:
         return zcdp_epsilon(self.rho, delta)
 
 
-def price(event: Event) -> Callable[[GaussianSteps], Zcdp]:
+def price(event: Event) -> Callable[[Release], Zcdp]:
     """rho = 1 / (2 noise^2) of one release, the noise in sensitivities (Proposition 1.6)."""
 
-    def of(step: GaussianSteps) -> Zcdp:
+    def of(step: Release) -> Zcdp:
+        step = gaussian_only(step)
         if isinstance(step.sampling, WithReplacement):
             raise NotCoveredError("zCDP cannot ignore sampling in which a record may be drawn many times; use pld")
         return Zcdp(1 / (2 * step.relative_noise**2))

@@ -44,7 +44,8 @@ def parse(command: str, arguments: list[str], default: T, description: str) -> t
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(complaint):
-            return tyro.cli(cls, prog=program, args=arguments, default=default), named
+            spelt = [word.capitalize() if word in ("true", "false") else word for word in arguments]
+            return tyro.cli(cls, prog=program, args=spelt, default=default), named
     except SystemExit:
         words = "".join(c if c.isascii() and c.isprintable() else " " for c in complaint.getvalue())
         raise errors.ConfigurationError(f"{' '.join(words.split())[:300]}; see {program} --help") from None

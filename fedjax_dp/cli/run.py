@@ -40,7 +40,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
-    guarantee, timing = result["guarantee"], result["timing"]
+    guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
     console = Console(highlight=False, soft_wrap=True)
     lines = [
         f"{result['algorithm']} on {result['dataset']}: test accuracy {result['test_accuracy']:.4f}, "
@@ -49,6 +49,7 @@ def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
         *(f"          assuming {text}" for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
         *(f"warning   {text}" for text in guarantee["warnings"]),
         *(f"claim     {claim['statement']}" for claim in guarantee["claims"]),
+        f"traffic   {traffic['down']:,} bytes down and {traffic['up']:,} up per client and round",
         f"time      {timing['round_s_median'] * 1e3:.1f} ms a round, {timing['compile_s']:.1f} s to compile, "
         f"{timing['total_s']:.1f} s in all",
         f"folder    {where} (config.toml, metrics.json, result.json, run.png, checkpoints)",

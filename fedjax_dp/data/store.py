@@ -1,14 +1,18 @@
 """The federated store: every client's records in one flat array, with offsets and sizes. Nothing is padded."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.values import structure, value
+
+BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
 
 
 class Dataset(NamedTuple):
@@ -53,6 +57,7 @@ class FederatedData:
     scale: float
     shift: float
     classes: int = structure()
+    largest: int = structure()  # records of the largest client
     name: str = structure(default="")
 
     @property
@@ -70,6 +75,19 @@ class FederatedData:
         """Features as float32 and labels of the records at `positions` within a client."""
         rows = client.offset + positions
         return self.features(self.x[rows]), self.y[rows]
+
+    def mean_over_records(self, client: Client, of: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        """Mean over all of a client's records of the rows that `of(x, y)` gives, a block of records at a time."""
+        rows = min(BLOCK, self.largest)
+        positions = jnp.arange(math.ceil(self.largest / rows) * rows, dtype=jnp.int32).reshape(-1, rows)
+
+        def add(total: jax.Array, at: jax.Array) -> tuple[jax.Array, None]:
+            real = at < client.size
+            values = of(*self.gather(client, jnp.where(real, at, 0)))
+            return total + jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0).sum(0), None
+
+        one = jax.eval_shape(lambda at: of(*self.gather(client, at)), positions[0])
+        return lax.scan(add, jnp.zeros(one.shape[1:]), positions)[0] / client.size
 
     def features(self, x: jax.Array) -> jax.Array:
         """Stored features as the model sees them."""
@@ -96,4 +114,7 @@ def federate(dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray
         "offsets": (np.cumsum(sizes) - sizes).astype(np.int32), "sizes": sizes, "shares": public.astype(np.float32),
         "x_test": dataset.x_test, "y_test": dataset.y_test.astype(np.int32),
     }  # fmt: skip
-    return FederatedData(**arrays, scale=dataset.scale, shift=dataset.shift, classes=dataset.classes, name=dataset.name)
+    return FederatedData(
+        **arrays, scale=dataset.scale, shift=dataset.shift, classes=dataset.classes, largest=int(sizes.max()),
+        name=dataset.name,
+    )  # fmt: skip

@@ -1,5 +1,5 @@
 """Sums of clipped per-record gradients, without building per-record gradients where the layers allow it."""
 
-from fedjax_dp.gradients.clipped import BatchGradient, clipped_sum, describe, plain_sum
+from fedjax_dp.gradients.clipped import BatchGradient, clip_factors, clipped_sum, describe, plain_sum
 
-__all__ = ["BatchGradient", "clipped_sum", "describe", "plain_sum"]
+__all__ = ["BatchGradient", "clip_factors", "clipped_sum", "describe", "plain_sum"]

@@ -1,6 +1,7 @@
 """A model is an initialiser and a loss per record; anything hashable with these methods will do."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+
+from fedjax_dp.data.store import Client, FederatedData
 
 Params = Any
 
@@ -26,12 +29,26 @@ class Model(Protocol):
     def logits(self, params: Params, x: jax.Array) -> jax.Array: ...  # (records, classes), for accuracy
 
 
+class FeatureModel(Model, Protocol):
+    """A model with a layer before the output, for methods that compare clients by it."""
+
+    @property
+    def has_features(self) -> bool: ...
+
+    def features(self, params: Params, x: jax.Array) -> jax.Array: ...  # (records, k)
+
+
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Softmax cross-entropy per record in nats: logits `(records, classes)`, integer labels; returns `(records,)`.
 
     Labels become one-hot rows: picking a logit by index would put a slow scatter into every gradient.
     """
     return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[-1]))
+
+
+def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:
+    """Mean loss over all of a client's records: F_k."""
+    return data.mean_over_records(client, lambda x, y: model.losses(params, x, y))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +69,26 @@ class FlaxModel:
     def losses(self, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
         return self.loss(self.logits(params, x), y)
 
+    def features(self, params: Params, x: jax.Array) -> jax.Array:
+        """The layer before the output `(records, k)`: what goes into the last dense layer that runs."""
+        seen: list[jax.Array] = []
+
+        def intercept(run: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+            if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
+                seen.append(args[0])
+            return run(*args, **kwargs)
+
+        with nn.intercept_methods(intercept):
+            self.logits(params, x)
+        return seen[-1].reshape(x.shape[0], -1)
+
+    @functools.cached_property
+    def has_features(self) -> bool:
+        """Whether there is a layer before the output one, so that features depend on parameters."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        layers = {path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(shapes)}
+        return len(layers) > 1
+
 
 class _Softmax(nn.Module):
     """Flattened features to class scores."""
@@ -67,3 +104,22 @@ class _Softmax(nn.Module):
 def logistic_regression(record_shape: tuple[int, ...], classes: int) -> FlaxModel:
     """Multinomial logistic regression on flattened features, started at zero (000's LR; 7,850 parameters on MNIST)."""
     return FlaxModel(_Softmax(classes), tuple(record_shape))
+
+
+class _Mlp(nn.Module):
+    """Dense layers with ReLU between them."""
+
+    hidden: tuple[int, ...]
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.classes)(x)
+
+
+def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> FlaxModel:
+    """A multilayer perceptron; its features are the last hidden layer."""
+    return FlaxModel(_Mlp(tuple(hidden), classes), tuple(record_shape))

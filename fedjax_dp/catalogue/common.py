@@ -1,0 +1,142 @@
+"""What all entries share: their common options, and how options become the slots of an `Algorithm`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Required, TypedDict
+
+import optax
+
+from fedjax_dp import errors
+from fedjax_dp.aggregate import ESTIMATORS, Aggregate
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.batches import Batches, EpochBatches, FixedBatches, FullBatches, PoissonBatches, ReplacementBatches
+from fedjax_dp.bound import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
+from fedjax_dp.cohort import (
+    AllClients,
+    Cohort,
+    CyclicCohort,
+    Dropout,
+    FirstResponders,
+    MultinomialCohort,
+    PoissonCohort,
+    UniformCohort,
+)  # fmt: skip
+from fedjax_dp.correction import Correction, L2Penalty
+from fedjax_dp.local import LOCAL_RULES, LocalRule, LocalSgd
+from fedjax_dp.privatizer import NonPrivate, Privatizer
+from fedjax_dp.schedules import SCHEDULES
+from fedjax_dp.secagg import SecureSum
+from fedjax_dp.server import Server
+from fedjax_dp.transport import PlainSum
+from fedjax_dp.upload import PlainUpload, Upload
+
+
+class Common(TypedDict, total=False):
+    """Options that every entry takes."""
+
+    cohort_size: Required[int | None]  # clients per round, or their expected number; None trains all
+    batch_size: Required[int | None]  # records per local step; None for batches "full"
+    local_steps: Required[int]  # tau; epochs for batches "epochs"
+    learning_rate: Required[float]  # of the local steps
+    cohort: str  # uniform, poisson, md, cyclic: see COHORTS
+    one_by_one: bool  # a client drawn m times by md trains m times instead of once
+    dropout: float  # probability that a client's message does not arrive
+    first: int | None  # only so many of the cohort are waited for
+    estimator: str  # see ESTIMATORS
+    batches: str  # see BATCHES
+    schedule: str  # see SCHEDULES
+    per_step: bool  # the schedule runs over local steps, not rounds
+    l2: float  # h in h |w|^2
+    local_rule: str  # sgd, momentum, rmsprop
+    local_decay: float | None  # of momentum or rmsprop
+    keep_rule: bool  # the rule's state stays with the client across rounds
+    secure: bool  # messages travel masked, and only their sum is seen
+    ring_bits: int
+    fractional_bits: int
+    neighbours: int | None  # clients that each client shares a mask with; None: all
+
+
+DEFAULTS: dict[str, Any] = {
+    "cohort": "uniform", "one_by_one": False, "dropout": 0.0, "first": None, "estimator": "wor_delta",
+    "batches": "without-replacement", "schedule": "constant", "per_step": False, "l2": 0.0, "local_rule": "sgd",
+    "local_decay": None, "keep_rule": False, "secure": False, "ring_bits": 32, "fractional_bits": 16,
+    "neighbours": None,
+}  # fmt: skip
+
+BATCHES: dict[str, Callable[[Any], Batches]] = {
+    "without-replacement": lambda size: FixedBatches(size=size),
+    "with-replacement": lambda size: ReplacementBatches(size=size),
+    "poisson": lambda size: PoissonBatches(size=size),
+    "full": lambda size: FullBatches(),
+    "epochs": lambda size: EpochBatches(size=size),
+}
+
+COHORTS: dict[str, Callable[..., Cohort]] = {
+    "uniform": lambda size, **drawn: UniformCohort(size=size),
+    "poisson": lambda size, **drawn: PoissonCohort(size=size),
+    "md": lambda size, **drawn: MultinomialCohort(draws=size, **drawn),
+    "cyclic": lambda size, **drawn: CyclicCohort(size=size),
+}
+
+BOUNDS: dict[str, Callable[[float], Bound]] = {
+    "record": lambda gradient_bound: ClipRecords(),
+    "batch": lambda gradient_bound: ClipBatch(),
+    "scale": lambda gradient_bound: ScaleGradients(gradient_bound=gradient_bound),
+    "none": lambda gradient_bound: Unbounded(),
+    "tensor-median": lambda gradient_bound: ClipTensorsAtMedian(),
+}
+
+
+def assemble(
+    common: Mapping[str, Any], entry: Mapping[str, Any], *, privatizer: Privatizer | None = None,
+    corrections: tuple[Correction, ...] = (), aggregate: Aggregate | None = None, server: Server | None = None,
+    upload: Upload | None = None, drawn: Mapping[str, Any] | None = None,
+) -> Algorithm:  # fmt: skip
+    """An algorithm from common options over the entry's own defaults over DEFAULTS, and the parts that are special."""
+    for name in common:
+        errors.require_choice("option", name, Common.__annotations__)
+    if aggregate and "estimator" in common:
+        raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
+    given: dict[str, Any] = {**DEFAULTS, **entry, **common}
+    for name, choices in (("schedule", SCHEDULES), ("estimator", ESTIMATORS), ("batches", BATCHES),
+                          ("cohort", COHORTS), ("local_rule", LOCAL_RULES)):  # fmt: skip
+        errors.require_choice(name, given[name], choices)
+    if (given["batch_size"] is None) != (given["batches"] == "full"):
+        raise errors.refuse(
+            "batch_size", given["batch_size"], "None for batches full, else a number", f"batches are {given['batches']}"
+        )
+    size = given["cohort_size"]
+    cohort: Cohort = AllClients()
+    if size is not None:
+        cohort = COHORTS[given["cohort"]](size, one_by_one=given["one_by_one"], **(drawn or {}))
+    if given["dropout"]:
+        cohort = Dropout(cohort=cohort, rate=given["dropout"])
+    if given["first"] is not None:
+        cohort = FirstResponders(cohort=cohort, size=given["first"])
+    decay = {"momentum": {"decay": 0.9}, "rmsprop": {"decay": 0.99}}.get(given["local_rule"], {})
+    if given["local_decay"] is not None:
+        if not decay:
+            raise errors.refuse("local_decay", given["local_decay"], "left out for local rule sgd")
+        decay = {"decay": given["local_decay"]}
+    ring = {"bits": given["ring_bits"], "fractional_bits": given["fractional_bits"], "neighbours": given["neighbours"]}
+    return Algorithm(
+        cohort=cohort,
+        local=LocalSgd(
+            learning_rate=given["learning_rate"], privatizer=privatizer or NonPrivate(),
+            batches=BATCHES[given["batches"]](given["batch_size"]),
+            corrections=(*corrections, L2Penalty(strength=given["l2"])),
+            rule=LocalRule(hyperparameters=decay, factory=LOCAL_RULES[given["local_rule"]], keep=given["keep_rule"]),
+            steps=given["local_steps"], schedule=SCHEDULES[given["schedule"]], per_step=given["per_step"],
+        ),
+        upload=upload or PlainUpload(), aggregate=aggregate or ESTIMATORS[given["estimator"]],
+        transport=SecureSum(**ring) if given["secure"] else PlainSum(), server=server or add_update(),
+    )  # fmt: skip
+
+
+def add_update(rate: float = 1.0) -> Server:
+    """The new model is the old one plus `rate` times the aggregated update."""
+    return Server(hyperparameters={"learning_rate": rate}, factory=optax.sgd)
+
+
+def bound_named(clipping: str, gradient_bound: float) -> Bound:
+    errors.require_choice("clipping", clipping, BOUNDS)
+    return BOUNDS[clipping](gradient_bound)

@@ -1,0 +1,188 @@
+"""What the papers' own theorems say of the run at hand, and whether they may be believed. Beside the Guarantee."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import ATTAINED, Claim, Event, FullBatch, Unit, Verdict, WithoutReplacement, theorems
+from fedjax_dp.accounting.participation import lemma1_003
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.batches import FixedBatches
+from fedjax_dp.bound import ClipRecords
+from fedjax_dp.cohort import MultinomialCohort, PoissonCohort, UniformCohort
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.ledger import last_rates, ledger_of, unit_of
+from fedjax_dp.privatizer import OutputGaussian, RecordGaussian
+
+
+class Run(NamedTuple):
+    """What a claim is about."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    rounds: int
+    seed: int
+    delta: float
+    epsilons: tuple[float, ...]  # proved, per client
+    ledger: list[Event]
+
+
+def claims_about(
+    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, delta: float, epsilons: tuple[float, ...],
+    ledger: list[Event],
+) -> tuple[Claim, ...]:  # fmt: skip
+    """The claims of every paper whose theorem speaks of this combination of parts."""
+    run = Run(algorithm, data, rounds, seed, delta, epsilons, ledger)
+    return tuple(
+        claim for theorem in (_tcdp_000, _zcdp_002, _output_004, _personal_003, _moments) for claim in theorem(run)
+    )
+
+
+def _attained(event: Event, delta: float) -> float:
+    """A lower bound on the true epsilon of an event; 0 where none is known."""
+    try:
+        return accounting.epsilon_of(event, delta, ATTAINED)
+    except errors.ConfigurationError:
+        return 0.0
+
+
+def _tcdp_000(run: Run) -> tuple[Claim, ...]:
+    """000's theorem at realised participation, and as the paper applies it: at the mean, to the busiest client."""
+    algorithm, privatizer, delta = run.algorithm, run.algorithm.local.privatizer, run.delta
+    by_record = isinstance(privatizer, RecordGaussian) and isinstance(privatizer.bound, ClipRecords)
+    plain = not algorithm.transport.secret and not any(c.warm for c in algorithm.local.corrections)
+    if not (by_record and plain and unit_of(algorithm) is Unit.RECORD) or isinstance(
+        algorithm.cohort, MultinomialCohort
+    ):
+        return ()
+    realised = ledger_of(algorithm, run.data, run.rounds, run.seed, view="uploads")
+    worst = "expected" if isinstance(algorithm.cohort, UniformCohort) else "worst"
+    expected = ledger_of(algorithm, run.data, run.rounds, run.seed, worst, view="uploads")
+    source = "000 Lemmas 2-4 (tCDP)"
+    try:
+        spent = accounting.epsilons_of(realised, delta, "tcdp")
+        assumed = accounting.epsilons_of(expected, delta, "tcdp")
+    except accounting.NotCoveredError as error:
+        return (Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}"),)
+    counts = [sum(count for _, count in event.leaves()) for event in realised]
+    means = [sum(count for _, count in event.leaves()) for event in expected]
+    busiest = max(range(len(counts)), key=lambda i: counts[i] / means[i])
+    if counts[busiest] <= means[busiest]:
+        verdict, reason = Verdict.HOLDS, "all conditions met, and no client took part more often"
+    else:
+        verdict = Verdict.HEURISTIC
+        reason = (
+            f"the busiest client took part {counts[busiest] / means[busiest]:.2g} times as often, which by the same "
+            f"lemmas costs it {spent[busiest]:.4g}"
+        )
+        if max(run.epsilons) <= assumed[busiest]:
+            reason += f"; the number is above the proved {max(run.epsilons):.4g} all the same"
+    return (
+        Claim(f"{source} at realised participation", max(spent), delta, Verdict.HOLDS, "all conditions met"),
+        Claim(f"{source} at expected participation, busiest client", assumed[busiest], delta, verdict, reason),
+    )
+
+
+def _zcdp_002(run: Run) -> tuple[Claim, ...]:
+    """002's Theorem 1: the mean number of rounds, and the cohort's noise as if every local step were linear."""
+    algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
+    alike = isinstance(privatizer, RecordGaussian) and len(set(privatizer.client_noise(run.data.num_clients))) == 1
+    if not (alike and algorithm.transport.secret and isinstance(algorithm.local.batches, FixedBatches)):
+        return ()
+    members, steps = algorithm.cohort.members(run.data.num_clients), algorithm.local.steps
+    batch, noise = algorithm.local.batches.size, privatizer.client_noise(1)[0]
+    if any(c.keeps for c in algorithm.local.corrections) or noise == 0:
+        return ()
+    setting = theorems.Cpfed(run.rounds, steps, run.data.num_clients, members, batch)
+    claimed, proved = setting.epsilon(noise / batch, run.delta, secure=True), max(run.epsilons)
+    if claimed >= proved:
+        verdict, reason = Verdict.HEURISTIC, f"above the proved {proved:.4g} here"
+    else:
+        verdict = Verdict.CONDITIONAL
+        reason = f"counts the mean number of rounds; {proved:.4g} is proved for the busiest client"
+    if steps > 1:
+        reason += "; with more than one local step the cohort's noise does not add up as it assumes"
+    return (Claim("002 Theorem 1 (zCDP, secure sum)", claimed, run.delta, verdict, reason),)
+
+
+def _output_004(run: Run) -> tuple[Claim, ...]:
+    """004's Theorem 1 for one round, from the noise that stands in the algorithm, for the client it promises least."""
+    algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
+    if not (isinstance(privatizer, OutputGaussian) and isinstance(algorithm.local.batches, FixedBatches)):
+        return ()
+    steps, batch = algorithm.local.steps, algorithm.local.batches.size
+    rates = np.asarray(algorithm.local.rates(0, run.data.largest), float)
+    noises = privatizer.client_noise(run.data.num_clients)
+    claims = []
+    for noise, records in set(zip(noises, np.asarray(run.data.sizes).tolist(), strict=True)):
+        rate = min(steps * batch / records, 1.0)
+        in_their_unit = noise * rates.sum() / (4 * steps * rates[-1])  # of 4 Q G eta
+        if in_their_unit:
+            claimed = theorems.theorem1_004_noise(1.0, run.delta, rate) / in_their_unit
+            one = privatizer.event(
+                noise, algorithm.local.batches, records, steps, last_rates(algorithm, run.data.largest, 1)
+            )
+            claims.append((claimed, _attained(one, run.delta), rate))
+    claimed, least, rate = max(claims)
+    if least > claimed:
+        verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} in one round"
+    elif claimed / (2 * rate) > 1:
+        verdict, reason = Verdict.HEURISTIC, f"needs epsilon / (2q) <= 1, which is {claimed / (2 * rate):.3g} here"
+    else:
+        verdict, reason = Verdict.HOLDS, "its conditions are met"
+    return (Claim("004 Theorem 1 (one round, first rates)", claimed, run.delta, verdict, reason),)
+
+
+def _personal_003(run: Run) -> tuple[Claim, ...]:
+    """003's Theorem 1 with constant 1, for the client whose proved epsilon exceeds its claim most."""
+    algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
+    cohort, batches = algorithm.cohort, algorithm.local.batches
+    fits = isinstance(cohort, MultinomialCohort) and isinstance(privatizer, RecordGaussian)
+    if not (fits and isinstance(batches, FixedBatches)):
+        return ()
+    draws = cohort.draws * run.rounds  # type: ignore[attr-defined]
+    chances = np.asarray(cohort.rates(np.asarray(run.data.shares, float)), float) / cohort.draws  # type: ignore[attr-defined]
+    worst = (0.0, 0.0, 0)
+    for i, (noise, records) in enumerate(
+        zip(privatizer.client_noise(run.data.num_clients), np.asarray(run.data.sizes).tolist(), strict=True)
+    ):
+        if noise == 0:
+            return ()
+        budgeted = lemma1_003(draws, float(chances[i]), run.delta / 4)
+        claimed = theorems.theorem1_003_noise(
+            1.0,
+            run.delta,
+            rate=batches.size / records,
+            participations=budgeted,
+            draws=draws,
+            local_steps=algorithm.local.steps,
+            constant=1,
+        ) / (noise / 2)  # fmt: skip  (their unit is 2C/m)
+        worst = max(worst, (run.epsilons[i] / claimed, claimed, i))
+    excess, claimed, client = worst
+    least = _attained(run.ledger[client], run.delta)
+    if least > claimed:
+        verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} at client {client}"
+    elif excess > 1:
+        verdict, reason = Verdict.CONDITIONAL, f"{run.epsilons[client]:.4g} is proved for client {client}"
+    else:
+        verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {run.epsilons[client]:.4g}"
+    return (Claim(f"003 Theorem 1 with constant 1, client {client}", claimed, run.delta, verdict, reason),)
+
+
+def _moments(run: Run) -> tuple[Claim, ...]:
+    """The moments accountant of DPFedAvg, which assumes Poisson cohorts and add-remove neighbours."""
+    steps = [step for event in run.ledger[:1] for step, _ in event.leaves()]
+    if unit_of(run.algorithm) is not Unit.CLIENT or not steps or isinstance(steps[0].sampling, FullBatch):
+        return ()
+    noise, rate = steps[0].noise_multiplier, steps[0].sampling.rate
+    claimed = theorems.moments_accountant_epsilon(rate, noise, run.rounds, run.delta)
+    if isinstance(run.algorithm.cohort, PoissonCohort):
+        verdict, reason = Verdict.HOLDS, "Poisson cohorts, as it assumes"
+    else:
+        least = _attained(run.ledger[0], run.delta)
+        words = f"assumes Poisson cohorts; with {steps[0].sampling} two real neighbours attain {least:.4g}"
+        verdict, reason = (Verdict.WRONG if least > claimed else Verdict.HEURISTIC), words
+        assert isinstance(steps[0].sampling, WithoutReplacement)
+    return (Claim("moments accountant (McMahan et al. 2018)", claimed, run.delta, verdict, reason),)

@@ -1,0 +1,76 @@
+"""Where standard normal noise comes from, and what its correlation costs."""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import draws, errors
+from fedjax_dp.accounting import correlated, events
+from fedjax_dp.values import value
+
+
+class Place(NamedTuple):
+    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once."""
+
+    client: jax.Array
+    round: jax.Array
+    step: jax.Array
+    rate: jax.Array  # learning rate of this step
+    drift: jax.Array  # sum of the learning rates of the round's steps
+    last: jax.Array  # bool: the last step of the round
+
+
+class NoiseSource(Protocol):
+    """Where standard normal noise comes from."""
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array: ...  # (size,)
+
+
+@value
+class WhiteNoise:
+    """Independent over coordinates, steps, rounds and clients."""
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+        return draws.normals(key, place.step, size)
+
+
+@value
+class BandedNoise:
+    """Noise correlated over steps: n_t = sum_j a_j z_(t-j) with white z, so that later noise takes back earlier noise.
+
+    coefficients  a `(bands,)`, a_0 = 1; `accounting.inverse_root_bands` gives those for sums over all steps (DP-FTRL by
+                  a banded inverse square root). Nothing is stored: earlier z are drawn again from their counters.
+    """
+
+    coefficients: Any
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+        a = jnp.asarray(self.coefficients, jnp.float32)
+        now = place.step.astype(jnp.int32)
+
+        def add(j: jax.Array, total: jax.Array) -> jax.Array:
+            z = draws.normals(key, jnp.maximum(now - j, 0).astype(jnp.uint32), size)
+            return total + jnp.where(now >= j, a[j], 0.0) * z
+
+        return jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
+
+
+def priced(
+    source: NoiseSource, noise_multiplier: float, sampling: events.Sampling, adjacency: events.Adjacency, releases: int,
+    times: int, separation: int = 1, unit: events.Unit = events.Unit.RECORD,
+) -> events.GaussianSteps:  # fmt: skip
+    """`releases` noisy sums in the accountants' words, of which a member joins at most `times`, `separation` apart.
+
+    White noise: so many steps, each over a fresh sample. Banded noise: one release of them all, whose sensitivity the
+    coefficients give; that members are sampled amplifies nothing then.
+    """
+    if isinstance(source, WhiteNoise):
+        return events.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
+    if not isinstance(source, BandedNoise):
+        raise errors.refuse("noise source", type(source).__name__, "WhiteNoise or BandedNoise for the accountants")
+    if times == 0:
+        return events.GaussianSteps(noise_multiplier, events.FullBatch(), adjacency, 0, unit)
+    reach = correlated.sensitivity(np.asarray(source.coefficients, float), releases, times, separation)
+    return events.GaussianSteps(noise_multiplier / reach, events.FullBatch(), adjacency, 1, unit)

@@ -1,0 +1,212 @@
+"""What happens to a client's update before it is summed, and to the mean of the updates: privacy of whole clients."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.noise import NoiseSource, Place, WhiteNoise
+from fedjax_dp.privatizer import check_mechanism
+from fedjax_dp.values import role_key, structure, value
+
+
+class Upload(Protocol):
+    """The way of an update from the client to the server. All but `PlainUpload` have a noise_multiplier."""
+
+    extra: int  # numbers that travel with an update
+    shared_noise: bool  # clients add shares of the noise, so that only their sum hides anybody
+
+    def init(self) -> Any: ...  # what the server keeps
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "Sent") -> Any: ...
+
+    def release(self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any,
+                expected: Any) -> tuple[jax.Array, Any]: ...  # fmt: skip
+
+    def check(self, num_clients: int) -> None: ...
+
+
+class Sent(NamedTuple):
+    """How messages are carried: what noise that clients share must know."""
+
+    members: int  # positions of the cohort
+    resolution: float  # smallest difference that the sum can carry; 0 for floats
+
+
+@value
+class PlainUpload:
+    """As it is. What the local steps did is all the privacy there is."""
+
+    extra = 0
+    shared_noise = False
+
+    def init(self) -> tuple:
+        return ()
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        return update, ()
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        return mean, state
+
+    def check(self, num_clients: int) -> None:
+        pass
+
+
+@value
+class ClientGaussian:
+    """DP-FedAvg (McMahan et al. 2018): updates are clipped, the server adds noise to their mean, once a round.
+
+    clip_norm         S, bound on a client's update in L2; `by_tensor` bounds each of m tensors by S / sqrt(m);
+    noise_multiplier  z: the noise on the mean has standard deviation z S times what a client of norm 1 can move it
+                      (`Aggregate.reach`), so z S / (q W) for the estimator f_f;
+    source            of the standard normal noise; its step is the round.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    source: NoiseSource = WhiteNoise()
+    by_tensor: bool = structure(default=False)
+
+    extra = 0
+    shared_noise = False
+
+    def init(self) -> tuple:
+        return ()
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        return clipped(update, self.clip_norm, sizes if self.by_tensor else (update.size,))[0], ()
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        std = self.noise_multiplier * self.clip_norm * reach
+        return mean + std * server_noise(self.source, key, round_index, mean.size), state
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        if np.ndim(self.noise_multiplier):
+            raise errors.refuse("noise_multiplier", "one per client", "one number for noise that the server adds")
+
+
+class ClipState(NamedTuple):
+    """The clip norm that is learnt."""
+
+    clip_norm: jax.Array
+
+
+@value
+class AdaptiveClientGaussian:
+    """DP-FedAvg whose clip norm follows a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871).
+
+    Each client also sends whether its update was within the clip norm C; the noised fraction b moves it:
+    C <- C exp(-rate (b - quantile)). The noise on the bits, `bit_noise` on their sum, is paid from the same z: updates
+    get z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, because a bit, told as +-1/2, has sensitivity 1/2.
+    clip_norm  of the first round.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    quantile: float
+    rate: float
+    bit_noise: float
+    source: NoiseSource = WhiteNoise()
+
+    extra = 1
+    shared_noise = False
+
+    def init(self) -> ClipState:
+        return ClipState(jnp.asarray(self.clip_norm, jnp.float32))
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        kept, within = clipped(update, state.clip_norm, (update.size,))
+        return kept, within.astype(jnp.float32) - 0.5
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
+        noise = server_noise(self.source, key, round_index, mean.size)
+        bits = extra + self.bit_noise * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
+        within = bits / expected + 0.5
+        moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
+        return mean + on_updates * state.clip_norm * reach * noise, ClipState(moved)
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        errors.require_in_unit_interval("clip_quantile", float(self.quantile))
+        errors.require_not_negative("clip_rate", float(self.rate))
+        if not float(self.bit_noise) > float(self.noise_multiplier) / 2:
+            raise errors.refuse(
+                "bit_noise", float(self.bit_noise), f"above half of noise_multiplier {float(self.noise_multiplier):g}",
+                "the bits are paid from the same budget",
+            )  # fmt: skip
+
+
+@value
+class ClientSkellam:
+    """Updates are clipped and every client adds its share of integer noise before a secure sum (Agarwal et al. 2021).
+
+    No one, the server included, sees less noise than the sum of the cohort's shares: a difference of two Poisson
+    numbers of total variance (z S / resolution)^2 in units of the ring. Shares are equal and the cohort has a fixed
+    size, so that they add up; needs a secure sum, whose resolution is the unit.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+
+    extra = 0
+    shared_noise = True
+
+    def init(self) -> tuple:
+        return ()
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        kept, _ = clipped(update, self.clip_norm, (update.size,))
+        variance = (self.noise_multiplier * self.clip_norm / sent.resolution) ** 2 / sent.members
+        first, second = (
+            jax.random.poisson(role_key(key, name), variance / 2, kept.shape)
+            for name in ("skellam plus", "skellam minus")
+        )
+        whole = jnp.round(kept / sent.resolution) + (first - second).astype(jnp.float32)
+        return whole * sent.resolution, ()
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        return mean, state
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        if np.ndim(self.noise_multiplier):
+            raise errors.refuse("noise_multiplier", "one per client", "one number, shared equally by the cohort")
+
+
+def clipped(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """The update with each of m parts scaled down to clip_norm / sqrt(m), and whether all parts were within.
+
+    An update that is not finite becomes zero, so that the bound holds whatever a client computes.
+    """
+    bound = clip_norm / len(sizes) ** 0.5
+    edges = np.cumsum([0, *sizes])
+    parts, within = [], jnp.bool_(True)
+    for low, high in itertools.pairwise(edges):
+        part = update[low:high]
+        norm = jnp.sqrt(jnp.sum(part * part))
+        factor = jnp.where(jnp.isfinite(norm), jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-12)), 0.0)
+        parts.append(jnp.where(factor > 0, part, 0.0) * factor)
+        within &= norm <= bound
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts), within
+
+
+def server_noise(source: NoiseSource, key: jax.Array, round_index: jax.Array, size: int) -> jax.Array:
+    """Standard normals for the server's noise of a round; `key` is the run's, the round is the stream."""
+    at = round_index.astype(jnp.uint32)
+    one = jnp.float32(1)
+    return source.draw(key, Place(jnp.int32(0), round_index, at, one, one, jnp.bool_(True)), size)
