@@ -26,32 +26,10 @@ from fedjax_dp import algorithm as algorithms
 from fedjax_dp import draws, gradients, report, simulation
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import logistic_regression
-from fedjax_dp.privatizer import RecordGaussian, StepReport
-from fedjax_dp.values import ravel, value
 
 WORKLOADS = {
     "W1": {"clients": 100, "records": 600, "features": 784, "classes": 10, "cohort": 10, "batch": 10, "steps": 50},
 }
-
-
-@value
-class NoiseWithoutClipping:
-    """The same noise on unclipped gradients: what the round costs without clipping. Not private."""
-
-    inner: RecordGaussian
-
-    def gradient(self, key, place, model, params, records):
-        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
-        total, _ = ravel(batch.total)
-        std = self.inner.own_noise(place.client) * self.inner.clip_norm
-        noisy = total + std * self.inner.source.draw(key, place, total.size)
-        return noisy / records.divisor, StepReport(batch.losses.mean(), jnp.float32(0))
-
-    def client_noise(self, num_clients):
-        return None
-
-    def check(self, num_clients):
-        pass
 
 
 def clipped_mean(params, x, y, clip_norm):
@@ -113,22 +91,28 @@ def measure(w, rounds, repeats):
     if not gap < 1e-5:
         sys.exit(f"the two rounds do not compute the same gradient: relative difference {gap:.2g}")
 
-    private = fdp.dpnfl(
-        cohort_size=w["cohort"], batch_size=w["batch"], local_steps=w["steps"], learning_rate=0.1, clip_norm=1.0,
-        noise_multiplier=1.0, schedule="constant", l2=0.0,
-    )  # fmt: skip
-    unclipped = NoiseWithoutClipping(inner=private.local.privatizer)
-    swap = {"unclipped": unclipped, "non_private": fdp.NonPrivate()}
+    common = {
+        "cohort_size": w["cohort"], "batch_size": w["batch"], "local_steps": w["steps"], "learning_rate": 0.1,
+        "schedule": "constant", "l2": 0.0,
+    }  # fmt: skip
+    private = fdp.dpnfl(**common, clip_norm=1.0, noise_multiplier=1.0)
     local = private.local
+    unclipped = dataclasses.replace(local.privatizer, bound=fdp.Unbounded())  # the same noise, no clipping: not private
+    control = fdp.dp_scaffold(**common, clip_norm=1.0, noise_multiplier=1.0).local.corrections
+    swap = {
+        "unclipped": {"privatizer": unclipped}, "non_private": {"privatizer": fdp.NonPrivate()},
+        "proximal": {"corrections": (fdp.Proximal(strength=1.0), *local.corrections)},
+        "control_variates": {"corrections": control},
+    }  # fmt: skip
     values = {"ours": private} | {
-        name: dataclasses.replace(private, local=dataclasses.replace(local, privatizer=other))
-        for name, other in swap.items()
+        name: dataclasses.replace(private, local=dataclasses.replace(local, **parts)) for name, parts in swap.items()
     }
     stored, key = execution.place((data, simulation.run_key(0)))
     params = model.init(jax.random.key(0))
 
     def ours(name):
-        algorithm, state = execution.place((simulation.numbers(values[name]), algorithms.init(values[name], params)))
+        value = simulation.numbers(values[name])
+        algorithm, state = execution.place((value, algorithms.init(value, model, data, simulation.run_key(0))))
 
         def run():
             out = simulation.advance(
@@ -200,6 +184,7 @@ def summarise(workload, w, gap, compile_s, times):
         **{f"{name}_ms": ms for name, ms in median.items()},
         "ratio_plain_jax": ratio("plain_jax", "ours"), "clipping_cost": ratio("ours", "unclipped"),
         "over_normals_alone": ratio("ours", "normals"), "privacy_cost": ratio("ours", "non_private"),
+        "proximal_cost": ratio("proximal", "ours"), "control_variates_cost": ratio("control_variates", "ours"),
         "spreads": spread, "repeats": len(times["ours"]), "disturbed": max(spread.values()) > 0.3,
         "compile_s": compile_s, "gradient_gap": gap, "hardware": report.device(), "versions": report.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),

@@ -196,8 +196,9 @@ def run_round(
 
     update = aggregate.combine(total, members, data.shares, expected, flat)
     reach = aggregate.reach(data.shares, expected, positions.size)
+    messages = None if expected is None else jnp.sum(expected)
     update, upload = algorithm.upload.release(
-        role_key(key, "server noise"), state.round, update, extra, state.upload, reach, expected
+        role_key(key, "server noise"), state.round, update, extra, state.upload, reach, messages
     )
     params, optimizer = algorithm.server.move(state.round, unravel(update), state.optimizer, state.params)
     memories = tuple(

@@ -91,7 +91,7 @@ def _zcdp_002(run: Run) -> tuple[Claim, ...]:
     if not (alike and algorithm.transport.secret and isinstance(algorithm.local.batches, FixedBatches)):
         return ()
     members, steps = algorithm.cohort.members(run.data.num_clients), algorithm.local.steps
-    batch, noise = algorithm.local.batches.size, privatizer.client_noise(1)[0]
+    batch, noise = algorithm.local.batches.size, privatizer.client_noise(run.data.num_clients)[0]
     if any(c.keeps for c in algorithm.local.corrections) or noise == 0:
         return ()
     setting = theorems.Cpfed(run.rounds, steps, run.data.num_clients, members, batch)

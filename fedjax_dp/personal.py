@@ -27,8 +27,8 @@ class Sampling(NamedTuple):
 
 def optimal_probabilities(
     data: FederatedData, *, epsilons: float | Sequence[float] | np.ndarray, delta: float, rounds: int, draws: int,
-    batch_size: int, local_steps: int, learning_rate: float, strength: float = 1.0, norm_noise: float = 0.0, norm_clip: float = 1.0,
-    seed: int = 0, model: Model | None = None,
+    batch_size: int, local_steps: int, learning_rate: float, strength: float = 1.0, norm_noise: float = 0.0,
+    norm_clip: float = 1.0, seed: int = 0, model: Model | None = None,
 ) -> Sampling:  # fmt: skip
     """003's optimal q: min sum p^2 G^2 / q + strength p^2 B^2 / sqrt(q), q at most 1/K (`accounting.personal`).
 

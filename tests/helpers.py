@@ -80,7 +80,7 @@ class GivenNoise:
     table: jax.Array
 
     def draw(self, key, place, size):
-        return self.table[place.round, place.client, place.step]
+        return self.table[place.round, place.client, place.step][:size]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,3 +160,24 @@ def states_of(algorithm, model, data, rounds, seed=0):
     for _ in range(rounds):
         states.append(step(value, states[-1]))
     return jax.device_get(states)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoLayerModel:
+    """1/2 (v . tanh(x u) - y)^2 on one flat parameter vector (u row by row, then v); features tanh(x u)."""
+
+    inputs: int
+    hidden: int
+    has_features = True
+
+    def init(self, key):
+        return 0.5 * jax.random.normal(key, (self.inputs * self.hidden + self.hidden,))
+
+    def features(self, params, x):
+        return jnp.tanh(x @ params[: self.inputs * self.hidden].reshape(self.inputs, self.hidden))
+
+    def losses(self, params, x, y):
+        return 0.5 * (self.features(params, x) @ params[self.inputs * self.hidden :] - y) ** 2
+
+    def logits(self, params, x):
+        return x

@@ -20,7 +20,7 @@ FLOORS = [
     {"privacy"},
     {"runs", "checkpoint", "plots"},
     {"config"},
-    {"report", "folder"},
+    {"report", "folder", "overview"},
     {"cli", "__main__", "__init__"},
 ]
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -11,37 +11,43 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp claims [--paper NAME] [--json]
+       fedjax-dp catalogue [--json]
 
 commands:
   run        train a federated algorithm and say what privacy it gives; with no argument a private run on digits
   account    the epsilon of noisy steps by every accountant, side by side
   calibrate  the noise multiplier that each accountant asks for
   claims     what the papers' theorems say on the papers' own settings, and what can be proved
+  catalogue  every algorithm: source, whom it hides from whom, what is kept, bytes per round
 
 fedjax-dp COMMAND --help shows every option with its default.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 training diverged, 2 bad input, 130 interrupted."""
+    """Exit codes: 0 done, 1 training diverged or a secure sum overflowed, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     try:
-        errors.require_choice("command", command, ("run", "account", "calibrate", "claims"))
+        errors.require_choice("command", command, ("run", "account", "calibrate", "claims", "catalogue"))
         if command == "run":
             from fedjax_dp.cli.run import run_command
 
             return run_command(rest)
+        if command == "catalogue":
+            from fedjax_dp.cli.catalogue import catalogue_command
+
+            return catalogue_command(rest)
         from fedjax_dp.cli import account
 
         return account.COMMANDS[command](rest)
     except errors.ConfigurationError as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 2
-    except errors.DivergedError as error:
+    except (errors.DivergedError, errors.RingOverflowError) as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader, such as head, has seen enough

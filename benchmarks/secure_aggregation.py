@@ -1,0 +1,140 @@
+"""Secure aggregation: masking, summing and unmasking a cohort against the plain sum, and against drawing masks alone.
+
+    python benchmarks/secure_aggregation.py --json
+
+100 members x 1,663,370 parameters in the ring of 32 bits: each member draws its own masks, the complete graph or 20
+neighbours, on all cores. `words` draws as many mask words and throws them away: the floor of any program with this
+generator. The programs take turns in this process, so a busy machine slows all of them; read the ratios. Before
+timing, the sum is checked against that of integers.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_dp import clients, draws, report, secagg
+
+TILE = 16_384
+KEY = jax.random.key(0)
+
+
+def over_devices(mesh, one_device):
+    """One device's function, jitted over all of them, on rows; it returns one row per device."""
+    by_row = PartitionSpec(clients.AXIS)
+    return jax.jit(jax.shard_map(one_device, mesh=mesh, in_specs=by_row, out_specs=by_row, check_vma=False))
+
+
+def plain_sum(rows):
+    """Row after row, which XLA does faster on a CPU than a reduction over rows."""
+    return lax.scan(lambda total, row: (total + row, None), jnp.zeros(rows.shape[1]), rows)[0][None]
+
+
+def words_of(neighbours, size):
+    """Draws what each member's masks need, `neighbours` times half a block per coordinate, and keeps their sum."""
+    tiles = -(-size // (2 * TILE))
+
+    def one_member(total, seed):
+        def one_tile(total, index):
+            def one_neighbour(neighbour, sums):
+                x, y = draws.words(jax.random.fold_in(seed, neighbour), 0, TILE, index * np.uint32(TILE))
+                return sums + x + y
+
+            return total + lax.fori_loop(0, neighbours, one_neighbour, jnp.zeros(TILE, jnp.uint32)), None
+
+        return lax.scan(one_tile, total, jnp.arange(tiles, dtype=jnp.uint32))[0], None
+
+    return lambda seeds: lax.scan(one_member, jnp.zeros(TILE, jnp.uint32), seeds)[0][None]
+
+
+def measure(members, size, neighbours, repeats):
+    """Seconds of every program, `repeats` times, in turns."""
+    mesh = Mesh(jax.local_devices(), (clients.AXIS,))
+    if members % mesh.size:
+        sys.exit(f"members must be a multiple of the {mesh.size} devices, got {members}")
+    rng = np.random.default_rng(0)
+    messages = rng.normal(size=(members, size)).astype(np.float32)
+    ids, rows = np.arange(members), NamedSharding(mesh, PartitionSpec(clients.AXIS))
+    placed, seeds = jax.device_put((messages, jax.random.split(KEY, members)), rows)
+    graphs = {"complete": None, f"{neighbours}_neighbours": neighbours}
+    plain = over_devices(mesh, plain_sum)
+    programs = {"plain_sum": lambda turn: plain(placed)}
+    for name, k in graphs.items():
+        transport = secagg.SecureSum(neighbours=k)
+        run = over_devices(mesh, words_of(k or members - 1, size))
+        programs[f"words_{name}"] = lambda turn, run=run: run(seeds)
+        programs[f"secure_{name}"] = lambda turn, transport=transport: secagg.exchange(
+            transport, KEY, turn, ids, placed, keep_masked=False
+        )
+    compile_s, seconds = {}, {name: [] for name in programs}
+    for name, run in programs.items():
+        print(f"compiling and checking {name}", file=sys.stderr)
+        began = time.perf_counter()
+        told = jax.block_until_ready(run(0))
+        compile_s[name] = time.perf_counter() - began
+        if isinstance(told, secagg.Trace):
+            check(told, messages)
+    for turn in range(repeats):
+        for name, run in programs.items():
+            print(f"{turn + 1} of {repeats}: {name}", file=sys.stderr)
+            began = time.perf_counter()
+            jax.block_until_ready(run(turn + 1))
+            seconds[name].append(time.perf_counter() - began)
+    return graphs, compile_s, seconds
+
+
+def check(trace, messages):
+    """The secure sum is that of the integers round(2^16 x), to the bit."""
+    exact = np.zeros(messages.shape[1], np.int64)
+    for row in messages:
+        exact += np.round(row * np.float32(2.0**16)).astype(np.int64)
+    if trace.overflow.any() or not np.array_equal(trace.total, exact.astype(np.float32) * np.float32(2.0**-16)):
+        sys.exit("the secure sum is not the sum of the integers")
+
+
+def summarise(options, graphs, compile_s, seconds):
+    def ratio(slow, fast):  # pair by pair, so that drift of the machine cancels
+        return statistics.median(a / b for a, b in zip(seconds[slow], seconds[fast], strict=True))
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "members": options.members, "size": options.size, "bits": 32,
+        "seconds": {name: statistics.median(all_) for name, all_ in seconds.items()}, "seconds_all": seconds,
+        "over_words_alone": {name: ratio(f"secure_{name}", f"words_{name}") for name in graphs},
+        "over_plain_sum": {name: ratio(f"secure_{name}", "plain_sum") for name in graphs},
+        "first_call_s": compile_s, "hardware": report.device(), "versions": report.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, default=100)
+    parser.add_argument("--size", type=int, default=1_663_370)
+    parser.add_argument("--neighbours", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON here")
+    options = parser.parse_args()
+    told = summarise(options, *measure(options.members, options.size, options.neighbours, options.repeats))
+    if options.out:
+        options.out.write_text(json.dumps(told, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(told))
+        return
+    for name, seconds in told["seconds"].items():
+        print(f"{name:24s} {seconds:8.3f} s")
+
+
+if __name__ == "__main__":
+    main()
