@@ -115,8 +115,9 @@ def measure(w, rounds, repeats):
         algorithm, state = execution.place((value, algorithms.init(value, model, data, simulation.run_key(0))))
 
         def run():
+            again = jax.tree.map(jnp.copy, state)  # its memory is used for the result
             out = simulation.advance(
-                algorithm, state, stored, key, jnp.int32(rounds), model=model, execution=execution
+                algorithm, again, stored, key, jnp.int32(rounds), model=model, execution=execution
             )  # fmt: skip
             jax.block_until_ready(out)
             return rounds

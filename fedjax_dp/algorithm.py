@@ -44,6 +44,14 @@ class ServerState(NamedTuple):
     rules: Any  # state of every client's local rule, where it is kept (num_clients, ...)
 
 
+def place(state: ServerState, execution: Execution) -> ServerState:
+    """A copy of the state where a run of `execution` wants it."""
+    light = execution.place(state._replace(rules=(), memories=tuple(memory.server for memory in state.memories)))
+    tables = execution.place_tables(tuple(memory.clients for memory in state.memories))
+    memories = tuple(Memory(*parts) for parts in zip(light.memories, tables, strict=True))
+    return light._replace(memories=memories, rules=execution.place_tables(state.rules))
+
+
 class RoundReport(NamedTuple):
     """Probes of a round (the simulator's view), per cohort member."""
 
@@ -204,11 +212,11 @@ def run_round(
     memories = tuple(
         Memory(
             correction.absorb(memory.server, term, data.num_clients),
-            jax.tree.map(lambda table, new: kept(table, members, new), memory.clients, row),
+            execution.keep_tables(jax.tree.map(lambda table, new: kept(table, members, new), memory.clients, row)),
         )
         for correction, memory, term, row in zip(corrections, state.memories, terms, rows, strict=True)
     )
-    rules = jax.tree.map(lambda table, new: kept(table, members, new), state.rules, rules)
+    rules = execution.keep_tables(jax.tree.map(lambda table, new: kept(table, members, new), state.rules, rules))
     memories = _exchange(algorithm, model, data, key, state.round, params, memories, members, execution)
     return ServerState(params, optimizer, state.round + 1, upload, memories, rules), report
 

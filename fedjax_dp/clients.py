@@ -33,6 +33,22 @@ class Execution:
         """Copy a pytree to the devices that will use it."""
         return jax.device_put(tree, NamedSharding(self.mesh, P()) if self.mesh else jax.devices()[0])
 
+    def place_tables(self, tables: Any) -> Any:
+        """Copy tables by client `(num_clients, size)`: each device holds a part of every row, so nothing is doubled."""
+        return jax.tree.map(lambda a: jax.device_put(a, self._rows(a)), tables)
+
+    def keep_tables(self, tables: Any) -> Any:
+        """Tables inside a compiled round stay where `place_tables` put them."""
+        if self.mesh is None:
+            return tables
+        return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._rows(a)), tables)
+
+    def _rows(self, table: Any) -> Any:
+        if self.mesh is None:
+            return jax.devices()[0]
+        wide = table.ndim == 2 and table.shape[1] % self.mesh.size == 0
+        return NamedSharding(self.mesh, P(None, AXIS) if wide else P())
+
 
 def all_devices(chunk_size: int | None = None) -> Execution:
     """Every local device of the default backend."""

@@ -52,7 +52,7 @@ _WHOLE_CLIENTS = {
 ENTRY_PRESETS: dict[str, dict[str, Any]] = {
     "rfedavg": {"model": "mlp"}, "rfedavg_plus": {"model": "mlp"}, "dp_sgd": {"local_steps": 1, "rounds": 100},
     "acs_pldp": {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal"}, "dp_fedavg": _WHOLE_CLIENTS,
-    "dp_ftrl": _WHOLE_CLIENTS, "dp_fedavg_output": {"local_steps": 5}, "cpfed": {"local_steps": 1, "rounds": 100},
+    "dp_ftrl": _WHOLE_CLIENTS, "dp_fedavg_output": {"local_steps": 5, "learning_rate": 0.05}, "cpfed": {"local_steps": 1, "rounds": 100},
 }  # fmt: skip
 ADAPTIVE = ("addpnfl", "fedadam", "fedyogi")  # servers whose rate is not near 1
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.bound import Records
@@ -177,7 +178,9 @@ class ControlVariates(Correction):
 
     def init(self, setting: Setting) -> Memory:
         if not self.warm_start:
-            return Memory(jnp.zeros(setting.size), jnp.zeros((setting.data.num_clients, setting.size)))
+            # NumPy's zeros take no memory until they are copied to where the run wants them
+            rows = np.zeros((setting.data.num_clients, setting.size), np.float32)
+            return Memory(np.zeros(setting.size, np.float32), rows)
         controls = setting.warm()
         return Memory(controls.mean(0), controls)
 

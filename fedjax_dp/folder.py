@@ -153,7 +153,7 @@ def _train(
     execution = all_devices(config.chunk_size)
     checkpoints = Checkpoints(folder)
     fresh = algorithms.init(numbers(ready.algorithm), ready.model, ready.data, run_key(config.seed))
-    state = checkpoints.restore(execution.place(fresh)) if done else fresh
+    state = checkpoints.restore(algorithms.place(fresh, execution)) if done else fresh
     first, began = done or 0, time.perf_counter()
     try:
         with screen.bar("training", total=config.rounds, done=first) as show:

@@ -73,12 +73,11 @@ def numbers(algorithm: Algorithm) -> Algorithm:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "execution"))
-def advance(
+def run_rounds(
     algorithm: Algorithm, state: ServerState, data: FederatedData, key: jax.Array, until: jax.Array, *,
     model: Model, execution: Execution,
 ) -> tuple[ServerState, RoundReport]:  # fmt: skip
-    """Rounds up to `until` in one compiled loop, which stops early after a round that is not finite."""
+    """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
 
     def run_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
         return algorithms.run_round(algorithm, model, data, key, carry[0], execution)
@@ -88,6 +87,10 @@ def advance(
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
     return lax.while_loop(more, run_round, (state, nothing(algorithm.cohort.members(data.num_clients))))
+
+
+# Compiled; the memory of `state` is used for the new one, so a state can be passed once.
+advance = jax.jit(run_rounds, static_argnames=("model", "execution"), donate_argnames=("state",))
 
 
 def nothing(members: int) -> RoundReport:
@@ -133,7 +136,7 @@ def simulate(
     execution   default every local device;
     start       continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
     on_pause    called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
-                for progress and checkpoints.
+                for progress and checkpoints; the state is valid during the call only.
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
@@ -143,9 +146,14 @@ def simulate(
     errors.require_count("evaluate_every", every)
     execution = execution or all_devices()
     key = run_key(seed)
+    given = start is not None
     if start is None:
         start = algorithms.init(numbers(algorithm), model, data, key)
-    algorithm, data, key, state = execution.place((numbers(algorithm), data, key, start))
+    algorithm, data, key = execution.place((numbers(algorithm), data, key))
+    state = algorithms.place(start, execution)
+    if given:  # the caller's arrays stay his
+        state = jax.tree.map(jnp.copy, state)
+    del start
     done = first = int(state.round)
     history: list[Evaluation] = []
     first_round_s, later = 0.0, []

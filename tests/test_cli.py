@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_dp
-from fedjax_dp import cli, config, simulation
+from fedjax_dp import catalogue, cli, config, simulation
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
 
@@ -290,3 +290,48 @@ def test_names_are_public_and_documented():
         assert getattr(fedjax_dp, name).__doc__, name
     with pytest.raises(AttributeError):
         _ = fedjax_dp.no_such_name
+
+
+PRIVATE_ENTRIES = [name for name in catalogue.CATALOGUE if "noise_multiplier" in catalogue.options_of(name)]
+
+
+def runs(entry, capsys, *words):
+    assert cli.main(["run", "--algorithm", entry, *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["algorithm"] == entry
+    assert told["traffic"]["up"] > 0
+    promise = told["guarantee"]
+    assert (promise["epsilon"] is not None) == (entry in PRIVATE_ENTRIES)
+    if promise["epsilon"] is not None:
+        assert promise["epsilon"] <= (told["config"]["epsilon_high"] or told["config"]["epsilon"]) * (1 + 1e-6)
+    return told
+
+
+@pytest.mark.parametrize("entry", ["rfedavg", "dp_fedavg"])
+def test_an_entry_runs_and_prints_its_guarantee(entry, capsys):
+    runs(entry, capsys, *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", [name for name in catalogue.CATALOGUE if name not in ("rfedavg", "dp_fedavg")])
+def test_every_entry_runs_and_prints_its_guarantee(entry, capsys):
+    runs(entry, capsys, *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", list(catalogue.CATALOGUE))
+def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
+    runs(entry, capsys, "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "2")
+
+
+def test_an_option_of_another_algorithm_is_refused(capsys):
+    assert cli.main(["run", "--algorithm", "fedavg", "--mu", "0.1"]) == 2
+    assert "mu must be left out for fedavg, which does not take it, got 0.1; it belongs to fedprox" in (
+        capsys.readouterr().err
+    )
+    assert cli.main(["run", "--algorithm", "rfedavg", "--model", "logistic"]) == 2
+    assert "use --model mlp" in capsys.readouterr().err
+    assert cli.main(["run", "--view", "secure_sum"]) == 2
+    assert "here the server sees every upload" in capsys.readouterr().err
+    assert cli.main(["run", "--secure", "maybe"]) == 2
+    assert "--secure must be true or false" in capsys.readouterr().err

@@ -96,3 +96,11 @@ def test_accounting_ratios_are_the_measured_ones():
     measured = json.loads((ROOT / "benchmarks" / "results" / "accounting.json").read_text())
     assert f"**{measured['ratio_pld']['1e4 steps']:.0f} times**" in README
     assert f"**{measured['ratio_pld']['1e6 steps']:.1f} times**" in README
+
+
+def test_secure_sums_take_the_measured_time():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "secure_aggregation.json").read_text())
+    assert (measured["members"], measured["size"]) == (100, 1_663_370)
+    seconds = measured["seconds"]
+    assert f"**{seconds['secure_20_neighbours']:.1f} s**" in README
+    assert f"{seconds['secure_complete']:.1f} s when each does with all" in README

@@ -226,7 +226,7 @@ def test_a_vmapped_sweep_equals_its_single_runs(data):
     def run(value):
         state = algorithm.init(value, model, data, run_key(0))
         key, until = run_key(0), jnp.int32(3)
-        return simulation.advance(value, state, data, key, until, model=model, execution=execution)[0].params
+        return simulation.run_rounds(value, state, data, key, until, model=model, execution=execution)[0].params
 
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(numbers, grid))
     rows = jax.vmap(run)(stacked)
