@@ -5,9 +5,9 @@ m_i: how often client i was drawn; E m_i: its expectation, from the cohort's law
 | name | a_i / divisor | with | is, in the papers |
 |---|---|---|---|
 | wor_delta | m_i p_i / E m_i | uniform cohorts | w + (N/r) sum_S p_i Delta_i (000 Algorithm 1) |
-| | draws by shares (MD) | (1/K) sum w_i over the multiset (Li et al. 2020, 004's WR) |
-| | draws by given probabilities | w + sum p_i / (K q_i) Delta_i (003) |
-| | Poisson cohorts | over the public expected size |
+| | | draws by shares (MD) | (1/K) sum w_i over the multiset (Li et al. 2020, 004's WR) |
+| | | draws by given probabilities | w + sum p_i / (K q_i) Delta_i (003) |
+| | | Poisson cohorts | over the public expected size |
 | wor_model | the same | uniform cohorts | (N/r) sum_S p_i w_i: also rescales the model (000 IV-B, 004) |
 | full, biased | m_i p_i | all clients, or those drawn | w + sum_S p_i Delta_i |
 | renorm | m_i p_i / sum_S m_j p_j | any | sum_S p_i w_i / sum_S p_j |
@@ -99,6 +99,8 @@ class Estimator:
 
         A mean over the realised cohort is bounded only where its size is the same in every round.
         """
+        if self.of_models:
+            return None  # who joins brings the whole model along
         if self.normalised:
             return 1 / members if self.weigh is equally else None
         return jnp.max(shares / rates) if self.weigh is by_inverse_rate else jnp.max(shares)

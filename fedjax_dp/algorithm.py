@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.aggregate import Aggregate
 from fedjax_dp.clients import Execution, sum_over_clients
-from fedjax_dp.cohort import AllClients, Cohort, CyclicCohort, Members, MultinomialCohort, UniformCohort
+from fedjax_dp.cohort import Cohort, Members
 from fedjax_dp.correction import Memory, Setting, kept
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.local import LocalSgd, Received
@@ -67,33 +67,44 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
     """Refuse parts that do not fit together."""
     cohort, aggregate, upload = algorithm.cohort, algorithm.aggregate, algorithm.upload
     aggregate.check(cohort)
-    rates = cohort.rates(shares)
+    rates, positions = cohort.rates(shares), cohort.members(len(shares))
     name = type(cohort).__name__
     if rates is None and (aggregate.needs_rates or upload.extra):
         raise errors.refuse("estimator", type(aggregate).__name__, f"mean or renorm: {name} has rates nobody knows")
-    drawn_once = not isinstance(cohort, MultinomialCohort)
-    distinct = drawn_once or not cohort.one_by_one  # type: ignore[attr-defined]
-    if not distinct and (algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections)):
+    if cohort.turns > 1 and (algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections)):
         raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
+    if cohort.turns > 1 and algorithm.transport.secret:
+        raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
     if isinstance(upload, PlainUpload):
         return
+    if algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections):
+        raise errors.refuse(
+            "corrections", "one by which clients keep or send something", "none under noise on whole clients",
+            "it would pass that noise by; noise the gradients instead",
+        )  # fmt: skip
+    if algorithm.transport.secret and not aggregate.alike:
+        raise errors.refuse(
+            "estimator", type(aggregate).__name__, "one of equal weights for noise on whole clients in a secure sum",
+            "rounding to the ring is counted for weight 1",
+        )  # fmt: skip
     if aggregate.reach(shares, rates, 1) is None:
         raise errors.refuse(
             "estimator", type(aggregate).__name__, "one that bounds what a client can move, for noise on whole clients",
             "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size",
         )  # fmt: skip
-    fixed = isinstance(cohort, AllClients | UniformCohort | CyclicCohort)
-    if not drawn_once or (aggregate.realised and not fixed):
+    if not cohort.once or (aggregate.realised and not cohort.fixed):
         raise errors.refuse(
-            "cohort", name, "of a fixed size for a mean over it with noise on whole clients" if drawn_once
+            "cohort", name, "of a fixed size for a mean over it with noise on whole clients" if cohort.once
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
         )  # fmt: skip
-    if upload.shared_noise and not (fixed and algorithm.transport.secret and aggregate.alike):
+    if upload.shared_noise and not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
         raise errors.refuse(
             "noise", f"shared through {type(algorithm.transport).__name__} with {name}",
             "shared only in secure sums of equal weights over cohorts of fixed size", "else the shares do not add up",
         )  # fmt: skip
+    if upload.shared_noise:
+        upload.check_resolution(algorithm.transport.resolution, positions)  # type: ignore[attr-defined]
 
 
 def init(algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array) -> ServerState:

@@ -27,7 +27,27 @@ class Members(NamedTuple):
 
 
 class Cohort(Protocol):
-    """A law for the clients of a round. `shares` are the public p_i, shape `(num_clients,)`."""
+    """A law for the clients of a round. `shares` are the public p_i, shape `(num_clients,)`.
+
+    base   the law that draws the clients, under whatever decides who of them answers;
+    drawn  clients are drawn at random; fixed  as many answer in every round; once  a client counts at most once;
+    turns  most times that a client trains in a round.
+    """
+
+    @property
+    def base(self) -> "Cohort": ...
+
+    @property
+    def drawn(self) -> bool: ...
+
+    @property
+    def fixed(self) -> bool: ...
+
+    @property
+    def once(self) -> bool: ...
+
+    @property
+    def turns(self) -> int: ...
 
     def members(self, num_clients: int) -> int: ...  # positions, known before the round
 
@@ -47,6 +67,12 @@ def _everyone_answers(ids: jax.Array) -> Members:
 @value
 class AllClients:
     """Every client in every round."""
+
+    drawn, fixed, once, turns = False, True, True, 1
+
+    @property
+    def base(self) -> Cohort:
+        return self
 
     def members(self, num_clients: int) -> int:
         return num_clients
@@ -69,6 +95,12 @@ class UniformCohort:
     """`size` distinct clients, uniform without replacement, afresh in every round."""
 
     size: int = structure()
+
+    drawn, fixed, once, turns = True, True, True, 1
+
+    @property
+    def base(self) -> Cohort:
+        return self
 
     def members(self, num_clients: int) -> int:
         return self.size
@@ -95,6 +127,12 @@ class PoissonCohort:
     """
 
     size: int = structure()
+
+    drawn, fixed, once, turns = True, False, True, 1
+
+    @property
+    def base(self) -> Cohort:
+        return self
 
     def members(self, num_clients: int) -> int:
         return min(draws.poisson_capacity(self.size), num_clients)
@@ -131,6 +169,16 @@ class MultinomialCohort:
     equal: bool = structure(default=False)
     paid: Any = structure(default=None)
     one_by_one: bool = structure(default=False)
+
+    drawn, fixed, once = True, False, False
+
+    @property
+    def base(self) -> Cohort:
+        return self
+
+    @property
+    def turns(self) -> int:
+        return self.draws if self.one_by_one else 1
 
     def members(self, num_clients: int) -> int:
         return self.draws
@@ -180,6 +228,12 @@ class CyclicCohort:
 
     size: int = structure()
 
+    drawn, fixed, once, turns = False, True, True, 1
+
+    @property
+    def base(self) -> Cohort:
+        return self
+
     def members(self, num_clients: int) -> int:
         return self.size
 
@@ -210,6 +264,24 @@ class Dropout:
     cohort: Cohort
     rate: float  # or one per client `(num_clients,)`
 
+    fixed = False
+
+    @property
+    def base(self) -> Cohort:
+        return self.cohort.base
+
+    @property
+    def drawn(self) -> bool:
+        return self.cohort.drawn
+
+    @property
+    def once(self) -> bool:
+        return self.cohort.once
+
+    @property
+    def turns(self) -> int:
+        return self.cohort.turns
+
     def members(self, num_clients: int) -> int:
         return self.cohort.members(num_clients)
 
@@ -224,8 +296,7 @@ class Dropout:
         return None if rates is None else rates * (1 - self.rate)
 
     def law(self, shares: Array) -> tuple[Any, int]:
-        chance, times = self.cohort.law(shares)
-        return chance * (1 - self.rate), times
+        return self.cohort.law(shares)  # a message that is lost may have been seen on its way
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
@@ -233,7 +304,7 @@ class Dropout:
         if rate.ndim and rate.shape != (num_clients,):
             raise errors.refuse("dropout", f"shape {rate.shape}", f"one number or {num_clients} of them")
         if not np.all((rate >= 0) & (rate < 1)):
-            raise errors.refuse("dropout", self.rate, "in [0, 1)")
+            raise errors.refuse("dropout", self.rate, "in [0, 1)", "somebody has to answer")
 
 
 @value
@@ -246,6 +317,24 @@ class FirstResponders:
     cohort: Cohort
     latency: Any = 1.0  # mean seconds, one number or one per client `(num_clients,)`
     size: int = structure()
+
+    fixed = False
+
+    @property
+    def base(self) -> Cohort:
+        return self.cohort.base
+
+    @property
+    def drawn(self) -> bool:
+        return self.cohort.drawn
+
+    @property
+    def once(self) -> bool:
+        return self.cohort.once
+
+    @property
+    def turns(self) -> int:
+        return self.cohort.turns
 
     def members(self, num_clients: int) -> int:
         return self.cohort.members(num_clients)
@@ -265,11 +354,16 @@ class FirstResponders:
         return rates * (self.size / self.cohort.members(shares.shape[0]))
 
     def law(self, shares: Array) -> tuple[Any, int]:
-        return self.cohort.law(shares)  # at most; those who came too late paid nothing
+        return self.cohort.law(shares)  # who comes too late has sent all the same
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
         errors.require_count("first responders", self.size)
+        if not (self.cohort.fixed and self.cohort.once):
+            raise errors.refuse(
+                "first responders", f"those of {type(self.cohort).__name__}",
+                "of a cohort of fixed size without repeats", "use a uniform cohort",
+            )  # fmt: skip
         latency = np.asarray(self.latency)
         if latency.ndim and latency.shape != (num_clients,):
             raise errors.refuse("latency", f"shape {latency.shape}", f"one number or {num_clients} of them")

@@ -17,7 +17,7 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.data import Dataset, FederatedData, equal_sizes, federate, iid, labels_per_client, load, natural
 from fedjax_dp.data.partition import power_law_sizes
-from fedjax_dp.fields import typed
+from fedjax_dp.fields import kinds, typed
 from fedjax_dp.models import Model, logistic_regression, mlp
 from fedjax_dp.personal import optimal_probabilities
 
@@ -52,7 +52,8 @@ _WHOLE_CLIENTS = {
 ENTRY_PRESETS: dict[str, dict[str, Any]] = {
     "rfedavg": {"model": "mlp"}, "rfedavg_plus": {"model": "mlp"}, "dp_sgd": {"local_steps": 1, "rounds": 100},
     "acs_pldp": {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal"}, "dp_fedavg": _WHOLE_CLIENTS,
-    "dp_ftrl": _WHOLE_CLIENTS, "dp_fedavg_output": {"local_steps": 5, "learning_rate": 0.05}, "cpfed": {"local_steps": 1, "rounds": 100},
+    "dp_ftrl": _WHOLE_CLIENTS, "dp_fedavg_output": {"local_steps": 5, "learning_rate": 0.05},
+    "cpfed": {"local_steps": 1, "rounds": 100},
 }  # fmt: skip
 ADAPTIVE = ("addpnfl", "fedadam", "fedyogi")  # servers whose rate is not near 1
 
@@ -121,7 +122,7 @@ class RunConfig:
     keep_rule: Annotated[bool | None, _own("the rule's state stays with its client across rounds")] = None
     l2: Annotated[float | None, _by_dataset("l2", "h in the penalty h |w|^2")] = None
     model: Annotated[str | None, _own("logistic, or mlp (rfedavg needs features)")] = None
-    hidden: Annotated[int, _told("width of mlp's hidden layer")] = 64
+    hidden: Annotated[int | None, _told("width of mlp's hidden layer", "(default: 64)", "INT")] = None
 
     clip_norm: Annotated[float | None, _own("C, L2 bound on one record's gradient, or on a client's update")] = None
     clipping: Annotated[str | None, _own("record, batch, scale, none or tensor-median; most entries fix it")] = None
@@ -134,7 +135,12 @@ class RunConfig:
     noise_multiplier: Annotated[
         float | None, _told("noise on the sum over clip norm, instead of --epsilon", "(default: from epsilon)", "FLOAT")
     ] = None
-    accountant: Annotated[str, _told("pld (rigorous), or rdp, gaussian, zcdp, tcdp (paper 000's)")] = "pld"
+    accountant: Annotated[
+        str | None,
+        _told(
+            "pld (rigorous), or rdp, gaussian, zcdp, tcdp (paper 000's)", "(default: pld; rdp for shared noise)", "STR"
+        ),
+    ] = None
     participation: Annotated[
         str, _told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
     ] = "schedule"
@@ -173,10 +179,8 @@ class RunConfig:
     feature_noise: Annotated[float | None, _own("rfedavg: sigma_2 on mean features")] = None
     feature_clip_norm: Annotated[float | None, _own("rfedavg: bound on one record's features, with noise")] = None
     sampling: Annotated[str | None, _own("acs_pldp: optimal, weighted or uniform")] = None
-    strength: Annotated[float, _told("acs_pldp, sampling optimal: lambda, the weight of the budgets")] = 1.0
-    norm_noise: Annotated[float, _told("acs_pldp, sampling optimal: noise on the norms; 0 as in 003, not covered")] = (
-        0.0
-    )
+    strength: Annotated[float | None, _own("acs_pldp, sampling optimal: lambda, the weight of the budgets")] = None
+    norm_noise: Annotated[float | None, _own("acs_pldp, sampling optimal: noise on the norms; 0 is not covered")] = None
     noise_space: Annotated[str | None, _own("dp_fedavg_output: model or literal")] = None
     noise_at: Annotated[str | None, _own("dp_fedavg_output: last or every")] = None
     weight_cap: Annotated[float | None, _own("dp_fedavg: share from which a client has full weight")] = None
@@ -199,6 +203,15 @@ class RunConfig:
     ] = None
 
 
+# Options that mean something only beside another: option -> (field, its values).
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "strength": ("sampling", ("optimal",)), "norm_noise": ("sampling", ("optimal",)), "hidden": ("model", ("mlp",)),
+    "clip_quantile": ("adaptive_clip", (True,)), "clip_rate": ("adaptive_clip", (True,)),
+    "bit_noise": ("adaptive_clip", (True,)), "gradient_bound": ("clipping", ("scale",)),
+}  # fmt: skip
+NUMBERS = [name for name, hint in typing.get_type_hints(RunConfig).items() if float in kinds(hint)]
+
+
 def resolve(config: RunConfig) -> RunConfig:
     """Fill in what data set and algorithm bring, so that the configuration says everything; refuses what cannot be."""
     kind = config.dataset.partition(":")[0]
@@ -212,6 +225,10 @@ def resolve(config: RunConfig) -> RunConfig:
                 field.name, getattr(config, field.name), f"left out for {config.algorithm}, which does not take it",
                 "it belongs to " + ", ".join(users[:6]) + (", ..." if len(users) > 6 else ""),
             )  # fmt: skip
+    for name in NUMBERS:
+        given = getattr(config, name)
+        if given is not None and not np.isfinite(given):
+            raise errors.refuse(name, given, "finite")
     preset = dict(PRESETS[kind]) | ENTRY_PRESETS.get(config.algorithm, {})
     rate = preset.pop("adaptive_learning_rate")
     if config.algorithm in ADAPTIVE:
@@ -236,8 +253,7 @@ def resolve(config: RunConfig) -> RunConfig:
                 )
     if config.epsilon is not None:
         preset.pop("epsilon_high", None)
-    if config.noise == "shared":
-        config = dataclasses.replace(config, accountant="rdp")  # the only one that covers integer noise
+    preset["accountant"] = "rdp" if config.noise == "shared" else "pld"  # integer noise has one accountant
     if (config.partition or preset["partition"]) == "natural":
         preset.pop("num_clients", None)  # the data set decides
     if config.batches == "full":
@@ -245,11 +261,17 @@ def resolve(config: RunConfig) -> RunConfig:
         if config.batch_size is not None:
             raise errors.refuse("batch_size", config.batch_size, "left out for full batches", "drop it")
     filled = {name: value for name, value in preset.items() if getattr(config, name) is None}
+    asked = config
     config = dataclasses.replace(config, **filled)
+    for name, (beside, wanted) in NEEDS.items():
+        if getattr(asked, name) is not None and getattr(config, beside) not in wanted:
+            raise errors.refuse(
+                name, getattr(asked, name), f"left out unless {beside} is {' or '.join(map(str, wanted))}", "drop it"
+            )
     if config.partition == "natural" and config.num_clients is not None:
         raise errors.refuse("num_clients", config.num_clients, "left out for partition natural", "the data decides it")
     sized = [] if config.batches == "full" else ["batch_size"]
-    for name in ("rounds", "cohort_size", *sized, "local_steps", "min_records", "hidden"):
+    for name in ("rounds", "cohort_size", *sized, "local_steps", "min_records"):
         errors.require_count(name, getattr(config, name))
     paces = {"evaluate_every": max(1, config.rounds // 20), "checkpoint_every": max(1, config.rounds // 5)}
     filled = {name: value for name, value in paces.items() if getattr(config, name) is None}
@@ -288,7 +310,9 @@ def build_model(config: RunConfig, data: FederatedData) -> Model:
     """The model of a resolved configuration."""
     name = config.model or "logistic"
     errors.require_choice("model", name, MODELS)
-    return MODELS[name](data.record_shape, data.classes, config.hidden)
+    width = 64 if config.hidden is None else config.hidden
+    errors.require_count("hidden", width)
+    return MODELS[name](data.record_shape, data.classes, width)
 
 
 def budgets(config: RunConfig, data: FederatedData) -> float | np.ndarray | None:
@@ -315,7 +339,8 @@ def build_algorithm(config: RunConfig, data: FederatedData) -> Algorithm:
         found = optimal_probabilities(
             data, epsilons=budgets(config, data), delta=config.delta, rounds=config.rounds, draws=config.cohort_size,
             batch_size=config.batch_size or int(np.min(data.sizes)), local_steps=config.local_steps,
-            learning_rate=config.learning_rate, strength=config.strength, norm_noise=config.norm_noise,
+            learning_rate=config.learning_rate, strength=1.0 if config.strength is None else config.strength,
+            norm_noise=config.norm_noise or 0.0,
             norm_clip=config.clip_norm, seed=config.seed, model=build_model(config, data),
         )  # fmt: skip
         values |= {"probabilities": found.probabilities, "paid": found.paid}

@@ -88,6 +88,10 @@ class Correction(Protocol):
     def warm(self) -> bool:  # whether every client releases a round's privatized gradients before round 0
         return False
 
+    @property
+    def pull(self) -> float:  # how strongly a step of rate 1 draws the model to a fixed point
+        return 0.0
+
     def init(self, setting: Setting) -> Memory:
         return Memory()
 
@@ -117,7 +121,7 @@ class Correction(Protocol):
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
         return Floats()
 
-    def check(self, model: Model | None) -> None:
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
         return None
 
 
@@ -127,10 +131,14 @@ class L2Penalty(Correction):
 
     strength: float
 
+    @property
+    def pull(self) -> float:
+        return 2 * float(self.strength)
+
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
         return gradient + 2 * self.strength * step.params
 
-    def check(self, model: Model | None) -> None:
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_not_negative("l2", float(self.strength))
 
 
@@ -140,10 +148,14 @@ class Proximal(Correction):
 
     strength: float
 
+    @property
+    def pull(self) -> float:
+        return float(self.strength)
+
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
         return gradient + self.strength * (step.params - step.start)
 
-    def check(self, model: Model | None) -> None:
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_not_negative("mu", float(self.strength))
 
 

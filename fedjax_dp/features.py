@@ -5,6 +5,7 @@ from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp import draws, errors
 from fedjax_dp.cohort import Members
@@ -155,7 +156,7 @@ class FeatureMatching(Correction):
         return self.release.noise(role_key(key, "feature noise"), mean)
 
     def vectors(self, members: int, num_clients: int) -> int:
-        """Vectors of features that a client receives: rFedAvg sends the whole table, rFedAvg+ one target."""
+        """Vectors of features that a client receives: those of its scope by rFedAvg, one target by rFedAvg+."""
         if self.when == "global_after":
             return 1
         return members if self.scope == "participants" else num_clients
@@ -165,8 +166,9 @@ class FeatureMatching(Correction):
         again = size if self.when == "global_after" and self.scope == "all" else 0  # the new model, to those of before
         return Floats(down=features * self.vectors(members, num_clients) + again, up=features)
 
-    def check(self, model: Model | None) -> None:
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_not_negative("feature_strength", float(self.strength))
+        errors.require_integer("delta_batch", self.one_batch, 0, int(sizes.min()), "0 takes all records")
         errors.require_choice("delta_at", self.when, WHEN)
         errors.require_choice("delta_scope", self.scope, SCOPES)
         self.release.check()

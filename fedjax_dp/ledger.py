@@ -12,16 +12,7 @@ from fedjax_dp.accounting import Adjacency, Composed, Event, FullBatch, RandomPa
 from fedjax_dp.accounting.events import Poisson, SkellamSums, WithoutReplacement, repeated
 from fedjax_dp.algorithm import Algorithm, draw_cohort
 from fedjax_dp.bound import ClipBatch
-from fedjax_dp.cohort import (
-    AllClients,
-    Cohort,
-    CyclicCohort,
-    Dropout,
-    FirstResponders,
-    Members,
-    PoissonCohort,
-    UniformCohort,
-)  # fmt: skip
+from fedjax_dp.cohort import Cohort, CyclicCohort, Members, PoissonCohort, UniformCohort
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.noise import BandedNoise, priced
@@ -72,6 +63,11 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
     return None
 
 
+def paid_for(algorithm: Algorithm) -> Any:
+    """The event by which clients told what the cohort's probabilities are made of, if it is known."""
+    return getattr(algorithm.cohort.base, "paid", None)
+
+
 def noise_of(algorithm: Algorithm) -> Any:
     """The noise multiplier: one number, or one per client."""
     part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
@@ -90,16 +86,16 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
     """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`.
 
     Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
-    ahead. A client whose message does not arrive released nothing.
+    ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
     """
-    ids, present = _draw_all(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
-    return np.bincount(np.asarray(ids)[np.asarray(present)], minlength=data.num_clients)
+    ids, drawn = _draw_all(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
+    return np.bincount(np.asarray(ids)[np.asarray(drawn)], minlength=data.num_clients)
 
 
 @jax.jit
 def _draw_all(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
     members = jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)
-    return members.ids, members.present
+    return members.ids, members.invited
 
 
 def ledger_of(
@@ -115,7 +111,7 @@ def ledger_of(
     if colluders and seen is View.UPLOADS:
         raise errors.refuse("colluders", colluders, "0 in view uploads, where others' noise does not count", "drop it")
     if unit_of(algorithm) is Unit.CLIENT:
-        return _of_clients(algorithm, data, rounds, seed, participation, colluders, at_least, model)
+        return _of_clients(algorithm, data, rounds, seed, participation, seen, colluders, at_least, model)
     return _of_records(algorithm, data, rounds, seed, participation, seen, colluders, at_least)
 
 
@@ -125,15 +121,12 @@ def _times(
     """Rounds that each client is counted for."""
     if participation == "schedule":
         return np.maximum(participations(algorithm, data, rounds, seed), at_least).tolist()
+    cohort = algorithm.cohort
     if participation == "worst":
-        draws = algorithm.cohort.law(np.asarray(data.shares))[1] if _drawn(algorithm.cohort) else 1
-        return [rounds * draws] * data.num_clients
-    chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
+        return [rounds * cohort.turns] * data.num_clients
+    shares = np.asarray(data.shares, float)
+    chance, draws = cohort.law(shares) if cohort.drawn else (cohort.base.rates(shares), 1)
     return [max(rounds * draws * float(rate), 1.0) for rate in np.broadcast_to(chance, (data.num_clients,))]
-
-
-def _drawn(cohort: Cohort) -> bool:
-    return not isinstance(cohort, AllClients | CyclicCohort)
 
 
 def _of_records(
@@ -151,13 +144,13 @@ def _of_records(
                                       rates)  # fmt: skip
 
     kinds = list(zip(noises, sizes, strict=True))
-    gains = noise_gains(algorithm, data, view, colluders)
+    gains = noise_gains(algorithm, data, view, colluders, rounds)
     one_round = [round_of(z, n, extra).scaled(float(np.sqrt(gain))) for (z, n), gain in zip(kinds, gains, strict=True)]
     before: list[Event] = [round_of(z, n, 0) for z, n in kinds] if any(c.warm for c in local.corrections) else []
-    paid = getattr(algorithm.cohort, "paid", None)
+    paid = paid_for(algorithm)
     if paid is not None:
         before = [Composed((paid, first)) for first in before] or [paid] * num_clients
-    if participation == "law" and _drawn(algorithm.cohort):
+    if participation == "law" and algorithm.cohort.drawn:
         chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
         later: list[Event] = [
             RandomParticipation(event, min(float(rate), 1.0), rounds * draws)
@@ -175,22 +168,22 @@ def last_rates(algorithm: Algorithm, largest: int, rounds: int) -> np.ndarray:
     return np.asarray(jax.vmap(lambda t: algorithm.local.rates(t, largest)[-1])(jnp.arange(rounds)), float)
 
 
-def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> np.ndarray:
+def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders: int, rounds: int = 1) -> np.ndarray:
     """How much more noise variance than its own each client's message is hidden under in `view`; `(num_clients,)`.
 
     After one plain local step, noises add up in the sum of a cohort. Client i's message has weight a_i, so relative to
     what its record can change the others bring (a_j z_j u_j)^2 to its own (a_i z_i u_i)^2, with u the unit of the bound
     (C / B where records are clipped); the cohort is taken to be the least noisy one that contains i. In view broadcast
     the adversary is a client that knows its own noise.
+    Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
     Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
     where clients keep something: a control variate carries a client's own noise from one sum into the next alone.
     """
     ones, local = np.ones(data.num_clients), algorithm.local
     cohort, members = algorithm.cohort, algorithm.cohort.members(data.num_clients)
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
-    fixed = isinstance(cohort, AllClients | UniformCohort | CyclicCohort)
     one_step = local.batches.count(local.steps, data.largest) == 1 and local.rule.plain
-    if view is View.UPLOADS or not (fixed and one_step) or any(c.keeps for c in local.corrections):
+    if view is View.UPLOADS or not (cohort.fixed and one_step) or any(c.keeps for c in local.corrections):
         return ones
     helpers = max(colluders, 1) if view is View.BROADCAST else colluders
     others = max(members - helpers, 1) - 1
@@ -200,7 +193,10 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     by_record = not isinstance(getattr(local.privatizer, "bound", None), ClipBatch)
     batch = np.array([getattr(local.batches, "size", n) if by_record else 1 for n in np.asarray(data.sizes)], float)
     own = (weight * np.asarray(local.privatizer.client_noise(data.num_clients), float) / batch) ** 2
-    if not np.all(own > 0):
+    rate = last_rates(algorithm, data.largest, rounds).min()
+    clip = float(getattr(local.privatizer, "clip_norm", 0.0))
+    coarse = np.sqrt(own.min()) * clip * rate < 4 * algorithm.transport.resolution
+    if not np.all(own > 0) or coarse:  # noise that rounding to the ring swallows adds up to nothing
         return ones
     ranked = np.sort(own)
     least = np.concatenate([[0.0], np.cumsum(ranked)])
@@ -210,19 +206,21 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
 
 
 def _of_clients(
-    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str, colluders: int,
+    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str, view: View, colluders: int,
     at_least: int, model: Model | None,
 ) -> list[Event]:  # fmt: skip
     upload: Any = algorithm.upload
-    num_clients, cohort = data.num_clients, algorithm.cohort
-    while isinstance(cohort, Dropout | FirstResponders):  # who drops out, for reasons that know no data, pays no more
-        cohort = cohort.cohort
+    # who of those drawn does not answer, for reasons that know no data, pays no more than the others
+    num_clients, cohort = data.num_clients, algorithm.cohort.base
     noise = float(np.float32(upload.noise_multiplier))
     members = cohort.members(num_clients)
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
+    # in view broadcast the adversary is a client that knows its own share and when it takes part itself
+    known = max(colluders, 1) if view is View.BROADCAST else colluders
     one: Event
     if isinstance(upload, ClientSkellam):
-        one = skellam_round(upload, noise, algorithm.transport.resolution, members, colluders, model, data)
+        helpers = min(known, members - 1)
+        one = skellam_round(upload, noise, algorithm.transport.resolution, members, helpers, model, data)
     elif isinstance(upload.source, BandedNoise):
         separation = num_clients // members if isinstance(cohort, CyclicCohort) else 1
         counted = "worst" if participation == "law" else participation
@@ -240,7 +238,8 @@ def _of_clients(
         )  # fmt: skip
         return [steps] * num_clients
     elif isinstance(cohort, UniformCohort):
-        sampling = WithoutReplacement(cohort.size, num_clients)
+        others = max(num_clients - known, 1)
+        sampling = WithoutReplacement(min(cohort.size, others), others)
         return [
             priced(upload.source, noise, sampling, Adjacency.REPLACE_ONE, rounds, rounds, 1, Unit.CLIENT)
         ] * num_clients

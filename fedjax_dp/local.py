@@ -54,6 +54,11 @@ class LocalRule:
     def transform(self) -> optax.GradientTransformation:
         return self.factory(**self.hyperparameters)
 
+    def check(self) -> None:
+        for name, number in self.hyperparameters.items():
+            if name == "decay" and not 0 <= float(number) < 1:
+                raise errors.refuse("local_decay", number, "in [0, 1)")
+
     @property
     def plain(self) -> bool:
         """Plain stochastic gradient descent."""
@@ -172,9 +177,10 @@ class LocalSgd:
         errors.require_count("local_steps", self.steps)
         errors.require_positive("learning_rate", float(self.learning_rate))
         self.batches.check(sizes)
+        self.rule.check()
         self.privatizer.check(len(sizes))
         for correction in self.corrections:
-            correction.check(model)
+            correction.check(model, sizes)
         alike = not isinstance(self.batches, EpochBatches)  # all clients take the same number of steps
         if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
             raise errors.refuse(
@@ -186,5 +192,10 @@ class LocalSgd:
         if isinstance(self.privatizer, OutputGaussian):
             if not (self.rule.plain and alike):
                 raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
+            if float(self.learning_rate) * sum(c.pull for c in self.corrections) > 2:
+                raise errors.refuse(
+                    "l2", "so strong that steps drive models apart", "at most 1 / learning_rate for noisy uploads",
+                    "what the steps can move would not be bounded by their clipped gradients",
+                )  # fmt: skip
             if any(c.extra_gradients or c.warm for c in self.corrections):
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")

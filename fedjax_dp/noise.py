@@ -70,6 +70,8 @@ def priced(
         return events.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
     if not isinstance(source, BandedNoise):
         raise errors.refuse("noise source", type(source).__name__, "WhiteNoise or BandedNoise for the accountants")
+    if isinstance(sampling, events.WithReplacement):
+        raise errors.refuse("batches", str(sampling), "without repeats for correlated noise", "use without-replacement")
     if times == 0:
         return events.GaussianSteps(noise_multiplier, events.FullBatch(), adjacency, 0, unit)
     reach = correlated.sensitivity(np.asarray(source.coefficients, float), releases, times, separation)

@@ -49,7 +49,10 @@ def optimal_probabilities(
         jnp.float32(norm_noise * norm_clip), model=model, batches=laws, steps=2 * local_steps,
     ), float)  # fmt: skip
     norms = np.maximum(norms, 1e-3 * (norm_clip if private else norms.max()))
-    budgets = np.broadcast_to(np.asarray(epsilons, float), (data.num_clients,))
+    budgets = np.asarray(epsilons, float)
+    if budgets.shape not in ((), (data.num_clients,)):
+        raise errors.refuse("epsilons", f"shape {budgets.shape}", f"one budget or {data.num_clients}, one per client")
+    budgets = np.broadcast_to(budgets, (data.num_clients,))
     terms = personal.noise_terms(budgets, batch_size / np.asarray(data.sizes, float), draws, rounds, delta)
     probabilities = personal.sampling_probabilities(
         np.asarray(data.shares, float), norms, terms, draws, strength=strength
@@ -76,7 +79,8 @@ def _norms(
             x, y = stored.gather(client, positions)
             total = gradients.plain_sum(model, unravel(params), x, y, jnp.ones(positions.shape, bool)).total
             gradient = ravel(total)[0] / positions.shape[0]
-            return params - rate * gradient, jnp.minimum(jnp.linalg.norm(gradient), clip)
+            norm = jnp.linalg.norm(gradient)
+            return params - rate * gradient, jnp.where(jnp.isfinite(norm), jnp.minimum(norm, clip), clip)
 
         norms = lax.scan(step, start, batch.positions)[1]
         return norms.mean() + std * draws.normals(role_key(own, "noise"), 0, 1)[0]

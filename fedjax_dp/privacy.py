@@ -17,6 +17,7 @@ from fedjax_dp.ledger import (
     ledger_of,
     noise_gains,
     noise_of,
+    paid_for,
     participations,
     unit_of,
     unprotected,
@@ -41,6 +42,8 @@ def calibrate(
 ) -> Algorithm:  # fmt: skip
     """The same algorithm with the smallest noise that keeps each client, or each client's records, within the budget.
 
+    Each client gets its own, unless noise is counted together: on whole clients, or in a secure sum that gains by it.
+
     epsilon        one budget, or one per client: noise on records then differs from client to client; noise on whole
                    clients is common, so the smallest budget decides;
     participation  "schedule": each client's own number of rounds under `seed` (the run must use this seed);
@@ -64,11 +67,11 @@ def calibrate(
     if reason:
         raise errors.refuse("epsilon", epsilon, "left out where no noise can reach it", reason)
     unit_noise = with_noise(algorithm, 1.0)
-    paid = getattr(algorithm.cohort, "paid", None)
+    paid = paid_for(algorithm)
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
         spent = accounting.epsilon_of(paid, delta / 10, accountant)
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
-        unit_noise = changed(unit_noise, cohort=changed(algorithm.cohort, paid=None))
+        unit_noise = changed(unit_noise, cohort=changed(algorithm.cohort.base, paid=None))  # counts all who are drawn
     ledger = ledger_of(unit_noise, data, rounds, seed, participation, view, colluders, at_least=1, model=model)
     kinds = list(zip(ledger, budgets, strict=True))
     noise: dict[tuple[Event, float], float] = {}
@@ -79,7 +82,7 @@ def calibrate(
             progress(done + 1, len(distinct))
     needed = [noise[kind] for kind in kinds]
     common = unit_of(algorithm) is Unit.CLIENT
-    if common or np.any(noise_gains(unit_noise, data, view_of(algorithm, view), colluders) > 1):
+    if common or np.any(noise_gains(unit_noise, data, view_of(algorithm, view), colluders, rounds) > 1):
         needed = [max(needed)] * len(needed)  # the others' noise was counted as equal to one's own, so it has to be
     multipliers = np.nextafter(np.array(needed, np.float32), np.float32(np.inf))
     return with_noise(algorithm, float(multipliers[0]) if common else multipliers)
@@ -135,7 +138,7 @@ def guarantee(
         what = "gradients" if unit is Unit.RECORD else "updates"
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0")
     ledger = ledger_of(algorithm, data, rounds, seed, participation, view, colluders, model=model)
-    steps = [step for event in ledger for step, _ in event.leaves()]
+    steps = [step for event in ledger for step, _ in event.leaves() if step != paid_for(algorithm)]
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0")
     epsilons = tuple(accounting.epsilons_of(ledger, delta, accountant, progress))
@@ -143,7 +146,7 @@ def guarantee(
     members = np.asarray(data.sizes).tolist() if unit is Unit.RECORD else [num_clients]
     return Guarantee(
         epsilons, delta, unit, adjacency, seen, accounting.ACCOUNTANTS[accountant].about,
-        (*_assumptions(algorithm, data, steps, participation, seen, colluders), FLOAT_NOISE),
+        (*_assumptions(algorithm, data, rounds, steps, participation, seen, colluders), FLOAT_NOISE),
         claims_about(algorithm, data, rounds, seed, delta, epsilons, ledger),
         _warnings(algorithm, delta, members, unit),
     )  # fmt: skip
@@ -151,7 +154,7 @@ def guarantee(
 
 def _warnings(algorithm: Algorithm, delta: float, members: list[int], unit: Unit) -> tuple[str, ...]:
     told = delta_warnings(delta, members, unit)
-    if getattr(algorithm.cohort, "probabilities", None) is not None and getattr(algorithm.cohort, "paid", None) is None:
+    if getattr(algorithm.cohort.base, "probabilities", None) is not None and paid_for(algorithm) is None:
         told += (
             "epsilon does not cover where the sampling probabilities come from: 003 makes them of the clients' "
             "gradient norms, a release of its own; find them with norm_noise to have it counted",
@@ -160,7 +163,13 @@ def _warnings(algorithm: Algorithm, delta: float, members: list[int], unit: Unit
 
 
 def _assumptions(
-    algorithm: Algorithm, data: FederatedData, steps: list[Any], participation: str, view: View, colluders: int
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    steps: list[Any],
+    participation: str,
+    view: View,
+    colluders: int,
 ) -> list[str]:
     """What has to be true for the numbers to hold."""
     cohorts = {
@@ -177,12 +186,15 @@ def _assumptions(
         hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
         told = [
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
+            "the number of clients, their shares and all divisors are public",
             "the server sums, clips nothing itself and adds the noise honestly" if not algorithm.upload.shared_noise
             else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
         ]  # fmt: skip
         if isinstance(getattr(algorithm.upload, "source", None), BandedNoise):
             told.append("noise is correlated over rounds and counted as one release of the whole run")
         return told
+    if algorithm.cohort is not algorithm.cohort.base:
+        cohorts[participation] += "; who of them answers does not depend on records"
     told = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
     if isinstance(local.privatizer.source, BandedNoise):  # type: ignore[attr-defined]
         told[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
@@ -195,7 +207,7 @@ def _assumptions(
     if any(correction.warm for correction in local.corrections):
         told.append("every client's warm start is counted, once")
     if view is not View.UPLOADS:
-        gains = noise_gains(algorithm, data, view, colluders)
+        gains = noise_gains(algorithm, data, view, colluders, rounds)
         if np.all(gains == 1):
             told.append("a client's own noise alone is counted: a cohort's adds up for one plain local step only")
         else:

@@ -35,18 +35,17 @@ class Server:
 
     def check(self) -> None:
         errors.require_positive("server_learning_rate", float(self.hyperparameters["learning_rate"]))
-        for name in ("b1", "b2"):
+        for name in ("b1", "b2", "momentum"):
             if name in self.hyperparameters and not 0 <= float(self.hyperparameters[name]) < 1:
                 raise errors.refuse(name, self.hyperparameters[name], "in [0, 1)")
-        for name, lowest in (("momentum", 0.0), ("nu_init", 0.0)):
-            if name in self.hyperparameters and not lowest <= float(self.hyperparameters[name]) < float("inf"):
-                raise errors.refuse(name, self.hyperparameters[name], "zero or positive and finite")
+        if "nu_init" in self.hyperparameters:
+            errors.require_not_negative("nu_init", float(self.hyperparameters["nu_init"]))
         if "pi" in self.hyperparameters:
             errors.require_positive("pi", float(self.hyperparameters["pi"]))
 
 
 class AdaptiveState(NamedTuple):
-    """Moments of AdDPNFL's server."""
+    """Moments of an adaptive server."""
 
     mu: Any
     nu: Any

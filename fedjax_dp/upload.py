@@ -13,6 +13,8 @@ from fedjax_dp.noise import NoiseSource, Place, WhiteNoise
 from fedjax_dp.privatizer import check_mechanism
 from fedjax_dp.values import role_key, structure, value
 
+LARGEST_POISSON = 2**16  # mean up to which float32 draws Poisson numbers faithfully
+
 
 class Upload(Protocol):
     """The way of an update from the client to the server. All but `PlainUpload` have a noise_multiplier."""
@@ -35,6 +37,10 @@ class Sent(NamedTuple):
 
     members: int  # positions of the cohort
     resolution: float  # smallest difference that the sum can carry; 0 for floats
+
+    def room(self, clip_norm: jax.Array | float, size: int) -> jax.Array:
+        """The norm that leaves room for rounding each coordinate, so that what is summed stays within `clip_norm`."""
+        return jnp.maximum(clip_norm - size**0.5 / 2 * self.resolution, 0.0)
 
 
 @value
@@ -81,7 +87,8 @@ class ClientGaussian:
         return ()
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
-        return clipped(update, self.clip_norm, sizes if self.by_tensor else (update.size,))[0], ()
+        bound = sent.room(self.clip_norm, update.size)
+        return clipped(update, bound, sizes if self.by_tensor else (update.size,))[0], ()
 
     def release(
         self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
@@ -125,7 +132,7 @@ class AdaptiveClientGaussian:
         return ClipState(jnp.asarray(self.clip_norm, jnp.float32))
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
-        kept, within = clipped(update, state.clip_norm, (update.size,))
+        kept, within = clipped(update, sent.room(state.clip_norm, update.size), (update.size,))
         return kept, within.astype(jnp.float32) - 0.5
 
     def release(
@@ -186,6 +193,15 @@ class ClientSkellam:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
         if np.ndim(self.noise_multiplier):
             raise errors.refuse("noise_multiplier", "one per client", "one number, shared equally by the cohort")
+
+    def check_resolution(self, resolution: float, members: int) -> None:
+        """Refuse noise that float32 could not carry exactly: it would be coarser than the ring, or none at all."""
+        mean = (float(self.noise_multiplier) * float(self.clip_norm) / resolution) ** 2 / (2 * members)
+        if mean > LARGEST_POISSON or float(self.clip_norm) / resolution > 2**22:
+            raise errors.refuse(
+                "fractional_bits", f"{-np.log2(resolution):g}", f"few enough for exact integer noise, whose Poisson "
+                f"numbers have mean {mean:.3g} and may have {LARGEST_POISSON}", "take fewer bits for the fraction",
+            )  # fmt: skip
 
 
 def clipped(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:

@@ -17,6 +17,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 SPECS = pathlib.Path(__file__).parent / "golden"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compile_once(tmp_path_factory):
+    """Programs that several tests build anew are compiled once per session."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
 @pytest.fixture(scope="session")
 def mnist_dir():
     """A folder that holds the real MNIST, or a skip that says where it was looked for."""

@@ -1,6 +1,7 @@
 """Small problems and stand-in slots for tests."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,12 @@ class GivenCohort:
     ids: jax.Array
     count: int = structure()
 
+    drawn, fixed, once, turns = True, True, True, 1
+
+    @property
+    def base(self):
+        return self
+
     def members(self, num_clients):
         return self.count
 
@@ -55,6 +62,12 @@ class GivenCohorts:
     counts: jax.Array
     rate: jax.Array
     size: int = structure()
+
+    drawn, fixed, once, turns = True, True, True, 1
+
+    @property
+    def base(self):
+        return self
 
     def members(self, num_clients):
         return self.size
@@ -155,11 +168,15 @@ def states_of(algorithm, model, data, rounds, seed=0):
     """The state after each round, on the host."""
     value, key = numbers(algorithm), run_key(seed)
     check(algorithm, data, rounds, model)
-    step = jax.jit(lambda value, state: run_round(value, model, data, key, state, Execution())[0])
     states = [init(value, model, data, key)]
     for _ in range(rounds):
-        states.append(step(value, states[-1]))
+        states.append(_next_state(value, data, key, states[-1], model=model))
     return jax.device_get(states)
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _next_state(value, data, key, state, *, model):
+    return run_round(value, model, data, key, state, Execution())[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,6 +54,7 @@ def test_chance_of_taking_part_is_what_accountants_are_told(name):
     law = LAWS[name]
     chance, draws = law.law(np.asarray(SHARES, float))
     members = sampled(law)
+    members = members._replace(drawn=members.invited.astype(jnp.float32))  # who is drawn is counted, lost or not
     took = messages(members) > 0 if draws == 1 else messages(members) / draws  # or every draw is a participation
     chance = np.broadcast_to(np.asarray(chance, float), (N,))
     spread = np.sqrt(chance * (1 - chance) / DRAWS / (1 if draws == 1 else draws))
@@ -82,6 +83,8 @@ def test_stragglers_are_the_slow_ones():
     pace[0] = 50.0
     law = cohort.FirstResponders(cohort=cohort.AllClients(), latency=pace, size=6)
     arrived = messages(sampled(law, 4000)).mean(0)
+    with pytest.raises(errors.ConfigurationError, match="of a cohort of fixed size"):
+        cohort.FirstResponders(cohort=cohort.PoissonCohort(size=4), size=2).check(N)
     assert arrived[0] < 0.1 < arrived[1:].min()
     assert law.rates(SHARES) is None
 

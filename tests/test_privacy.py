@@ -262,6 +262,35 @@ def test_an_unknown_noise_source_has_no_guarantee(data):
         privacy.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
 
 
+def test_what_the_probabilities_cost_survives_a_wrapper(data):
+    paid = GaussianSteps(0.5, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1)
+    common = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1, "noise_multiplier": 3.0}
+    chances = {"sampling": "optimal", "probabilities": np.full(6, 1 / 6).tolist()}
+    for wrapper in ({}, {"dropout": 0.01}):
+        found = fdp.guarantee(fdp.acs_pldp(**common, **chances, **wrapper, paid=paid), data, rounds=2, delta=DELTA)
+        free = fdp.guarantee(fdp.acs_pldp(**common, **chances, **wrapper), data, rounds=2, delta=DELTA)
+        assert found.epsilon > free.epsilon + 5
+        assert found.epsilon_min > 5  # also of a client that is never drawn
+        assert "does not cover where the sampling probabilities come from" in free.warnings[0]
+        assert "records by 2 of 20" in " ".join(found.assumptions)
+
+
+def test_noise_swallowed_by_the_ring_gains_nothing():
+    data = ragged_data([50] * 6)
+    value = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1)
+    assert np.all(ledger.noise_gains(value, data, View.SECURE_SUM, 0) > 1)
+    coarse = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1, fractional_bits=4)
+    assert np.all(ledger.noise_gains(coarse, data, View.SECURE_SUM, 0) == 1)
+
+
+def test_an_l2_term_that_drives_models_apart_is_refused_with_noise_on_the_upload(data):
+    value = fdp.dp_fedavg_output(
+        cohort_size=2, batch_size=2, local_steps=3, learning_rate=1.0, clip_norm=1.0, noise_multiplier=5.0, l2=2.0
+    )
+    with pytest.raises(errors.ConfigurationError, match="drive models apart"):
+        fdp.guarantee(value, data, rounds=2, delta=DELTA)
+
+
 def test_run_carries_result_and_guarantee(data):
     result = fdp.run(dpnfl(), data, rounds=3, epsilon=2.0, delta=DELTA)
     assert result.guarantee.epsilon <= 2.0

@@ -1,8 +1,9 @@
 """What all entries share: their common options, and how options become the slots of an `Algorithm`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Required, TypedDict
 
+import numpy as np
 import optax
 
 from fedjax_dp import errors
@@ -77,7 +78,7 @@ COHORTS: dict[str, Callable[..., Cohort]] = {
     "cyclic": lambda size, **drawn: CyclicCohort(size=size),
 }
 
-BOUNDS: dict[str, Callable[[float], Bound]] = {
+BOUNDS: dict[str, Callable[[Any], Bound]] = {
     "record": lambda gradient_bound: ClipRecords(),
     "batch": lambda gradient_bound: ClipBatch(),
     "scale": lambda gradient_bound: ScaleGradients(gradient_bound=gradient_bound),
@@ -92,8 +93,7 @@ def assemble(
     upload: Upload | None = None, drawn: Mapping[str, Any] | None = None,
 ) -> Algorithm:  # fmt: skip
     """An algorithm from common options over the entry's own defaults over DEFAULTS, and the parts that are special."""
-    for name in common:
-        errors.require_choice("option", name, Common.__annotations__)
+    require_common(common)
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
     given: dict[str, Any] = {**DEFAULTS, **entry, **common}
@@ -104,14 +104,22 @@ def assemble(
         raise errors.refuse(
             "batch_size", given["batch_size"], "None for batches full, else a number", f"batches are {given['batches']}"
         )
+    for name, needed in (("one_by_one", given["cohort"] == "md"), ("keep_rule", given["local_rule"] != "sgd"),
+                         ("ring_bits", given["secure"]), ("fractional_bits", given["secure"]),
+                         ("neighbours", given["secure"])):  # fmt: skip
+        if name in common and common[name] and not needed:
+            words = {"one_by_one": "cohort md", "keep_rule": "another local_rule than sgd"}.get(name, "secure sums")
+            raise errors.refuse(name, common[name], f"left out without {words}", "drop it")
     size = given["cohort_size"]
+    if drawn and drawn.get("probabilities") is not None and (size is None or given["cohort"] != "md"):
+        raise errors.refuse("cohort", given["cohort"], "md with a cohort_size for given probabilities")
     cohort: Cohort = AllClients()
     if size is not None:
         cohort = COHORTS[given["cohort"]](size, one_by_one=given["one_by_one"], **(drawn or {}))
-    if given["dropout"]:
-        cohort = Dropout(cohort=cohort, rate=given["dropout"])
     if given["first"] is not None:
         cohort = FirstResponders(cohort=cohort, size=given["first"])
+    if np.any(np.asarray(given["dropout"]) != 0):
+        cohort = Dropout(cohort=cohort, rate=given["dropout"])
     decay = {"momentum": {"decay": 0.9}, "rmsprop": {"decay": 0.99}}.get(given["local_rule"], {})
     if given["local_decay"] is not None:
         if not decay:
@@ -137,6 +145,18 @@ def add_update(rate: float = 1.0) -> Server:
     return Server(hyperparameters={"learning_rate": rate}, factory=optax.sgd)
 
 
-def bound_named(clipping: str, gradient_bound: float) -> Bound:
-    errors.require_choice("clipping", clipping, BOUNDS)
+def bound_named(clipping: str, choices: Sequence[str], gradient_bound: float | None = None) -> Bound:
+    """One of the bounds that an entry offers."""
+    errors.require_choice("clipping", clipping, choices)
+    if (clipping == "scale") != (gradient_bound is not None):
+        raise errors.refuse("gradient_bound", gradient_bound, "given for clipping scale, and only then")
     return BOUNDS[clipping](gradient_bound)
+
+
+def require_common(common: Mapping[str, Any]) -> None:
+    """Refuse options that are missing or unknown."""
+    for name in common:
+        errors.require_choice("option", name, Common.__annotations__)
+    for name in sorted(Common.__required_keys__):
+        if name not in common:
+            raise errors.refuse(name, "nothing", "given to every algorithm", f"add {name}=")

@@ -8,7 +8,7 @@ import optax
 from fedjax_dp import errors
 from fedjax_dp.aggregate import FairRatio
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.catalogue.common import Common, add_update, assemble
+from fedjax_dp.catalogue.common import Common, add_update, assemble, require_common
 from fedjax_dp.correction import ControlVariates, Proximal
 from fedjax_dp.features import FeatureMatching, FeatureRelease, NoisyFeatures, PlainFeatures
 from fedjax_dp.server import Server, adaptive_delta, adaptive_yogi
@@ -101,7 +101,10 @@ def rfedavg_plus(
 def _features(clip_norm: float, noise: float, common: Mapping[str, Any]) -> FeatureRelease:
     if not noise:
         return PlainFeatures()
-    return NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(common["batch_size"] or 1))
+    require_common(common)
+    if common["batch_size"] is None:
+        raise errors.refuse("feature_noise", noise, "0 for full batches", "001 divides the noise by the batch size")
+    return NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(common["batch_size"]))
 
 
 def fedavgm(*, server_learning_rate: float = 1.0, momentum: float = 0.9, **common: Unpack[Common]) -> Algorithm:

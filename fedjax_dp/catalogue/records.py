@@ -2,9 +2,11 @@
 
 from typing import Any, Unpack
 
+import numpy as np
+
 from fedjax_dp import errors
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.catalogue.common import Common, add_update, assemble, bound_named
+from fedjax_dp.catalogue.common import Common, add_update, assemble, bound_named, require_common
 from fedjax_dp.catalogue.plain import control_variates
 from fedjax_dp.privatizer import OutputGaussian, RecordGaussian
 from fedjax_dp.schedules import SCHEDULES
@@ -62,7 +64,7 @@ def dp_scaffold(
                 batch, which is no privacy at all.
     """
     privatizer = RecordGaussian(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, clip_norm)
+        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("record", "tensor-median"))
     )
     return assemble(
         common, {"estimator": "mean"}, privatizer=privatizer, corrections=(control_variates(controls, warm_start),),
@@ -71,8 +73,8 @@ def dp_scaffold(
 
 
 def cpfed(
-    *, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, clipping: str = "record", gradient_bound: float = 1.0,
-    **common: Unpack[Common],
+    *, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, clipping: str = "record",
+    gradient_bound: float | None = None, **common: Unpack[Common],
 ) -> Algorithm:  # fmt: skip
     """CPFed (002): noisy local steps, updates averaged through a secure sum (`secure=False` leaves it out).
 
@@ -82,13 +84,16 @@ def cpfed(
     Secure sums hide single uploads; the Guarantee counts the others' noise under view secure_sum.
     """
     privatizer = RecordGaussian(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, gradient_bound)
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        bound=bound_named(clipping, ("record", "scale", "none"), gradient_bound),
     )
     return assemble(common, {"estimator": "mean", "secure": True}, privatizer=privatizer)
 
 
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, **common: Unpack[Common]) -> Algorithm:
     """Distributed DP-SGD, the baseline of 002: one noisy step a round (`local_steps` must be 1), plain mean."""
+    require_common(common)
     if common["local_steps"] != 1:
         raise errors.refuse("local_steps", common["local_steps"], "1 for dp_sgd", "use cpfed for more")
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
@@ -114,9 +119,13 @@ def acs_pldp(
             "find them with fedjax_dp.optimal_probabilities",
         )  # fmt: skip
     privatizer = RecordGaussian(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, 1.0)
+        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("record", "batch"))
     )
-    drawn = {"probabilities": probabilities, "equal": sampling == "uniform", "paid": paid}
+    drawn = {
+        "probabilities": None if probabilities is None else np.asarray(probabilities),
+        "equal": sampling == "uniform",
+        "paid": paid,
+    }
     return assemble(common, {"cohort": "md"}, privatizer=privatizer, drawn=drawn)
 
 
@@ -134,9 +143,8 @@ def dp_fedavg_output(
     """
     errors.require_choice("noise_space", noise_space, ("model", "literal"))
     errors.require_choice("noise_at", noise_at, ("last", "every"))
-    errors.require_choice("clipping", clipping, ("batch", "record"))
     privatizer = OutputGaussian(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, clip_norm),
+        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("batch", "record")),
         literal=noise_space == "literal", every_step=noise_at == "every",
     )  # fmt: skip
     own = {"estimator": "wor_model", "schedule": "inverse_sqrt", "per_step": True}

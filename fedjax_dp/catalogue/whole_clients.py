@@ -1,6 +1,6 @@
 """Entries that noise the updates of whole clients."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import optax
 
@@ -8,7 +8,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.correlated import inverse_root_bands
 from fedjax_dp.aggregate import BoundedMean
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.catalogue.common import Common, assemble
+from fedjax_dp.catalogue.common import Common, assemble, require_common
 from fedjax_dp.noise import BandedNoise
 from fedjax_dp.server import Server
 from fedjax_dp.upload import AdaptiveClientGaussian, ClientGaussian, ClientSkellam, Upload
@@ -35,6 +35,7 @@ def dp_fedavg(
     errors.require_choice("noise", noise, ("server", "shared"))
     if adaptive_clip and (clip_by == "tensor" or noise == "shared"):
         raise errors.refuse("adaptive_clip", True, "used with clip_by update and noise server")
+    require_common(common)
     upload: Upload = ClientGaussian(
         clip_norm=clip_norm, noise_multiplier=noise_multiplier, by_tensor=clip_by == "tensor"
     )  # fmt: skip
@@ -47,7 +48,9 @@ def dp_fedavg(
         )  # fmt: skip
     aggregate = BoundedMean(cap=weight_cap, least=least_weight)
     numbers = {"learning_rate": server_learning_rate} | ({"momentum": momentum} if momentum else {})
-    own = {"cohort": "uniform" if noise == "shared" else "poisson", "secure": noise == "shared"}
+    own: dict[str, Any] = {"cohort": "uniform" if noise == "shared" else "poisson", "secure": noise == "shared"}
+    if noise == "shared":
+        own["fractional_bits"] = 10  # of the noise, too: float32 carries its integers up to a size
     return assemble(
         common, own, upload=upload, aggregate=aggregate, server=Server(hyperparameters=numbers, factory=optax.sgd)
     )
