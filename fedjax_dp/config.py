@@ -17,7 +17,7 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.data import Dataset, FederatedData, equal_sizes, federate, iid, labels_per_client, load, natural
 from fedjax_dp.data.partition import power_law_sizes
-from fedjax_dp.fields import kinds, typed
+from fedjax_dp.fields import typed
 from fedjax_dp.models import Model, logistic_regression, mlp
 from fedjax_dp.personal import optimal_probabilities
 
@@ -209,7 +209,6 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "clip_quantile": ("adaptive_clip", (True,)), "clip_rate": ("adaptive_clip", (True,)),
     "bit_noise": ("adaptive_clip", (True,)), "gradient_bound": ("clipping", ("scale",)),
 }  # fmt: skip
-NUMBERS = [name for name, hint in typing.get_type_hints(RunConfig).items() if float in kinds(hint)]
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -225,10 +224,6 @@ def resolve(config: RunConfig) -> RunConfig:
                 field.name, getattr(config, field.name), f"left out for {config.algorithm}, which does not take it",
                 "it belongs to " + ", ".join(users[:6]) + (", ..." if len(users) > 6 else ""),
             )  # fmt: skip
-    for name in NUMBERS:
-        given = getattr(config, name)
-        if given is not None and not np.isfinite(given):
-            raise errors.refuse(name, given, "finite")
     preset = dict(PRESETS[kind]) | ENTRY_PRESETS.get(config.algorithm, {})
     rate = preset.pop("adaptive_learning_rate")
     if config.algorithm in ADAPTIVE:

@@ -1,8 +1,7 @@
 """Every catalogue entry, with its variants, against the slow NumPy reference (tests/reference.py), noise given.
 
 The reference was written from the specification alone. Only raw random draws are shared: cohorts and noise are given,
-batches are drawn with the simulator's keys. One generated case per entry by default, the others as slow tests.
-"""
+batches are drawn with the simulator's keys."""
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,8 @@ from fedjax_dp.features import NoisyFeatures
 from fedjax_dp.models import FlaxModel
 from fedjax_dp.simulation import run_key
 from fedjax_dp.values import ravel, role_key
+
+pytestmark = pytest.mark.slow  # each compiles a round of its own; the worked examples run by default
 
 ROUNDS, STEPS, RATE, CLIP = 3, 3, 0.2, 0.6
 
@@ -134,14 +135,6 @@ PRIVATE = {"clip_norm": CLIP, "noise_multiplier": NOISE}
 REF = {"clip": "example", "bound": CLIP, "multiplier": lambda i: NOISE[i] / 2}  # of the sensitivity 2C/B
 
 
-def default(name):
-    return pytest.param(name, id=name)
-
-
-def slow(name):
-    return pytest.param(name, id=name, marks=pytest.mark.slow)
-
-
 FEDAVG = {
     "full": ({"everyone": True}, {"estimator": "full"}, {}),
     "wor_delta": ({}, {"estimator": "wor_delta"}, {}),
@@ -162,7 +155,7 @@ FEDAVG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [default("wor_delta"), *map(slow, [n for n in FEDAVG if n != "wor_delta"])])
+@pytest.mark.parametrize("name", FEDAVG)
 def test_fedavg_equals_the_reference(name):
     setting, options, told = FEDAVG[name]
     given = Setting(11, **setting)
@@ -185,14 +178,14 @@ SERVERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", [default("fedyogi"), slow("fedavgm"), slow("fedadam")])
+@pytest.mark.parametrize("entry", ["fedyogi", "fedavgm", "fedadam"])
 def test_servers_equal_the_reference(entry):
     options, told = SERVERS[entry]
     given = Setting(3)
     compare(given.ours(entry, **options), reference.fedavg(given.case(), estimator="wor_delta", **told))
 
 
-@pytest.mark.parametrize("form", [default("half"), slow("full")])
+@pytest.mark.parametrize("form", ["half", "full"])
 def test_fedprox_equals_the_reference(form):
     given = Setting(4)
     states = given.ours("fedprox", mu=0.7, prox_form=form, estimator="renorm")
@@ -211,7 +204,7 @@ SCAFFOLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [default("private, warm"), *map(slow, [n for n in SCAFFOLD if n != "private, warm"])])
+@pytest.mark.parametrize("name", SCAFFOLD)
 def test_scaffold_equals_the_reference(name):
     entry, options, told = SCAFFOLD[name]
     given = Setting(5)
@@ -221,7 +214,7 @@ def test_scaffold_equals_the_reference(name):
     compare(states, expected, lambda state: {"c": state.memories[0].server, "c_i": state.memories[0].clients})
 
 
-@pytest.mark.parametrize(("q", "norm"), [(1.5, "update"), pytest.param(0.7, "weighted", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("q", "norm"), [(1.5, "update"), (0.7, "weighted")])
 def test_q_fedavg_equals_the_reference(q, norm):
     given = Setting(6)
     states = given.ours("q_fedavg", q=q, fair_norm=norm)
@@ -241,7 +234,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("name", [default("rfedavg"), default("plus"), *map(slow, [n for n in FEATURES if "," in n])])
+@pytest.mark.parametrize("name", FEATURES)
 def test_feature_matching_equals_the_reference(name):
     entry, setting, options = FEATURES[name]
     given = Setting(7, model="two-layer", **setting)
@@ -272,7 +265,7 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("name", [default("dpnfl"), default("cpfed, secure"), slow("dp_fedavg_local"), slow("cpfed")])
+@pytest.mark.parametrize("name", ["dpnfl", "cpfed, secure", "dp_fedavg_local", "cpfed"])
 def test_record_noise_equals_the_reference(name):
     run, options, told = RECORDS[name]
     given = Setting(8)
@@ -280,7 +273,7 @@ def test_record_noise_equals_the_reference(name):
     compare(states, run(given.case(), l2=0.03, **REF, **told))
 
 
-@pytest.mark.parametrize(("moment", "start"), [("delta", None), pytest.param("mu", 0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("moment", "start"), [("delta", None), ("mu", 0.5)])
 def test_addpnfl_equals_the_reference(moment, start):
     given = Setting(9)
     states = given.ours("addpnfl", **PRIVATE, second_moment=moment, nu_init=start, server_learning_rate=0.1,
@@ -301,7 +294,7 @@ def test_dp_sgd_equals_the_reference():
     compare(states, reference.dp_sgd(case, **REF))
 
 
-@pytest.mark.parametrize("clipping", [default("batch"), slow("record")])
+@pytest.mark.parametrize("clipping", ["batch", "record"])
 def test_acs_pldp_equals_the_reference(clipping):
     given = Setting(12, multiset=True)
     states = given.ours("acs_pldp", rate=3 * given.chances, clipping=clipping, **PRIVATE)
@@ -317,7 +310,7 @@ OUTPUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [default("model, last, batch, wor_model"), *map(slow, list(OUTPUT)[1:])])
+@pytest.mark.parametrize("name", OUTPUT)
 def test_dp_fedavg_output_equals_the_reference(name):
     space, at, clip, estimator = OUTPUT[name]
     given = Setting(13)
@@ -342,7 +335,7 @@ CENTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", [default("f_c"), slow("f_f"), slow("by tensor")])
+@pytest.mark.parametrize("name", ["f_c", "f_f", "by tensor"])
 def test_dp_fedavg_equals_the_reference(name):
     options, told = CENTRAL[name]
     given = Setting(14)

@@ -16,6 +16,8 @@ from fedjax_dp.correction import Step
 from fedjax_dp.features import FeatureMatching
 from fedjax_dp.models import logistic_regression
 
+pytestmark = pytest.mark.slow  # each compiles a round of its own; the worked examples run by default
+
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 3, "learning_rate": 0.3}
 PRIVATE = {"clip_norm": 0.7, "noise_multiplier": 0.5, "schedule": "constant", "l2": 0.0}
 MODEL = logistic_regression((3,), 3)

@@ -18,6 +18,8 @@ from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.secagg import SecureSum
 from fedjax_dp.values import role_key
 
+pytestmark = pytest.mark.slow  # a dozen programs to compile; worked examples and uploads run by default
+
 KEY = jax.random.key(11)
 R, SIZE = 7, 150
 IDS = np.array([40, 3, 17, 2**31 - 1, 0, 5, 29], np.int32)

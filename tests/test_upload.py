@@ -44,6 +44,7 @@ AGGREGATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGGREGATES)
 def test_no_neighbouring_cohort_moves_the_mean_further_than_the_noise_counts(name, data):
     """Random and worst-case updates of norm 1; one client joins (Poisson) or is exchanged (fixed size, twice)."""
@@ -107,6 +108,7 @@ def test_banded_noise_is_the_stated_combination_of_white_noise():
         np.testing.assert_allclose(server_noise(source, key, jnp.int32(t), 50), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sums_of_correlated_noise_are_smaller_at_the_same_epsilon():
     """dp_ftrl with 8 bands against 1: calibrated alike, the noise in the final model is less."""
     data = ragged_data([3] * 40)
@@ -179,6 +181,7 @@ def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data)
     )
 
 
+@pytest.mark.slow
 def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
     value = fdp.dp_fedavg(**{**COMMON, "learning_rate": 1e-12}, clip_norm=0.5, noise_multiplier=2.0, noise="shared",
                           fractional_bits=8)  # fmt: skip
@@ -240,6 +243,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_compiles(parts, words
     assert simulation.advance._cache_size() == before
 
 
+@pytest.mark.slow
 def test_parts_combine_freely_and_are_accounted(data):
     """DP-SCAFFOLD through a secure sum, with dropouts and an Adam server."""
     value = fdp.dp_scaffold(
@@ -268,6 +272,7 @@ def test_overflow_of_the_ring_stops_the_run_and_names_the_client():
     assert caught.value.clients == [1]
 
 
+@pytest.mark.slow
 def test_a_round_without_anybody_changes_nothing_but_the_noise():
     data = ragged_data([4, 4])
     nobody = GivenCohorts(ids=np.zeros((2, 2)), counts=np.zeros((2, 2)), rate=np.full(2, 0.5), size=2)

@@ -34,6 +34,7 @@ class Noting(PlainSum):
 NOTED = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["fedavg", "scaffold", "q_fedavg", "rfedavg", "dp_fedavg"])
 def test_bytes_up_are_those_of_the_message_that_a_round_carries(entry):
     data, model = ragged_data([4, 5, 6, 4]), mlp((3,), 3, (5,))
