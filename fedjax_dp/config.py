@@ -144,6 +144,9 @@ class RunConfig:
     participation: Annotated[
         str, _told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
     ] = "schedule"
+    sigma_mode: Annotated[
+        str, _told("per_client: each client its own noise; common_worst: all that of the client that needs most")
+    ] = "per_client"
     view: Annotated[
         str | None,
         _told(

@@ -113,7 +113,7 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
         algorithm, guarantee = prepare(
             algorithm, data, rounds=config.rounds, seed=config.seed, epsilon=configs.budgets(config, data),
             delta=config.delta, accountant=config.accountant, participation=config.participation, view=config.view,
-            colluders=config.colluders, model=model, progress=progress,
+            colluders=config.colluders, sigma_mode=config.sigma_mode, model=model, progress=progress,
         )  # fmt: skip
     for line in _about(config, data, algorithm, model):
         screen.say(line)

@@ -32,13 +32,15 @@ from fedjax_dp.values import changed
 __all__ = ["PARTICIPATION", "calibrate", "guarantee", "ledger_of", "participations"]
 
 
+SIGMA_MODES = ("per_client", "common_worst")
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 
 
 def calibrate(
     algorithm: Algorithm, data: FederatedData, *, rounds: int, epsilon: Budget, delta: float,
     seed: int = 0, accountant: str = "pld", participation: str = "schedule", view: str | None = None,
-    colluders: int = 0, model: Model | None = None, progress: Callable[[int, int], None] | None = None,
+    colluders: int = 0, sigma_mode: str = "per_client", model: Model | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Algorithm:  # fmt: skip
     """The same algorithm with the smallest noise that keeps each client, or each client's records, within the budget.
 
@@ -51,6 +53,7 @@ def calibrate(
                    "expected": the mean number, as the papers do (clients drawn more often exceed the budget, and the
                    Guarantee shows by how much).
     accountant     "pld" (rigorous), or another of `accounting.ACCOUNTANTS`; integer noise needs "rdp".
+    sigma_mode     "per_client": each its own noise; "common_worst": all take the noise of the client that needs most.
     view           who must learn nothing: see `guarantee`.
     progress       called with (client kinds done, client kinds in all).
     Raises:        ConfigurationError if the budget is unreachable or the combination has no accountant.
@@ -59,6 +62,7 @@ def calibrate(
     budgets = _budgets(epsilon, data.num_clients)
     errors.require_in_unit_interval("delta", delta)
     errors.require_choice("accountant", accountant, accounting.ACCOUNTANTS)
+    errors.require_choice("sigma_mode", sigma_mode, SIGMA_MODES)
     if noise_of(algorithm) is None:
         raise errors.refuse(
             "epsilon", epsilon, "left out for an algorithm without privacy", "choose a private algorithm such as dpnfl"
@@ -82,7 +86,11 @@ def calibrate(
             progress(done + 1, len(distinct))
     needed = [noise[kind] for kind in kinds]
     common = unit_of(algorithm) is Unit.CLIENT
-    if common or np.any(noise_gains(unit_noise, data, view_of(algorithm, view), colluders, rounds) > 1):
+    if (
+        common
+        or sigma_mode == "common_worst"
+        or np.any(noise_gains(unit_noise, data, view_of(algorithm, view), colluders, rounds) > 1)
+    ):
         needed = [max(needed)] * len(needed)  # the others' noise was counted as equal to one's own, so it has to be
     multipliers = np.nextafter(np.array(needed, np.float32), np.float32(np.inf))
     return with_noise(algorithm, float(multipliers[0]) if common else multipliers)

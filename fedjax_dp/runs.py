@@ -45,8 +45,8 @@ class Result(NamedTuple):
 def prepare(
     algorithm: Algorithm, data: FederatedData, *, rounds: int, seed: int = 0,
     epsilon: Budget | None = None, delta: float | None = None, accountant: str = "pld",
-    participation: str = "schedule", view: str | None = None, colluders: int = 0, model: Model | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    participation: str = "schedule", view: str | None = None, colluders: int = 0, sigma_mode: str = "per_client",
+    model: Model | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Algorithm, Guarantee]:  # fmt: skip
     """The algorithm with the noise that meets the budget, and its Guarantee, before anything is trained.
 
@@ -59,7 +59,14 @@ def prepare(
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     if epsilon is not None:
         algorithm = privacy.calibrate(
-            algorithm, data, epsilon=epsilon, delta=delta, participation=participation, progress=progress, **options
+            algorithm,
+            data,
+            epsilon=epsilon,
+            delta=delta,
+            participation=participation,
+            sigma_mode=sigma_mode,
+            progress=progress,
+            **options,
         )
     counted = "law" if participation == "law" else "schedule"
     promise = privacy.guarantee(algorithm, data, delta=delta, participation=counted, **options)
@@ -78,6 +85,7 @@ def run(
     participation: str = "schedule",
     view: str | None = None,
     colluders: int = 0,
+    sigma_mode: str = "per_client",
     model: Model | None = None,
     evaluate_every: int | None = None,
     execution: Execution | None = None,
@@ -85,7 +93,7 @@ def run(
     """Train `algorithm` on `data` and say what it promises; see `privacy.calibrate` and `simulate` for the options."""
     algorithm, promise = prepare(
         algorithm, data, rounds=rounds, seed=seed, epsilon=epsilon, delta=delta, accountant=accountant,
-        participation=participation, view=view, colluders=colluders, model=model,
+        participation=participation, view=view, colluders=colluders, sigma_mode=sigma_mode, model=model,
     )  # fmt: skip
     simulation = simulate(
         algorithm, data, rounds=rounds, seed=seed, model=model, evaluate_every=evaluate_every, execution=execution

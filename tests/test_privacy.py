@@ -275,6 +275,15 @@ def test_what_the_probabilities_cost_survives_a_wrapper(data):
         assert "records by 2 of 20" in " ".join(found.assumptions)
 
 
+def test_common_noise_is_that_of_the_client_that_needs_most(data):
+    options = {"rounds": ROUNDS, "epsilon": 2.0, "delta": DELTA, "seed": 1}
+    own = fdp.calibrate(dpnfl(), data, **options).local.privatizer.noise_multiplier
+    common = fdp.calibrate(dpnfl(), data, **options, sigma_mode="common_worst").local.privatizer.noise_multiplier
+    assert set(common.tolist()) == {own.max()}
+    with pytest.raises(errors.ConfigurationError, match="sigma_mode must be one of"):
+        fdp.calibrate(dpnfl(), data, **options, sigma_mode="worst")
+
+
 def test_noise_swallowed_by_the_ring_gains_nothing():
     data = ragged_data([50] * 6)
     value = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1)
