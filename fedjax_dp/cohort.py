@@ -254,16 +254,10 @@ class CyclicCohort:
             raise errors.refuse("cohort_size", self.size, f"a divisor of the {num_clients} clients for a cyclic cohort")
 
 
-@value
-class Dropout:
-    """Clients of `cohort` whose message does not arrive, each independently with probability `rate`.
-
-    Whether a client answers must not depend on its records: the Guarantee assumes so.
-    """
+class _Answers:
+    """What a law of who answers takes over from the cohort that it wraps."""
 
     cohort: Cohort
-    rate: float  # or one per client `(num_clients,)`
-
     fixed = False
 
     @property
@@ -284,6 +278,20 @@ class Dropout:
 
     def members(self, num_clients: int) -> int:
         return self.cohort.members(num_clients)
+
+    def law(self, shares: Array) -> tuple[Any, int]:
+        return self.cohort.law(shares)  # a message that is lost or late may have been seen on its way
+
+
+@value
+class Dropout(_Answers):
+    """Clients of `cohort` whose message does not arrive, each independently with probability `rate`.
+
+    Whether a client answers must not depend on its records: the Guarantee assumes so.
+    """
+
+    cohort: Cohort
+    rate: float  # or one per client `(num_clients,)`
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         members = self.cohort.sample(key, round_index, shares)
@@ -295,9 +303,6 @@ class Dropout:
         rates = self.cohort.rates(shares)
         return None if rates is None else rates * (1 - self.rate)
 
-    def law(self, shares: Array) -> tuple[Any, int]:
-        return self.cohort.law(shares)  # a message that is lost may have been seen on its way
-
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
         rate = np.asarray(self.rate)
@@ -308,7 +313,7 @@ class Dropout:
 
 
 @value
-class FirstResponders:
+class FirstResponders(_Answers):
     """The first `size` clients of an over-drawn `cohort` to answer (000's "first r that respond"); stragglers are cut.
 
     A client's answer takes `latency` times an exponential time. With equal latencies who is first is uniform.
@@ -317,27 +322,6 @@ class FirstResponders:
     cohort: Cohort
     latency: Any = 1.0  # mean seconds, one number or one per client `(num_clients,)`
     size: int = structure()
-
-    fixed = False
-
-    @property
-    def base(self) -> Cohort:
-        return self.cohort.base
-
-    @property
-    def drawn(self) -> bool:
-        return self.cohort.drawn
-
-    @property
-    def once(self) -> bool:
-        return self.cohort.once
-
-    @property
-    def turns(self) -> int:
-        return self.cohort.turns
-
-    def members(self, num_clients: int) -> int:
-        return self.cohort.members(num_clients)
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         members = self.cohort.sample(key, round_index, shares)
@@ -352,9 +336,6 @@ class FirstResponders:
         if np.ndim(self.latency) or rates is None:
             return None  # nobody knows how often the slow ones are among the first
         return rates * (self.size / self.cohort.members(shares.shape[0]))
-
-    def law(self, shares: Array) -> tuple[Any, int]:
-        return self.cohort.law(shares)  # who comes too late has sent all the same
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
