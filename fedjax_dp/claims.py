@@ -1,6 +1,6 @@
 """What the papers' own theorems say of the run at hand, and whether they may be believed. Beside the Guarantee."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -143,32 +143,17 @@ def _output_004(run: Run) -> tuple[Claim, ...]:
 def _personal_003(run: Run) -> tuple[Claim, ...]:
     """003's Theorem 1 with constant 1, for the client whose proved epsilon exceeds its claim most."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
-    cohort, batches = algorithm.cohort.base, algorithm.local.batches
-    fits = isinstance(cohort, MultinomialCohort) and isinstance(privatizer, RecordGaussian)
-    if not (fits and isinstance(batches, FixedBatches)):
+    cohort = algorithm.cohort.base
+    if not (isinstance(privatizer, RecordGaussian) and has_theorem1_003(algorithm)):
         return ()
-    draws = cohort.draws * run.rounds  # type: ignore[attr-defined]
-    chances = np.asarray(cohort.rates(np.asarray(run.data.shares, float)), float) / cohort.draws  # type: ignore[attr-defined]
+    needed = theorem1_003(algorithm, run.data, run.rounds, run.delta)
     bare = changed(algorithm, cohort=changed(cohort, paid=None))  # the claim is about the training alone
     ledger = ledger_of(bare, run.data, run.rounds, run.seed, view="uploads")
     proved = accounting.epsilons_of(ledger, run.delta)
-    worst = (0.0, 0.0, 0)
-    for i, (noise, records) in enumerate(
-        zip(privatizer.client_noise(run.data.num_clients), np.asarray(run.data.sizes).tolist(), strict=True)
-    ):
-        if noise == 0:
-            return ()
-        budgeted = lemma1_003(draws, float(chances[i]), run.delta / 4)
-        claimed = theorems.theorem1_003_noise(
-            1.0,
-            run.delta,
-            rate=batches.size / records,
-            participations=budgeted,
-            draws=draws,
-            local_steps=algorithm.local.steps,
-            constant=1,
-        ) / (noise / 2)  # fmt: skip  (their unit is 2C/m)
-        worst = max(worst, (proved[i] / claimed, claimed, i))
+    noises = privatizer.client_noise(run.data.num_clients)
+    if 0 in noises:
+        return ()
+    worst = max((proved[i] / (needed[i] / noise), needed[i] / noise, i) for i, noise in enumerate(noises))
     excess, claimed, client = worst
     least = _attained(ledger[client], run.delta)
     if least > claimed:
@@ -178,6 +163,30 @@ def _personal_003(run: Run) -> tuple[Claim, ...]:
     else:
         verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {proved[client]:.4g}"
     return (Claim(f"003 Theorem 1 with constant 1, client {client}", claimed, run.delta, verdict, reason),)
+
+
+def has_theorem1_003(algorithm: Algorithm) -> bool:
+    """Whether 003's Theorem 1 speaks of these parts: draws with replacement, batches of one size, noise on records."""
+    parts = (algorithm.cohort.base, algorithm.local.privatizer, algorithm.local.batches)
+    return all(map(isinstance, parts, (MultinomialCohort, RecordGaussian, FixedBatches)))
+
+
+def theorem1_003(algorithm: Algorithm, data: FederatedData, rounds: int, delta: float) -> np.ndarray:
+    """Noise multipliers at epsilon 1 by 003's Theorem 1 with constant 1 `(num_clients,)`; they scale by 1 / epsilon.
+
+    In units of the clip norm: 003's sensitivity is 2C/m, whatever is clipped.
+    """
+    cohort: Any = algorithm.cohort.base
+    batches: Any = algorithm.local.batches
+    draws = cohort.draws * rounds
+    chances = np.asarray(cohort.rates(np.asarray(data.shares, float)), float) / cohort.draws
+    return np.array([
+        2 * theorems.theorem1_003_noise(
+            1.0, delta, rate=batches.size / records, participations=lemma1_003(draws, float(chance), delta / 4),
+            draws=draws, local_steps=algorithm.local.steps, constant=1,
+        )
+        for chance, records in zip(chances, np.asarray(data.sizes).tolist(), strict=True)
+    ])  # fmt: skip
 
 
 def _moments(run: Run) -> tuple[Claim, ...]:

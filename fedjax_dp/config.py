@@ -145,7 +145,8 @@ class RunConfig:
         str, _told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
     ] = "schedule"
     sigma_mode: Annotated[
-        str, _told("per_client: each client its own noise; common_worst: all that of the client that needs most")
+        str,
+        _told("per_client, common_worst (all take the noise of the client that needs most), paper_003 (as it prints)"),
     ] = "per_client"
     view: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, Unit, View
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.claims import claims_about
+from fedjax_dp.claims import claims_about, has_theorem1_003, theorem1_003
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import (
     PARTICIPATION,
@@ -32,7 +32,7 @@ from fedjax_dp.values import changed
 __all__ = ["PARTICIPATION", "calibrate", "guarantee", "ledger_of", "participations"]
 
 
-SIGMA_MODES = ("per_client", "common_worst")
+SIGMA_MODES = ("per_client", "common_worst", "paper_003")
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 
 
@@ -53,7 +53,9 @@ def calibrate(
                    "expected": the mean number, as the papers do (clients drawn more often exceed the budget, and the
                    Guarantee shows by how much).
     accountant     "pld" (rigorous), or another of `accounting.ACCOUNTANTS`; integer noise needs "rdp".
-    sigma_mode     "per_client": each its own noise; "common_worst": all take the noise of the client that needs most.
+    sigma_mode     "per_client": each its own noise; "common_worst": all take the noise of the client that needs most;
+                   "paper_003": what 003's Theorem 1 prints, with constant 1, for acs_pldp. It is not known to meet the
+                   budget, and the Guarantee shows what it gives.
     view           who must learn nothing: see `guarantee`.
     progress       called with (client kinds done, client kinds in all).
     Raises:        ConfigurationError if the budget is unreachable or the combination has no accountant.
@@ -70,6 +72,10 @@ def calibrate(
     reason = unprotected(algorithm, view_of(algorithm, view))
     if reason:
         raise errors.refuse("epsilon", epsilon, "left out where no noise can reach it", reason)
+    if sigma_mode == "paper_003":
+        if not has_theorem1_003(algorithm):
+            raise errors.refuse("sigma_mode", sigma_mode, "used with acs_pldp, whose theorem it is", "leave it out")
+        return with_noise(algorithm, theorem1_003(algorithm, data, rounds, delta) / np.asarray(budgets))
     unit_noise = with_noise(algorithm, 1.0)
     paid = paid_for(algorithm)
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
@@ -235,14 +241,13 @@ def _sampling_words(steps: list[Any]) -> str:
     return f"records by {kinds[0]}" + (f" and {len(kinds) - 1} more sizes" if len(kinds) > 1 else "")
 
 
-def over_budget(promise: Guarantee, epsilon: Budget, participation: str) -> Guarantee:
+def over_budget(promise: Guarantee, epsilon: Budget, participation: str, sigma_mode: str = "per_client") -> Guarantee:
     """The same Guarantee with a warning if some client's epsilon is above its budget."""
     budgets = _budgets(epsilon, len(promise.epsilons))
     spent, budget = max(zip(promise.epsilons, budgets, strict=True), key=lambda pair: pair[0] / pair[1])
     if spent <= budget:
         return promise
-    words = (
-        f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}: noise was found for participation "
-        f"{participation}, which some clients exceed"
+    words = f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}: noise was found " + (
+        f"by {sigma_mode}" if sigma_mode == "paper_003" else f"for participation {participation}, which some exceed"
     )
     return dataclasses.replace(promise, warnings=(*promise.warnings, words))

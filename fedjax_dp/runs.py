@@ -70,7 +70,7 @@ def prepare(
         )
     counted = "law" if participation == "law" else "schedule"
     promise = privacy.guarantee(algorithm, data, delta=delta, participation=counted, **options)
-    return algorithm, promise if epsilon is None else privacy.over_budget(promise, epsilon, participation)
+    return algorithm, promise if epsilon is None else privacy.over_budget(promise, epsilon, participation, sigma_mode)
 
 
 def run(

@@ -12,6 +12,7 @@ from helpers import GivenNoise, ragged_data
 import fedjax_dp as fdp
 from fedjax_dp import accounting, algorithm, errors, ledger, privacy, simulation
 from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacement
+from fedjax_dp.accounting.participation import lemma1_003
 
 ROUNDS, STEPS, DELTA = 12, 3, 1e-3
 
@@ -282,6 +283,24 @@ def test_common_noise_is_that_of_the_client_that_needs_most(data):
     assert set(common.tolist()) == {own.max()}
     with pytest.raises(errors.ConfigurationError, match="sigma_mode must be one of"):
         fdp.calibrate(dpnfl(), data, **options, sigma_mode="worst")
+
+
+def test_noise_as_paper_003_prints_it(data):
+    """z = 2 s sqrt(T* E ln(2KR / delta) ln(4 / delta)) / epsilon, T* from the draws by the paper's Lemma 1."""
+    budgets = np.linspace(1.0, 3.0, 6)
+    value = fdp.acs_pldp(cohort_size=3, batch_size=2, local_steps=2, learning_rate=0.1, clip_norm=1.0)
+    options = {"rounds": 4, "epsilon": budgets, "delta": DELTA, "sigma_mode": "paper_003"}
+    run = fdp.run(value, data, **options)
+    sizes = np.asarray(data.sizes, float)
+    times = np.array([lemma1_003(12, share, DELTA / 4) for share in sizes / sizes.sum()])
+    expected = 2 * (2 / sizes) * np.sqrt(times * 2 * np.log(24 / DELTA) * np.log(4 / DELTA)) / budgets
+    np.testing.assert_allclose(run.algorithm.local.privatizer.noise_multiplier, expected, rtol=1e-6)
+    claim = next(claim for claim in run.guarantee.claims if "003" in claim.source)
+    client = int(claim.source.split()[-1])
+    assert claim.epsilon == pytest.approx(budgets[client], rel=1e-5)  # the claim reads the budget back
+    assert ("paper_003" in " ".join(run.guarantee.warnings)) == bool(np.any(run.guarantee.epsilons > budgets))
+    with pytest.raises(errors.ConfigurationError, match="used with acs_pldp"):
+        fdp.calibrate(dpnfl(), data, **options)
 
 
 def test_noise_swallowed_by_the_ring_gains_nothing():
