@@ -25,7 +25,7 @@ import fedjax_dp as fdp  # before JAX is used, so that every core is a device
 from fedjax_dp import algorithm as algorithms
 from fedjax_dp import draws, gradients, report, simulation
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.models import logistic_regression
+from fedjax_dp.models import logistic_regression, mlp
 
 WORKLOADS = {
     "W1": {"clients": 100, "records": 600, "features": 784, "classes": 10, "cohort": 10, "batch": 10, "steps": 50},
@@ -110,8 +110,8 @@ def measure(w, rounds, repeats):
     stored, key = execution.place((data, simulation.run_key(0)))
     params = model.init(jax.random.key(0))
 
-    def ours(name):
-        value = simulation.numbers(values[name])
+    def ours(value, model):
+        value = simulation.numbers(value)
         algorithm, state = execution.place((value, algorithms.init(value, model, data, simulation.run_key(0))))
 
         def run():
@@ -132,7 +132,14 @@ def measure(w, rounds, repeats):
         return 1
 
     key_here = jax.random.key(0)
-    contenders = {name: ours(name) for name in values} | {"plain_jax": plain, "normals": drawing(w, rounds, execution)}
+    contenders = {name: ours(value, model) for name, value in values.items()}
+    contenders |= {"plain_jax": plain, "normals": drawing(w, rounds, execution)}
+    features = mlp((w["features"],), w["classes"])  # feature matching needs a layer before the output
+    contenders |= {
+        "mlp_non_private": ours(fdp.fedavg(**common), features),
+        "mlp_matching": ours(fdp.rfedavg(**common, feature_strength=0.1), features),
+        "matching_arithmetic": matching_alone(w, rounds, execution, features, data),
+    }
     compile_s, times = {}, {name: [] for name in contenders}
     for name, run in contenders.items():
         began = time.perf_counter()
@@ -144,6 +151,43 @@ def measure(w, rounds, repeats):
             done = run()
             times[name].append(1e3 * (time.perf_counter() - began) / done)
     return gap, compile_s, times
+
+
+def matching_alone(w, rounds, execution, model, data):
+    """Only what feature matching computes: its gradient in every step, and mean features of all records after them."""
+    rows = w["records"]
+
+    def client(params, x):
+        def step(params, at):
+            batch = jax.lax.dynamic_slice_in_dim(x, (at * w["batch"]) % (rows - w["batch"]), w["batch"])
+
+            def distance(params):
+                return jnp.sum((model.features(params, batch).mean(0) - 1.0) ** 2)
+
+            return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(distance)(params)), None
+
+        end = jax.lax.scan(step, params, jnp.arange(w["steps"]))[0]
+        return model.features(end, x).mean(0)
+
+    def several(x):
+        def one(total, _):
+            start = jax.tree.map(lambda p: p + 1e-6 * total.sum(), model.init(jax.random.key(0)))
+            return total + jax.vmap(client, in_axes=(None, 0))(start, x).sum(0), None
+
+        return jax.lax.scan(one, jnp.zeros(64), None, length=rounds)[0][None]
+
+    spread = several
+    if execution.mesh:
+        axis = jax.sharding.PartitionSpec(execution.mesh.axis_names[0])
+        spread = jax.shard_map(several, mesh=execution.mesh, in_specs=axis, out_specs=axis, check_vma=False)
+    x = jnp.asarray(data.x[: w["cohort"] * rows], jnp.float32).reshape(w["cohort"], rows, -1) / 255
+    compiled = jax.jit(spread)
+
+    def run():
+        jax.block_until_ready(compiled(x))
+        return rounds
+
+    return run
 
 
 def drawing(w, rounds, execution):
@@ -179,6 +223,8 @@ def summarise(workload, w, gap, compile_s, times):
     def ratio(a, b):  # pair by pair, so that drift of the machine cancels
         return float(np.median(np.array(times[a]) / np.array(times[b])))
 
+    apart = np.array(times["mlp_non_private"]) + np.array(times["matching_arithmetic"])
+    matching = float(np.median(np.array(times["mlp_matching"]) / apart))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "workload": workload, **{f"workload_{name}": size for name, size in w.items()},
@@ -186,6 +232,8 @@ def summarise(workload, w, gap, compile_s, times):
         "ratio_plain_jax": ratio("plain_jax", "ours"), "clipping_cost": ratio("ours", "unclipped"),
         "over_normals_alone": ratio("ours", "normals"), "privacy_cost": ratio("ours", "non_private"),
         "proximal_cost": ratio("proximal", "ours"), "control_variates_cost": ratio("control_variates", "ours"),
+        # feature matching over the same round without it plus its own arithmetic alone
+        "feature_matching_cost": matching,
         "spreads": spread, "repeats": len(times["ours"]), "disturbed": max(spread.values()) > 0.3,
         "compile_s": compile_s, "gradient_gap": gap, "hardware": report.device(), "versions": report.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),
