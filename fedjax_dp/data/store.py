@@ -30,6 +30,8 @@ class Dataset(NamedTuple):
     scale: float = 1.0
     shift: float = 0.0
     client_ids: np.ndarray | None = None  # (records,) natural owners, where the data set has them
+    test_client_ids: np.ndarray | None = None  # (test records,) likewise
+    tokens: bool = False  # features are indices into a vocabulary and reach the model as integers
 
 
 class Client(NamedTuple):
@@ -44,7 +46,7 @@ class Client(NamedTuple):
 class FederatedData:
     """Records of all clients, contiguous by client, and the global test set.
 
-    Shapes: x (records, ...), y (records,), offsets, sizes and shares (num_clients,).
+    Shapes: x (records, ...), y (records,), offsets, sizes and shares (num_clients,), test_clients (test records,).
     """
 
     x: jax.Array
@@ -56,8 +58,10 @@ class FederatedData:
     y_test: jax.Array
     scale: float
     shift: float
+    test_clients: jax.Array | None = None  # client whose part of the test set a record is; None: no such parts
     classes: int = structure()
     largest: int = structure()  # records of the largest client
+    tokens: bool = structure(default=False)  # features stay integers
     name: str = structure(default="")
 
     @property
@@ -72,7 +76,7 @@ class FederatedData:
         return Client(client_id, self.offsets[client_id], self.sizes[client_id])
 
     def gather(self, client: Client, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Features as float32 and labels of the records at `positions` within a client."""
+        """Features and labels of the records at `positions` within a client."""
         rows = client.offset + positions
         return self.features(self.x[rows]), self.y[rows]
 
@@ -90,14 +94,21 @@ class FederatedData:
         return lax.scan(add, jnp.zeros(one.shape[1:]), positions)[0] / client.size
 
     def features(self, x: jax.Array) -> jax.Array:
-        """Stored features as the model sees them."""
+        """Stored features as the model sees them: float32, or int32 indices for tokens."""
+        if self.tokens:
+            return x.astype(jnp.int32)
         return (x.astype(jnp.float32) - self.shift) * self.scale
 
 
-def federate(dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray | None = None) -> FederatedData:
+def federate(
+    dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray | None = None,
+    test_clients: np.ndarray | None = None,
+) -> FederatedData:  # fmt: skip
     """Lay out `dataset` by client; `clients[i]` holds the training rows of client i.
 
-    Shares default to n_i / sum n_j. Raises ConfigurationError if a row is used twice or a client has no record.
+    shares        public weights in the objective, n_i / sum n_j unless given;
+    test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client.
+    Raises ConfigurationError if a row is used twice or a client has no record.
     """
     sizes = np.array([len(rows) for rows in clients], np.int32)
     if sizes.size == 0 or sizes.min() < 1:
@@ -106,6 +117,12 @@ def federate(dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray
     order = np.concatenate([np.asarray(rows) for rows in clients]).astype(np.int64)
     if order.min() < 0 or order.max() >= len(dataset.y_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
+    if test_clients is not None:
+        test_clients = np.asarray(test_clients)
+        wanted = f"{len(dataset.y_test)} client numbers below {len(sizes)}"
+        if test_clients.shape != dataset.y_test.shape or test_clients.min() < 0 or test_clients.max() >= len(sizes):
+            raise errors.refuse("test_clients", f"shape {test_clients.shape} or numbers out of range", wanted)
+        test_clients = test_clients.astype(np.int32)
     public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
     if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
@@ -113,8 +130,9 @@ def federate(dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray
         "x": dataset.x_train[order], "y": dataset.y_train[order].astype(np.int32),
         "offsets": (np.cumsum(sizes) - sizes).astype(np.int32), "sizes": sizes, "shares": public.astype(np.float32),
         "x_test": dataset.x_test, "y_test": dataset.y_test.astype(np.int32),
+        "test_clients": test_clients,
     }  # fmt: skip
     return FederatedData(
-        **arrays, scale=dataset.scale, shift=dataset.shift, classes=dataset.classes, largest=int(sizes.max()),
-        name=dataset.name,
+        **arrays, scale=dataset.scale, shift=dataset.shift, classes=dataset.classes,
+        largest=int(sizes.max()), tokens=dataset.tokens, name=dataset.name,
     )  # fmt: skip
