@@ -10,9 +10,9 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp import gradients
-from fedjax_dp.gradients import clipped
-from fedjax_dp.models import FlaxModel, logistic_regression
+from fedjax_dp import errors, gradients
+from fedjax_dp.gradients import clipped, layers
+from fedjax_dp.models import FlaxModel, Frozen, cnn, group_norm_cnn, logistic_regression, lstm
 
 
 class Mlp(nn.Module):
@@ -27,7 +27,7 @@ class Mlp(nn.Module):
 
 
 class Shared(nn.Module):
-    """One layer used twice: the sum over uses would be missed by a rule per call."""
+    """One layer used twice: its gradient is the sum over both uses, and so not the sum of two squared norms."""
 
     @nn.compact
     def __call__(self, x):
@@ -63,18 +63,85 @@ class Scaled(nn.Module):
 
 
 class Sequence(nn.Module):
-    """A dense layer over positions."""
+    """Layers over positions, one after another, then class scores; `kinds` names them. Features are (positions, 4)."""
+
+    kinds: tuple[str, ...]
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(3)(x.reshape(x.shape[0], 2, -1)).sum(1)
+        again = nn.Dense(4)
+        layers = {
+            "dense": lambda: nn.Dense(6, use_bias=False), "again": lambda: again,
+            "conv": lambda: nn.Conv(4, (3,), strides=(2,), use_bias=True),
+            "dilated": lambda: nn.Conv(5, (2,), kernel_dilation=(2,), padding="VALID", use_bias=False),
+            "layer": lambda: nn.LayerNorm(), "scale": lambda: nn.LayerNorm(use_bias=False),
+            "group": lambda: nn.GroupNorm(2), "rms": lambda: nn.RMSNorm(),
+            "lstm": lambda: nn.RNN(nn.OptimizedLSTMCell(3)), "old": lambda: nn.RNN(nn.LSTMCell(4)),
+        }  # fmt: skip
+        for kind in self.kinds:
+            x = nn.Dense(4)(x) if kind in ("again", "group") and x.shape[-1] != 4 else x
+            x = jnp.tanh(layers[kind]()(x))
+        return nn.Dense(3)(x.reshape(x.shape[0], -1))
 
 
-def problem(module, records, features, seed=0, classes=3, scale=1.0):
+class Words(nn.Module):
+    """An embedding in which a word may occur more than once."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(3)(nn.Embed(7, 4)(tokens).sum(1))
+
+
+class Picture(nn.Module):
+    """A convolution over two dimensions whose gradient is cheaper by record (many positions) and one by Gram matrix."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(3, (3, 2), strides=2, padding=1)(x))
+        x = nn.Conv(40, (2, 2), padding=((0, 1), (1, 0)), use_bias=False)(nn.relu(x))
+        return nn.Dense(3)(nn.avg_pool(x, (2, 2)).reshape(x.shape[0], -1))
+
+
+class Twice(nn.Module):
+    """One pass of the loop below."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return jnp.tanh(nn.Dense(x.shape[-1])(x)), None
+
+
+class Looped(nn.Module):
+    """A layer inside a compiled loop."""
+
+    @nn.compact
+    def __call__(self, x):
+        loop = nn.scan(Twice, variable_broadcast="params", split_rngs={"params": False}, length=2)
+        return nn.Dense(3)(loop()(x, None)[0])
+
+
+class Gated(nn.Module):
+    """A recurrent layer without a rule."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.RNN(nn.GRUCell(4))(x.reshape(x.shape[0], 2, -1))[:, -1])
+
+
+class Grouped(nn.Module):
+    """A convolution in a form without a rule."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Conv(4, (2,), feature_group_count=2)(x.reshape(x.shape[0], 3, 2)).sum(1))
+
+
+def problem(module, records, features, seed=0, classes=3, scale=1.0, tokens=False):
     keys = jax.random.split(jax.random.key(seed), 3)
-    model = FlaxModel(module, (features,))
+    shape = (features,) if isinstance(features, int) else features
+    model = FlaxModel(module, shape, tokens=tokens)
     params = jax.tree.map(lambda w: w + 0.1, jax.jit(model.init)(keys[0]))
-    x = scale * jax.random.normal(keys[1], (records, features))
+    x = scale * jax.random.normal(keys[1], (records, *shape))
+    x = jax.random.randint(keys[1], (records, *shape), 0, 7) if tokens else x
     return model, params, x, jax.random.randint(keys[2], (records,), 0, classes)
 
 
@@ -111,20 +178,89 @@ def test_probes_equal_gradients_taken_one_by_one(records, features, hidden, bias
     assert jax.tree.structure(got.total) == jax.tree.structure(params)
 
 
+def check_against_gradients_taken_one_by_one(model, params, x, y, clip_norm):
+    mask = jnp.arange(len(y)) < max(1, len(y) - 1)
+    got = clipped_sum(model, params, x, y, mask, clip_norm)
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, mask, clip_norm), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * clip_norm + 1e-6)
+    assert jax.tree.structure(got.total) == jax.tree.structure(params)
+    return got
+
+
+KINDS = ("dense", "again", "conv", "dilated", "layer", "scale", "group", "rms", "lstm", "old")
+
+
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), records=st.integers(1, 4),
+    positions=st.integers(7, 20), clip_norm=st.floats(1e-2, 10), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=5, deadline=None)
+def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, positions, clip_norm, seed):
+    kinds = [kind for i, kind in enumerate(kinds) if kind not in ("conv", "dilated") or kind not in kinds[:i]]
+    problem_ = problem(Sequence(tuple(kinds)), records, (positions, 4), seed)
+    assert gradients.describe(*problem_) == "norms in the backward pass"
+    check_against_gradients_taken_one_by_one(*problem_, clip_norm)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "tokens"),
+    [(Picture(), (7, 6, 2), False), (Words(), (6,), True), (Shared(), (3,), False),
+     (lstm((5,), 3, Frozen(np.eye(7)), hidden=4, layers=1).module, (5,), True),
+     *(pytest.param(*case, False, marks=pytest.mark.slow) for case in
+       ((cnn((8, 8), 3).module, (8, 8)), (Sequence(KINDS), (30, 4)), (group_norm_cnn((8, 8), 3).module, (8, 8))))],
+)  # fmt: skip
+def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
+    problem_ = problem(module, 4, shape, tokens=tokens)
+    assert gradients.describe(*problem_) == "norms in the backward pass"
+    got = check_against_gradients_taken_one_by_one(*problem_, 0.5)
+    assert got.clipped[:3].any()  # else the clip would not have been tested
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (Shared(), "used more than once"), (Leaking(), "outside its layer"), (Tied(), "outside its layer"),
-        (Scaled(), "no rule for parameter scale"),
-        (Sequence(), "form without a rule"),
+        (Leaking(), "how parameter Dense_0/kernel is used"), (Tied(), "how parameter Dense_0/kernel is used"),
+        (Scaled(), "how parameter scale is used"), (Looped(), "how parameter ScanTwice_0"), (Gated(), "how parameter GRUCell_0"),
+        (Grouped(), "how parameter Conv_0"),
     ],
 )  # fmt: skip
-def test_what_the_rules_do_not_cover_falls_back_and_is_right(module, reason):
+@pytest.mark.parametrize("microbatch", [None, 3])
+def test_what_the_rules_do_not_cover_falls_back_and_is_right(module, reason, microbatch):
     model, params, x, y = problem(module, 4, 6, classes=3)
     assert reason in gradients.describe(model, params, x, y)
-    got = clipped_sum(model, params, x, y, jnp.ones(4, bool), 0.5)
+    got = jax.jit(gradients.clipped_sum, static_argnums=(0, 6))(
+        model, params, x, y, jnp.ones(4, bool), 0.5, microbatch
+    )  # fmt: skip
     for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, np.ones(4), 0.5)):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_norms_added_up_over_uses_of_a_layer_would_be_wrong():
+    """What the law above would reject: a layer used twice, its uses taken for two layers."""
+    model, params, x, y = problem(Shared(), 1, 3)
+    whole = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(clipped_sum(model, params, x, y, y < 3, 1e9).total)))
+    found = clipped_sum(model, params, x, y, y < 3, float(whole) * (1 + 1e-4))
+    assert not found.clipped.any()
+    assert clipped_sum(model, params, x, y, y < 3, float(whole) * (1 - 1e-4)).clipped.all()
+
+
+def test_a_norm_that_cancels_between_positions_is_not_taken_for_small():
+    """Two positions that cancel to 1e-4 of their size: the clipped gradient keeps its bound."""
+    a = jnp.array([[[100.0] * 30, [100.0] * 30]])
+    e = jnp.array([[[1.0] * 40, [-0.9999] * 40]])
+    squared = layers.product(a, e, False).squared_norms[0]
+    exact = np.einsum("tk,to->ko", np.asarray(a[0], np.float64), np.asarray(e[0], np.float64))
+    assert squared >= (exact**2).sum()
+
+
+def test_a_module_that_mixes_records_is_refused():
+    class Mixing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.BatchNorm(use_running_average=True)(nn.Dense(3)(x))
+
+    with pytest.raises(errors.ConfigurationError, match="use GroupNorm or LayerNorm"):
+        FlaxModel(Mixing(), (4,)).init(jax.random.key(0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Rules for layers whose per-record gradient norms have a closed form.
+"""Rules for layers whose per-record gradients have a closed form.
 
-A layer's weight gradient for one record is a function of its input a and of the cotangent e of its output. A rule gives
-the squared norm of that gradient per record, and the weighted sum of the gradients over records, both without building
-a gradient for any single record. Weighting e by the clip factor commutes with the rest of the backward pass, because
-records do not mix; so one backward pass serves norms and clipped sum alike.
+A layer's weight gradient for one record is a function of what the layer has read, a, and of the cotangent e of what it
+has made: a sum over the positions at which the weight is used. A rule runs the layer with a probe of zeros where e is
+to be caught, and names the *form* of the gradient; a form gives its squared norm per record, and the clipped sum over
+records, from a and e. Weighting e by the clip factor commutes with the rest of the backward pass, because records do
+not mix; so one backward pass serves norms and clipped sum alike.
 """
 
 from collections.abc import Callable
@@ -11,30 +12,253 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
+from jax import lax
+
+from fedjax_dp.models import convolution
+
+Params = dict[str, Any]
+
+
+class Gradients(NamedTuple):
+    """What a form knows of one weight: squared norms `(records,)`, and the sum of its gradients times factors."""
+
+    squared_norms: jax.Array
+    total: Callable[[jax.Array], Any]  # factors (records,), zero where a gradient is not finite
 
 
 class Rule(NamedTuple):
-    """How one kind of layer is handled; `covers` says whether this use of the layer is the plain one."""
+    """How one kind of layer is handled; x is the layer's input."""
 
-    covers: Callable[[Any, jax.Array], bool]
-    squared_norms: Callable[[Any, jax.Array, jax.Array], jax.Array]  # (module, a, e) -> (records,)
-    total: Callable[[Any, jax.Array, jax.Array], dict[str, jax.Array]]  # (module, a, weighted e) -> parameter sums
-
-
-def _dense_covers(module: nn.Dense, a: jax.Array) -> bool:
-    plain = module.dtype in (None, jnp.float32) and module.dot_general is None and module.dot_general_cls is None
-    return plain and a.ndim == 2
+    covers: Callable[[Any, jax.Array], bool]  # (module, x): whether this is a use that the rule knows
+    run: Callable[[Any, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array]]  # (module, x, probe) -> (output, a)
+    form: Callable[[Any, jax.Array, jax.Array], Gradients]  # (module, a, e), both (records, positions, ...)
+    name: Callable[[Any, Any, jax.Array], Params]  # (module, total, x) -> the owner's parameters
+    owner: Callable[[Any], nn.Module] = lambda module: module  # whose parameters they are
+    probe: Callable[[Any, jax.Array, jax.Array], tuple[int, ...]] = lambda module, x, out: _positions(out).shape
 
 
-def _dense_squared_norms(module: nn.Dense, a: jax.Array, e: jax.Array) -> jax.Array:
-    """|a|^2 |e|^2 for the kernel, whose gradient is the outer product, and |e|^2 for the bias."""
-    return (jnp.sum(a * a, axis=-1) + float(module.use_bias)) * jnp.sum(e * e, axis=-1)
+def product(a: jax.Array, e: jax.Array, with_bias: bool) -> Gradients:
+    """A kernel and its bias: sum over positions of the outer products of a `(n, t, k)` and e `(n, t, o)`, and of e.
+
+    One position: |a|^2 |e|^2. Else the Gram matrices over positions or the per-record kernels, whichever is smaller.
+    """
+    positions, inputs, outputs = a.shape[1], a.shape[2], e.shape[2]
+    bias = e.sum(1)
+    squared = jnp.sum(bias * bias, -1) if with_bias else jnp.zeros(a.shape[0])
+
+    def flat_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, weighted = _kept(a, factors).reshape(-1, inputs), _weighted(e, factors).reshape(-1, outputs)
+        # the long side last in the product; `values.ravel` undoes the transpose
+        return (weighted.T @ rows).T, weighted.sum(0)
+
+    if positions == 1:
+        return Gradients(squared + jnp.sum(a * a, (1, 2)) * jnp.sum(e * e, (1, 2)), flat_total)
+    if positions * (inputs + outputs) < inputs * outputs:
+        return Gradients(
+            squared + _total_of(jnp.einsum("ntk,nsk->nts", a, a) * jnp.einsum("nto,nso->nts", e, e)), flat_total
+        )
+    kernels = jnp.einsum("nto,ntk->nok", e, a)
+
+    def kernel_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = jnp.tensordot(factors, _kept(kernels, factors), 1)
+        return total.T, factors @ _kept(bias, factors)
+
+    return Gradients(squared + jnp.sum(kernels * kernels, (1, 2)), kernel_total)
 
 
-def _dense_total(module: nn.Dense, a: jax.Array, e: jax.Array) -> dict[str, jax.Array]:
-    total = {"kernel": (e.T @ a).T}  # the long side last in the product; `values.ravel` undoes the transpose
-    return {**total, "bias": e.sum(0)} if module.use_bias else total
+def scaling(a: jax.Array, e: jax.Array, with_scale: bool, with_bias: bool) -> Gradients:
+    """A scale and a bias by channel: sums over positions of a * e and of e, both `(n, t, c)`."""
+    scale, bias = jnp.sum(a * e, 1), e.sum(1)
+
+    def total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return factors @ _kept(scale, factors), factors @ _kept(bias, factors)
+
+    return Gradients(with_scale * jnp.sum(scale * scale, -1) + with_bias * jnp.sum(bias * bias, -1), total)
 
 
-RULES: dict[type[nn.Module], Rule] = {nn.Dense: Rule(_dense_covers, _dense_squared_norms, _dense_total)}
+def lookup(a: jax.Array, e: jax.Array) -> Gradients:
+    """Rows of a table picked by indices a `(n, t, 1)`: positions with the same index add up before the norm."""
+    index = a[..., 0]
+    same = index[:, :, None] == index[:, None, :]
+    squared = _total_of(jnp.where(same, jnp.einsum("nto,nso->nts", e, e), 0.0))
+
+    def total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return index.reshape(-1), _weighted(e, factors).reshape(-1, e.shape[-1])
+
+    return Gradients(squared, total)
+
+
+ROUNDING = 1e-6  # of what is added up, about ten float32 roundings
+
+
+def _total_of(gram: jax.Array) -> jax.Array:
+    """Sum over pairs of positions `(n, t, t)`, rounded up: where positions cancel, no norm may come out too small."""
+    return gram.sum((1, 2)) + ROUNDING * jnp.abs(gram).sum((1, 2))
+
+
+def _kept(a: jax.Array, factors: jax.Array) -> jax.Array:
+    """Zero where the factor is: 0 * NaN is NaN."""
+    return jnp.where((factors > 0).reshape(-1, *[1] * (a.ndim - 1)), a, 0)
+
+
+def _weighted(e: jax.Array, factors: jax.Array) -> jax.Array:
+    return _kept(e, factors) * factors[:, None, None]
+
+
+def _positions(a: jax.Array) -> jax.Array:
+    """All axes between records and channels as one."""
+    return a.reshape(a.shape[0], -1, a.shape[-1])
+
+
+def _joined(out: jax.Array, probe: jax.Array | None) -> jax.Array:
+    return out if probe is None else out + probe.reshape(out.shape)
+
+
+def _usual(module: Any) -> bool:
+    return module.dtype in (None, jnp.float32)
+
+
+def _own(module: Any, name: str) -> jax.Array:
+    return module.get_variable("params", name)
+
+
+# Dense layers, over any number of positions.
+
+
+def _dense_covers(module: nn.Dense, x: jax.Array) -> bool:
+    return _usual(module) and module.dot_general is None and module.dot_general_cls is None and x.ndim >= 2
+
+
+def _dense_run(module: nn.Dense, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    out = x @ _own(module, "kernel")
+    out = out + convolution.by_channel(_own(module, "bias"), out) if module.use_bias else out
+    return _joined(out, probe), _positions(x)
+
+
+def _kernel_form(module: Any, a: jax.Array, e: jax.Array) -> Gradients:
+    return product(a, e, module.use_bias)
+
+
+def _kernel_named(module: Any, total: tuple[jax.Array, jax.Array], x: jax.Array) -> Params:
+    kernel, bias = total
+    named = {"kernel": kernel.reshape(_own(module, "kernel").shape)}
+    return {**named, "bias": bias} if module.use_bias else named
+
+
+# Convolutions, as products of patches.
+
+
+def _conv_run(module: nn.Conv, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    seen = convolution.patches(module, x)
+    return _joined(convolution.as_product(module, seen), probe), _positions(seen)
+
+
+# Normalisation by record.
+
+
+def _norm_covers(module: Any, x: jax.Array) -> bool:
+    apart = module.reduction_axes in (None, -1) if isinstance(module, nn.GroupNorm) else module.reduction_axes == -1
+    by_channel = getattr(module, "feature_axes", -1) == -1
+    learns = module.use_scale or _has_bias(module)
+    return learns and _usual(module) and apart and by_channel and module.axis_name is None and x.ndim >= 2
+
+
+def _norm_run(module: Any, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    bare = {"use_scale": False} | ({} if isinstance(module, nn.RMSNorm) else {"use_bias": False})
+    normal: Any = module.clone(**bare, parent=None, name=None).apply({}, x)
+    out = normal * convolution.by_channel(_own(module, "scale"), x) if module.use_scale else normal
+    out = out + convolution.by_channel(_own(module, "bias"), x) if _has_bias(module) else out
+    return _joined(out, probe), _positions(normal)
+
+
+def _has_bias(module: Any) -> bool:
+    return bool(getattr(module, "use_bias", False))
+
+
+def _norm_form(module: Any, a: jax.Array, e: jax.Array) -> Gradients:
+    return scaling(a, e, module.use_scale, _has_bias(module))
+
+
+def _scale_named(module: Any, total: tuple[jax.Array, jax.Array], x: jax.Array) -> Params:
+    scale, bias = total
+    return ({"scale": scale} if module.use_scale else {}) | ({"bias": bias} if _has_bias(module) else {})
+
+
+# Embeddings.
+
+
+def _embed_covers(module: nn.Embed, x: jax.Array) -> bool:
+    return _usual(module) and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim >= 1
+
+
+def _embed_run(module: nn.Embed, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    return _joined(jnp.take(_own(module, "embedding"), x, axis=0), probe), x.reshape(x.shape[0], -1, 1)
+
+
+def _embed_named(module: nn.Embed, total: tuple[jax.Array, jax.Array], x: jax.Array) -> Params:
+    rows, parts = total
+    return {"embedding": jnp.zeros_like(_own(module, "embedding")).at[rows].add(parts)}
+
+
+# LSTM layers: the recurrent weights are one kernel, used at every step on (x_t, h_{t-1}).
+
+GATES = ("i", "f", "g", "o")
+
+
+def _lstm_covers(module: nn.RNN, x: jax.Array) -> bool:
+    cell = module.cell
+    known = isinstance(cell, nn.OptimizedLSTMCell | nn.LSTMCell) and _usual(cell)
+    plain = not (module.time_major or module.return_carry or module.reverse)
+    return known and plain and cell.carry_init is nn.initializers.zeros and x.ndim == 3
+
+
+def _lstm_run(module: nn.RNN, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    cell = module.cell
+    weights = cell.variables["params"]
+    inner = jnp.concatenate([weights[f"i{gate}"]["kernel"] for gate in GATES], -1)
+    recurrent = jnp.concatenate([weights[f"h{gate}"]["kernel"] for gate in GATES], -1)
+    bias = jnp.concatenate([weights[f"h{gate}"]["bias"] for gate in GATES], -1)
+    ready = x @ inner + convolution.by_channel(bias, x)
+    if probe is not None:
+        ready = ready + probe
+
+    def step(carry: tuple[jax.Array, jax.Array], z: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+        c, h = carry
+        i, f, g, o = jnp.split(z + h @ recurrent, 4, -1)
+        c = cell.gate_fn(f) * c + cell.gate_fn(i) * cell.activation_fn(g)
+        out = cell.gate_fn(o) * cell.activation_fn(c)
+        return (c, out), (out, h)
+
+    start = jnp.zeros((x.shape[0], cell.features))
+    out, before = lax.scan(step, (start, start), ready.swapaxes(0, 1))[1]
+    return out.swapaxes(0, 1), jnp.concatenate([x, before.swapaxes(0, 1)], -1)
+
+
+def _lstm_probe(module: nn.RNN, x: jax.Array, out: jax.Array) -> tuple[int, ...]:
+    return (*x.shape[:2], 4 * module.cell.features)
+
+
+def _lstm_named(module: nn.RNN, total: tuple[jax.Array, jax.Array], x: jax.Array) -> Params:
+    kernel, bias = total
+    kernels, biases = np.split(np.arange(kernel.shape[1]), 4), jnp.split(bias, 4)
+    named: Params = {}
+    for gate, columns, own in zip(GATES, kernels, biases, strict=True):
+        part = kernel[:, columns[0] : columns[-1] + 1]
+        named[f"i{gate}"] = {"kernel": part[: x.shape[-1]]}
+        named[f"h{gate}"] = {"kernel": part[x.shape[-1] :], "bias": own}
+    return named
+
+
+_CONV = Rule(convolution.covers, _conv_run, _kernel_form, _kernel_named)
+_NORM = Rule(_norm_covers, _norm_run, _norm_form, _scale_named)
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Dense: Rule(_dense_covers, _dense_run, _kernel_form, _kernel_named),
+    nn.Conv: _CONV, nn.LayerNorm: _NORM, nn.GroupNorm: _NORM, nn.RMSNorm: _NORM,
+    nn.Embed: Rule(_embed_covers, _embed_run, lambda module, a, e: lookup(a, e), _embed_named),
+    nn.RNN: Rule(
+        _lstm_covers, _lstm_run, lambda module, a, e: product(a, e, True), _lstm_named, lambda module: module.cell,
+        _lstm_probe,
+    ),
+}  # fmt: skip

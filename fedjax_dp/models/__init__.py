@@ -1,5 +1,21 @@
-"""Models: what the simulator needs to know about one, and the ones that ship with it."""
+"""Models: what the simulator needs of one, and those of the papers."""
 
-from fedjax_dp.models.model import FeatureModel, FlaxModel, Model, cross_entropy, logistic_regression, mean_loss, mlp
+from fedjax_dp.models.dense import logistic_regression, mlp
+from fedjax_dp.models.model import FeatureModel, FlaxModel, Model, cross_entropy, mean_loss
+from fedjax_dp.models.text import Frozen, lstm, random_embedding
+from fedjax_dp.models.vision import cnn, group_norm_cnn
 
-__all__ = ["FeatureModel", "FlaxModel", "Model", "cross_entropy", "logistic_regression", "mean_loss", "mlp"]
+__all__ = [
+    "FeatureModel",
+    "FlaxModel",
+    "Frozen",
+    "Model",
+    "cnn",
+    "cross_entropy",
+    "group_norm_cnn",
+    "logistic_regression",
+    "lstm",
+    "mean_loss",
+    "mlp",
+    "random_embedding",
+]

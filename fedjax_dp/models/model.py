@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,7 +10,9 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from fedjax_dp import errors
 from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.models.convolution import fast_layers
 
 Params = Any
 
@@ -58,16 +59,27 @@ class FlaxModel:
     module: nn.Module
     record_shape: tuple[int, ...]
     loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+    tokens: bool = False  # records are indices into a vocabulary, int32
 
     def init(self, key: jax.Array) -> Params:
-        return self.module.init(key, jnp.zeros((1, *self.record_shape)))["params"]
+        blank = jnp.zeros((1, *self.record_shape), jnp.int32 if self.tokens else jnp.float32)
+        variables = self.module.init(key, blank)
+        if set(variables) != {"params"}:
+            raise errors.refuse(
+                "model", f"{type(self.module).__name__} with {', '.join(sorted(set(variables) - {'params'}))}",
+                "a module that keeps parameters only, so that records do not mix",
+                "use GroupNorm or LayerNorm instead of BatchNorm",
+            )  # fmt: skip
+        return variables["params"]
 
-    def logits(self, params: Params, x: jax.Array) -> jax.Array:
-        scores: Any = self.module.apply({"params": params}, x)
+    def logits(self, params: Params, x: jax.Array, layers: Callable = fast_layers) -> jax.Array:
+        """Scores `(records, classes)`; `layers` is the Flax interceptor under which the module runs."""
+        with nn.intercept_methods(layers):
+            scores: Any = self.module.apply({"params": params}, x)
         return scores
 
-    def losses(self, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-        return self.loss(self.logits(params, x), y)
+    def losses(self, params: Params, x: jax.Array, y: jax.Array, layers: Callable = fast_layers) -> jax.Array:
+        return self.loss(self.logits(params, x, layers), y)
 
     def features(self, params: Params, x: jax.Array) -> jax.Array:
         """The layer before the output `(records, k)`: what goes into the last dense layer that runs."""
@@ -88,38 +100,3 @@ class FlaxModel:
         shapes = jax.eval_shape(self.init, jax.random.key(0))
         layers = {path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(shapes)}
         return len(layers) > 1
-
-
-class _Softmax(nn.Module):
-    """Flattened features to class scores."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        return nn.Dense(self.classes, kernel_init=nn.initializers.zeros)(flat)
-
-
-def logistic_regression(record_shape: tuple[int, ...], classes: int) -> FlaxModel:
-    """Multinomial logistic regression on flattened features, started at zero (000's LR; 7,850 parameters on MNIST)."""
-    return FlaxModel(_Softmax(classes), tuple(record_shape))
-
-
-class _Mlp(nn.Module):
-    """Dense layers with ReLU between them."""
-
-    hidden: tuple[int, ...]
-    classes: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        for width in self.hidden:
-            x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.classes)(x)
-
-
-def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> FlaxModel:
-    """A multilayer perceptron; its features are the last hidden layer."""
-    return FlaxModel(_Mlp(tuple(hidden), classes), tuple(record_shape))

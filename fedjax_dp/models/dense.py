@@ -1,0 +1,47 @@
+"""Models of dense layers: softmax regression and the multilayer perceptron."""
+
+import math
+
+import jax
+from flax import linen as nn
+
+from fedjax_dp.models.model import FlaxModel
+
+
+class _Softmax(nn.Module):
+    """Flattened features to class scores."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        return nn.Dense(self.classes, kernel_init=nn.initializers.zeros)(flat)
+
+
+def logistic_regression(record_shape: tuple[int, ...], classes: int) -> FlaxModel:
+    """Multinomial logistic regression on flattened features, started at zero (000's LR; 7,850 parameters on MNIST)."""
+    return FlaxModel(_Softmax(classes), tuple(record_shape))
+
+
+class _Mlp(nn.Module):
+    """Dense layers with ReLU between them."""
+
+    hidden: tuple[int, ...]
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.classes)(x)
+
+
+def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> FlaxModel:
+    """A multilayer perceptron; its features are the last hidden layer.
+
+    000's network is hidden=(1200,) on 60 principal components (85,210 parameters), 002's hidden=(64, 32) on Adult's 102
+    columns (8,738).
+    """
+    return FlaxModel(_Mlp(tuple(hidden), classes), tuple(record_shape))
