@@ -59,6 +59,8 @@ class RoundReport(NamedTuple):
     present: jax.Array  # bool: the message arrived
     loss: jax.Array  # mean loss over the client's batches
     clipped: jax.Array  # fraction of records clipped
+    signal: jax.Array  # mean over the local steps of |bounded mean gradient|^2, or |mean update|^2 if that is noised
+    noise: jax.Array  # expected |noise|^2 on the same; 0 without privacy, NaN where it is not known
     finite: jax.Array  # bool: loss and update of this client are finite
     overflow: jax.Array  # bool: its message did not fit into the ring of a secure sum
 
@@ -192,8 +194,8 @@ def run_round(
         sound = jnp.isfinite(result.report.loss) & jnp.all(jnp.isfinite(message))
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
         report = RoundReport(
-            member.id, member.present, result.report.loss, result.report.clipped, sound | ~member.present,
-            overflow & member.present,
+            member.id, member.present, result.report.loss, result.report.clipped, result.report.signal,
+            result.report.noise, sound | ~member.present, overflow & member.present,
         )  # fmt: skip
         return words, (result.own, result.rule if algorithm.local.rule.keep else (), report)
 
@@ -216,6 +218,11 @@ def run_round(
     update = aggregate.combine(total, members, data.shares, expected, flat)
     reach = aggregate.reach(data.shares, expected, positions.size)
     messages = None if expected is None else jnp.sum(expected)
+    std = algorithm.upload.noise_std(state.upload, reach, state.round)
+    if std is not None:
+        power = jnp.stack([jnp.vdot(update, update), std**2 * update.size])
+        signal, noise = jnp.broadcast_to(power[:, None], (2, positions.size))
+        report = report._replace(signal=signal, noise=noise)
     update, upload = algorithm.upload.release(
         role_key(key, "server noise"), state.round, update, extra, state.upload, reach, messages
     )

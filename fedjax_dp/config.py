@@ -10,39 +10,45 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-import tyro
 
 from fedjax_dp import errors
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.catalogue import CATALOGUE, options_of
-from fedjax_dp.data import Dataset, FederatedData, equal_sizes, federate, iid, labels_per_client, load, natural
-from fedjax_dp.data.partition import power_law_sizes
-from fedjax_dp.fields import typed
+from fedjax_dp.data import FederatedData
+from fedjax_dp.fields import by_dataset, told, typed
 from fedjax_dp.models import Model, logistic_regression, mlp
 from fedjax_dp.personal import optimal_probabilities
+from fedjax_dp.population import POPULATIONS, PopulationConfig, kind_of, resolve_population
+from fedjax_dp.population import build_data as build_data
 
-PARTITIONS = ("iid", "labels", "natural")
-SIZES = ("equal", "power-law")
 MODELS: dict[str, Callable[[tuple[int, ...], int, int], Model]] = {
     "logistic": lambda shape, classes, hidden: logistic_regression(shape, classes),
     "mlp": lambda shape, classes, hidden: mlp(shape, classes, (hidden,)),
 }
 ENTRY_OPTIONS = {name for entry in CATALOGUE for name in options_of(entry)}
 
-# What a data set brings where nothing is said. MNIST and its kin follow paper 000.
+# What a data set brings where nothing is said, beside its population. MNIST and its kin follow paper 000.
 _PAPER_000 = {
-    "num_clients": 100, "partition": "labels", "labels_per_client": 7, "rounds": 50, "cohort_size": 10,
-    "batch_size": 10, "local_steps": 300, "learning_rate": 0.01, "schedule": "inverse_sqrt", "l2": 1e-3,
-    "adaptive_learning_rate": 0.01, "epsilon": 0.3, "delta": 1e-2, "min_records": 100,
+    "rounds": 50, "cohort_size": 10, "batch_size": 10, "local_steps": 300, "learning_rate": 0.01,
+    "schedule": "inverse_sqrt", "l2": 1e-3, "adaptive_learning_rate": 0.01, "epsilon": 0.3, "delta": 1e-2,
 }  # fmt: skip
 _SMALL = {
-    "num_clients": 10, "partition": "iid", "labels_per_client": 7, "rounds": 40, "cohort_size": 5,
-    "batch_size": 20, "local_steps": 10, "learning_rate": 0.3, "schedule": "inverse_sqrt", "l2": 1e-3,
-    "adaptive_learning_rate": 0.05, "epsilon": 4.0, "delta": 1e-3, "min_records": 50,
+    "rounds": 40, "cohort_size": 5, "batch_size": 20, "local_steps": 10, "learning_rate": 0.3,
+    "schedule": "inverse_sqrt", "l2": 1e-3, "adaptive_learning_rate": 0.05, "epsilon": 4.0, "delta": 1e-3,
+}  # fmt: skip
+_LARGE = _SMALL | {"rounds": 50, "cohort_size": 10, "delta": 1e-4}
+_TRAINING: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_000),
+    **dict.fromkeys(("adult", "adult_full"), _LARGE),
+    **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10_pca60"), _LARGE | {"learning_rate": 0.1}),
+    "cifar10": _LARGE | {"learning_rate": 0.01},
+    "tfds": _SMALL | {"learning_rate": 0.1},
+    "svhn": _SMALL | {"learning_rate": 0.01},
+    "synthetic": _LARGE | {"batch_size": 10, "learning_rate": 0.1, "delta": 1e-3},
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": _SMALL, "mnist": _PAPER_000, "fashion_mnist": _PAPER_000, "emnist_letters": _PAPER_000, "npz": _SMALL,
-}  # fmt: skip
+    name: population | _TRAINING.get(name, _SMALL) for name, population in POPULATIONS.items()
+}
 
 # What an algorithm brings on top, where its paper or its kind asks for something else.
 _WHOLE_CLIENTS = {
@@ -59,47 +65,20 @@ ADAPTIVE = ("addpnfl", "fedadam", "fedyogi")  # servers whose rate is not near 1
 
 
 def _by_dataset(field: str, text: str) -> Any:
-    """Help text with the default that each data set brings, read from PRESETS."""
-    values: dict[Any, list[str]] = {}
-    for name, preset in PRESETS.items():
-        values.setdefault(preset[field], []).append(name)
-    told = "; ".join(f"{', '.join(names)}: {value}" for value, names in values.items())
-    hint = f"(default by data set: {told})" if len(values) > 1 else f"(default: {next(iter(values))})"
-    return _told(text, hint, _METAVARS[type(next(iter(values)))])
-
-
-_METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR"}
+    return by_dataset(PRESETS, field, text)
 
 
 def _own(text: str) -> Any:
     """Help text of an option that only some algorithms take, or whose default is the algorithm's own."""
-    return _told(text, "(default: the algorithm's)")
-
-
-def _told(text: str, hint: str | None = None, metavar: str | None = None) -> Any:
-    return tyro.conf.arg(help=text, help_behavior_hint=hint, metavar=metavar)
+    return told(text, "(default: the algorithm's)")
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(PopulationConfig):
     """Everything that decides a run. Keys of a TOML file are the field names; flags are the same with hyphens."""
 
-    dataset: Annotated[str, _told("digits, mnist, fashion_mnist, emnist_letters, or npz:PATH for your own arrays")] = (
-        "digits"
-    )
-    data_dir: Annotated[
-        str | None, _told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)", "DIR")
-    ] = None
-    algorithm: Annotated[str, _told(", ".join(CATALOGUE))] = "dpnfl"
+    algorithm: Annotated[str, told(", ".join(CATALOGUE))] = "dpnfl"
     rounds: Annotated[int | None, _by_dataset("rounds", "rounds T")] = None
-    seed: Annotated[int, _told("decides partition, cohorts, batches, noise and initial model")] = 0
-
-    num_clients: Annotated[int | None, _by_dataset("num_clients", "clients N in the population")] = None
-    partition: Annotated[str | None, _by_dataset("partition", "iid, labels or natural")] = None
-    labels_per_client: Annotated[int | None, _by_dataset("labels_per_client", "k, for partition labels")] = None
-    sizes: Annotated[str, _told("records per client: equal or power-law")] = "equal"
-    min_records: Annotated[int | None, _by_dataset("min_records", "smallest client, for sizes power-law")] = None
-
     cohort_size: Annotated[int | None, _by_dataset("cohort_size", "clients per round; N takes all")] = None
     cohort: Annotated[str | None, _own("uniform, poisson, md (by shares, with replacement) or cyclic")] = None
     one_by_one: Annotated[bool | None, _own("md: a client drawn twice trains twice")] = None
@@ -111,7 +90,7 @@ class RunConfig:
     batch_size: Annotated[int | None, _by_dataset("batch_size", "records B per local step")] = None
     batches: Annotated[
         str,
-        _told("without-replacement, with-replacement, poisson, full (all records), epochs (local steps are epochs)"),
+        told("without-replacement, with-replacement, poisson, full (all records), epochs (local steps are epochs)"),
     ] = "without-replacement"
     local_steps: Annotated[int | None, _by_dataset("local_steps", "local steps tau per round")] = None
     learning_rate: Annotated[float | None, _by_dataset("learning_rate", "of the local steps")] = None
@@ -122,7 +101,7 @@ class RunConfig:
     keep_rule: Annotated[bool | None, _own("the rule's state stays with its client across rounds")] = None
     l2: Annotated[float | None, _by_dataset("l2", "h in the penalty h |w|^2")] = None
     model: Annotated[str | None, _own("logistic, or mlp (rfedavg needs features)")] = None
-    hidden: Annotated[int | None, _told("width of mlp's hidden layer", "(default: 64)", "INT")] = None
+    hidden: Annotated[int | None, told("width of mlp's hidden layer", "(default: 64)", "INT")] = None
 
     clip_norm: Annotated[float | None, _own("C, L2 bound on one record's gradient, or on a client's update")] = None
     clipping: Annotated[str | None, _own("record, batch, scale, none or tensor-median; most entries fix it")] = None
@@ -133,30 +112,30 @@ class RunConfig:
     epsilon_high: Annotated[float | None, _own("budgets are uniform from epsilon to this, one per client")] = None
     delta: Annotated[float | None, _by_dataset("delta", "of the budget and of the Guarantee")] = None
     noise_multiplier: Annotated[
-        float | None, _told("noise on the sum over clip norm, instead of --epsilon", "(default: from epsilon)", "FLOAT")
+        float | None, told("noise on the sum over clip norm, instead of --epsilon", "(default: from epsilon)", "FLOAT")
     ] = None
     accountant: Annotated[
         str | None,
-        _told(
+        told(
             "pld (rigorous), or rdp, gaussian, zcdp, tcdp (paper 000's)", "(default: pld; rdp for shared noise)", "STR"
         ),
     ] = None
     participation: Annotated[
-        str, _told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
+        str, told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
     ] = "schedule"
     sigma_mode: Annotated[
         str,
-        _told("per_client, common_worst (all take the noise of the client that needs most), paper_003 (as it prints)"),
+        told("per_client, common_worst (all take the noise of the client that needs most), paper_003 (as it prints)"),
     ] = "per_client"
     view: Annotated[
         str | None,
-        _told(
+        told(
             "who must learn nothing: uploads, secure_sum, broadcast or final_model",
             "(default: the strongest that the algorithm hides from)",
             "STR",
         ),
     ] = None
-    colluders: Annotated[int, _told("clients of each cohort that help the adversary, in views other than uploads")] = 0
+    colluders: Annotated[int, told("clients of each cohort that help the adversary, in views other than uploads")] = 0
     secure: Annotated[bool | None, _own("messages travel masked and only their sum is seen")] = None
     ring_bits: Annotated[int | None, _own("of the secure sum's integers: 32 or 64")] = None
     fractional_bits: Annotated[int | None, _own("of the secure sum's fixed point")] = None
@@ -197,13 +176,19 @@ class RunConfig:
     noise: Annotated[str | None, _own("dp_fedavg: server, or shared (integer noise in a secure sum)")] = None
     bands: Annotated[int | None, _own("dp_ftrl: rounds over which noise is correlated")] = None
 
-    evaluate_every: Annotated[int | None, _told("rounds between evaluations", "(default: rounds / 20)", "INT")] = None
-    checkpoint_every: Annotated[int | None, _told("rounds between checkpoints", "(default: rounds / 5)", "INT")] = None
+    evaluate_every: Annotated[int | None, told("rounds between evaluations", "(default: rounds / 20)", "INT")] = None
+    train_metrics: Annotated[
+        bool | None, told("also evaluate objective and gradient norm over all training records", "(default: false)")
+    ] = None
+    target_accuracy: Annotated[
+        float | None, told("test accuracy to count rounds and bytes to", "(default: none)", "FLOAT")
+    ] = None
+    checkpoint_every: Annotated[int | None, told("rounds between checkpoints", "(default: rounds / 5)", "INT")] = None
     chunk_size: Annotated[
-        int | None, _told("clients computed at once on a device, to bound memory", "(default: all)", "INT")
+        int | None, told("clients computed at once on a device, to bound memory", "(default: all)", "INT")
     ] = None
     out: Annotated[
-        str | None, _told("run folder; must not exist or be empty", "(default: runs/DATASET-ALGORITHM-sSEED)", "DIR")
+        str | None, told("run folder; must not exist or be empty", "(default: runs/DATASET-ALGORITHM-sSEED)", "DIR")
     ] = None
 
 
@@ -217,8 +202,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 def resolve(config: RunConfig) -> RunConfig:
     """Fill in what data set and algorithm bring, so that the configuration says everything; refuses what cannot be."""
-    kind = config.dataset.partition(":")[0]
-    errors.require_choice("dataset", kind, PRESETS)
+    kind = kind_of(config.dataset)
     errors.require_choice("algorithm", config.algorithm, CATALOGUE)
     accepted = options_of(config.algorithm)
     for field in dataclasses.fields(config):
@@ -253,56 +237,31 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.epsilon is not None:
         preset.pop("epsilon_high", None)
     preset["accountant"] = "rdp" if config.noise == "shared" else "pld"  # integer noise has one accountant
-    if (config.partition or preset["partition"]) == "natural":
-        preset.pop("num_clients", None)  # the data set decides
     if config.batches == "full":
         preset.pop("batch_size")
         if config.batch_size is not None:
             raise errors.refuse("batch_size", config.batch_size, "left out for full batches", "drop it")
-    filled = {name: value for name, value in preset.items() if getattr(config, name) is None}
     asked = config
+    config = resolve_population(config, preset)
+    brought = {name: value for name, value in preset.items() if name not in POPULATIONS[kind]}
+    filled = {name: value for name, value in brought.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
     for name, (beside, wanted) in NEEDS.items():
         if getattr(asked, name) is not None and getattr(config, beside) not in wanted:
             raise errors.refuse(
                 name, getattr(asked, name), f"left out unless {beside} is {' or '.join(map(str, wanted))}", "drop it"
             )
-    if config.partition == "natural" and config.num_clients is not None:
-        raise errors.refuse("num_clients", config.num_clients, "left out for partition natural", "the data decides it")
     sized = [] if config.batches == "full" else ["batch_size"]
-    for name in ("rounds", "cohort_size", *sized, "local_steps", "min_records"):
+    for name in ("rounds", "cohort_size", *sized, "local_steps"):
         errors.require_count(name, getattr(config, name))
     paces = {"evaluate_every": max(1, config.rounds // 20), "checkpoint_every": max(1, config.rounds // 5)}
     filled = {name: value for name, value in paces.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
     for name in (*paces, *(["chunk_size"] if config.chunk_size is not None else [])):
         errors.require_count(name, getattr(config, name))
-    if isinstance(config.seed, bool) or not 0 <= config.seed < 2**32:
-        raise errors.refuse("seed", config.seed, "an integer in [0, 2^32)")
+    if config.target_accuracy is not None and not 0 < config.target_accuracy <= 1:
+        raise errors.refuse("target_accuracy", config.target_accuracy, "above 0 and at most 1")
     return config
-
-
-def build_data(config: RunConfig) -> FederatedData:
-    """The clients of a resolved configuration."""
-    dataset = load(config.dataset, config.data_dir)
-    errors.require_choice("partition", str(config.partition), PARTITIONS)
-    errors.require_choice("sizes", config.sizes, SIZES)
-    return federate(dataset, _clients(config, dataset))
-
-
-def _clients(config: RunConfig, dataset: Dataset) -> list[np.ndarray]:
-    records, labels = len(dataset.y_train), dataset.y_train
-    if config.partition == "natural":
-        if dataset.client_ids is None:
-            raise errors.refuse("partition", "natural", "used with a data set that has client_ids", "use iid or labels")
-        return natural(dataset.client_ids)
-    if config.sizes == "equal":
-        sizes = equal_sizes(records, config.num_clients)
-    else:
-        sizes = power_law_sizes(records, config.num_clients, config.min_records, config.seed)
-    if config.partition == "iid":
-        return iid(labels, sizes, config.seed)
-    return labels_per_client(labels, sizes, config.labels_per_client, config.seed)
 
 
 def build_model(config: RunConfig, data: FederatedData) -> Model:

@@ -1,12 +1,31 @@
-"""Values of dataclass fields from text and from files: one wording, nothing converted silently."""
+"""Dataclass fields as options: their help, and their values from text and from files, nothing converted silently."""
 
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
+
+import tyro
 
 from fedjax_dp import errors
 
 KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+
+
+def told(text: str, hint: str | None = None, metavar: str | None = None) -> Any:
+    """Help text of a field, for `Annotated`."""
+    return tyro.conf.arg(help=text, help_behavior_hint=hint, metavar=metavar)
+
+
+def by_dataset(presets: Mapping[str, Mapping[str, Any]], field: str, text: str) -> Any:
+    """Help text of a field with the default that each data set brings, read from the presets."""
+    names: dict[Any, list[str]] = {}
+    for name, preset in presets.items():
+        names.setdefault(preset[field], []).append(name)
+    usual = max(names, key=lambda value: len(names[value]))
+    special = [f"{', '.join(listed)}: {value}" for value, listed in names.items() if value != usual]
+    hint = f"(default by data set: {'; '.join(special)}; else {usual})" if special else f"(default: {usual})"
+    return told(text, hint, {int: "INT", float: "FLOAT", str: "STR"}[type(usual)])
 
 
 def kinds(hint: Any) -> list[type]:

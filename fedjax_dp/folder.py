@@ -167,8 +167,8 @@ def _train(
 
             simulation = simulate(
                 ready.algorithm, ready.data, rounds=config.rounds, seed=config.seed, model=ready.model,
-                evaluate_every=config.evaluate_every, execution=execution, start=state,
-                pause_every=config.checkpoint_every, on_pause=on_pause,
+                evaluate_every=config.evaluate_every, train_metrics=bool(config.train_metrics), execution=execution,
+                start=state, pause_every=config.checkpoint_every, on_pause=on_pause,
             )  # fmt: skip
     finally:
         checkpoints.close()

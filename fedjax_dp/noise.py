@@ -27,6 +27,8 @@ class NoiseSource(Protocol):
 
     def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array: ...  # (size,)
 
+    def variance(self, step: jax.Array) -> jax.Array | float: ...  # of one coordinate
+
 
 @value
 class WhiteNoise:
@@ -34,6 +36,9 @@ class WhiteNoise:
 
     def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
         return draws.normals(key, place.step, size)
+
+    def variance(self, step: jax.Array) -> float:
+        return 1.0
 
 
 @value
@@ -55,6 +60,10 @@ class BandedNoise:
             return total + jnp.where(now >= j, a[j], 0.0) * z
 
         return jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
+
+    def variance(self, step: jax.Array) -> jax.Array:
+        a = jnp.asarray(self.coefficients, jnp.float32)
+        return jnp.sum(jnp.where(jnp.arange(a.shape[0]) <= step, a * a, 0.0))
 
 
 def priced(

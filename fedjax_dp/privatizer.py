@@ -80,8 +80,9 @@ class RecordGaussian:
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         bounded = self.bound.apply(model, params, records, self.clip_norm)
-        std = of_client(self.noise_multiplier, place.client) * bounded.unit
-        return bounded.mean + std * self.source.draw(key, place, bounded.mean.size), bounded.report
+        std, size = of_client(self.noise_multiplier, place.client) * bounded.unit, bounded.mean.size
+        told = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(place.step))
+        return bounded.mean + std * self.source.draw(key, place, size), told
 
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
@@ -142,9 +143,11 @@ class OutputGaussian:
         def noisy() -> jax.Array:
             return bounded.mean + std * self.source.draw(key, place, bounded.mean.size)
 
+        expected = std**2 * bounded.mean.size * self.source.variance(place.step)
         if self.every_step:
-            return noisy(), bounded.report
-        return jnp.where(place.last, noisy(), bounded.mean), bounded.report
+            return noisy(), bounded.report._replace(noise=expected)
+        told = bounded.report._replace(noise=jnp.where(place.last, expected, 0.0))
+        return jnp.where(place.last, noisy(), bounded.mean), told
 
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)

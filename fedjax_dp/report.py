@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp import devices
+from fedjax_dp import devices, metrics
 from fedjax_dp.config import RunConfig
 from fedjax_dp.data import FederatedData
 from fedjax_dp.runs import Result
@@ -52,12 +52,17 @@ def digest(data: FederatedData) -> str:
 
 
 def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, Any]:
-    """The JSON object of a run."""
+    """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
+    target = config.target_accuracy
+    reached = None if target is None else metrics.rounds_to(result.history, target)
     return {
         "algorithm": config.algorithm, "dataset": config.dataset, "rounds": config.rounds, "seed": config.seed,
         "test_accuracy": result.test_accuracy, "test_loss": result.test_loss,
         "history": [point._asdict() for point in result.history],
-        "guarantee": result.guarantee.to_dict(), "traffic": traffic.to_dict(), "timing": result.timing._asdict(),
+        "probes": list(metrics.PROBES), "rounds_to_target": reached,
+        "bytes_to_target": None if reached is None else traffic.total(reached),
+        "guarantee": result.guarantee.to_dict(), "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
+        "timing": result.timing._asdict(),
         "versions": versions(), "device": device(), "config": dataclasses.asdict(config),
     }  # fmt: skip
 

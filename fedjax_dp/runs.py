@@ -88,6 +88,7 @@ def run(
     sigma_mode: str = "per_client",
     model: Model | None = None,
     evaluate_every: int | None = None,
+    train_metrics: bool = False,
     execution: Execution | None = None,
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises; see `privacy.calibrate` and `simulate` for the options."""
@@ -96,6 +97,7 @@ def run(
         participation=participation, view=view, colluders=colluders, sigma_mode=sigma_mode, model=model,
     )  # fmt: skip
     simulation = simulate(
-        algorithm, data, rounds=rounds, seed=seed, model=model, evaluate_every=evaluate_every, execution=execution
-    )
+        algorithm, data, rounds=rounds, seed=seed, model=model, evaluate_every=evaluate_every,
+        train_metrics=train_metrics, execution=execution,
+    )  # fmt: skip
     return Result(algorithm, simulation, promise)

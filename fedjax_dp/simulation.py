@@ -1,6 +1,5 @@
 """Running an algorithm: check once, compile once, advance round after round, evaluate now and then."""
 
-import functools
 import math
 import statistics
 import time
@@ -13,23 +12,12 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import algorithm as algorithms
-from fedjax_dp import errors
+from fedjax_dp import errors, metrics
 from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
 from fedjax_dp.clients import Execution, all_devices
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.metrics import Evaluation
 from fedjax_dp.models import Model, logistic_regression
-
-EVALUATION_ROWS = 2048  # test records per step of the evaluation loop; bounds its memory
-
-
-class Evaluation(NamedTuple):
-    """Where training stands after `round` rounds. Test numbers use public test data; the rest are probes."""
-
-    round: int
-    test_accuracy: float
-    test_loss: float  # mean cross-entropy, nats
-    train_loss: float | None  # probe: mean over the last round's cohort and local steps; None if nobody took part
-    clipped: float | None  # probe: fraction of the last round's records whose gradient was scaled down
 
 
 class Timing(NamedTuple):
@@ -96,25 +84,7 @@ advance = jax.jit(run_rounds, static_argnames=("model", "execution"), donate_arg
 def nothing(members: int) -> RoundReport:
     """The report of no round."""
     zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
-    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, ~no, no)
-
-
-@functools.partial(jax.jit, static_argnames=("model",))
-def evaluate(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Array, jax.Array]:
-    """Accuracy and mean loss on the test set."""
-    records = data.y_test.shape[0]
-    rows = min(EVALUATION_ROWS, records)
-    steps = math.ceil(records / rows)
-
-    def step(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-        at = index * rows + jnp.arange(rows)
-        real = at < records
-        x, y = data.features(data.x_test[jnp.minimum(at, records - 1)]), data.y_test[jnp.minimum(at, records - 1)]
-        correct = jnp.argmax(model.logits(params, x), -1) == y
-        return total + jnp.stack([(correct & real).sum(), jnp.where(real, model.losses(params, x, y), 0).sum()]), None
-
-    total, _ = lax.scan(step, jnp.zeros(2), jnp.arange(steps))
-    return total[0] / records, total[1] / records
+    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no)
 
 
 def simulate(
@@ -125,6 +95,7 @@ def simulate(
     seed: int = 0,
     model: Model | None = None,
     evaluate_every: int | None = None,
+    train_metrics: bool = False,
     execution: Execution | None = None,
     start: ServerState | None = None,
     pause_every: int | None = None,
@@ -132,11 +103,12 @@ def simulate(
 ) -> Simulation:
     """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
 
-    model       default multinomial logistic regression;
-    execution   default every local device;
-    start       continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
-    on_pause    called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
-                for progress and checkpoints; the state is valid during the call only.
+    model          default multinomial logistic regression;
+    train_metrics  also evaluate objective and gradient norm, a pass over all training records each time (probes);
+    execution      default every local device;
+    start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
+    on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
+                   for progress and checkpoints; the state is valid during the call only.
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
@@ -163,7 +135,7 @@ def simulate(
             until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
         tick = time.perf_counter()
         state, report = advance(algorithm, state, data, key, jnp.int32(until), model=model, execution=execution)
-        finite, present = np.asarray(report.finite), np.asarray(report.present)
+        finite = np.asarray(report.finite)
         spent = time.perf_counter() - tick
         if done == first:
             first_round_s = spent
@@ -175,21 +147,14 @@ def simulate(
         if np.asarray(report.overflow).any():
             raise errors.RingOverflowError(done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist())
         if done % every == 0 or done == rounds:
-            accuracy, loss = evaluate(state.params, data, model=model)
-            if not math.isfinite(float(loss)):
+            history.append(metrics.measured(done, state.params, data, report, model=model, train=train_metrics))
+            if not math.isfinite(history[-1].test_loss):
                 raise errors.DivergedError(done - 1, [])
-            probes = (_mean(report.loss, present), _mean(report.clipped, present))
-            history.append(Evaluation(done, float(accuracy), float(loss), *probes))
         if on_pause:
             on_pause(state, history)
     usual = statistics.median(later) if later else first_round_s
     timing = Timing(max(first_round_s - usual, 0.0), usual, time.perf_counter() - began)
     return Simulation(state, history, timing)
-
-
-def _mean(probe: jax.Array, present: np.ndarray) -> float | None:
-    """Over those who answered; None where nobody did."""
-    return float(np.asarray(probe)[present].mean()) if present.any() else None
 
 
 def _next_multiple(value: int, of: int) -> int:

@@ -1,6 +1,7 @@
 """What happens to a client's update before it is summed, and to the mean of the updates: privacy of whole clients."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +29,8 @@ class Upload(Protocol):
 
     def release(self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any,
                 expected: Any) -> tuple[jax.Array, Any]: ...  # fmt: skip
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> Any: ...  # on the mean; None: none
 
     def check(self, num_clients: int) -> None: ...
 
@@ -60,6 +63,9 @@ class PlainUpload:
         self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
         return mean, state
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> None:
+        return None
 
     def check(self, num_clients: int) -> None:
         pass
@@ -95,6 +101,9 @@ class ClientGaussian:
     ) -> tuple[jax.Array, Any]:
         std = self.noise_multiplier * self.clip_norm * reach
         return mean + std * server_noise(self.source, key, round_index, mean.size), state
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> jax.Array:
+        return self.noise_multiplier * self.clip_norm * reach * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -138,12 +147,19 @@ class AdaptiveClientGaussian:
     def release(
         self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
-        on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
         noise = server_noise(self.source, key, round_index, mean.size)
         bits = extra + self.bit_noise * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
         within = bits / expected + 0.5
         moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
-        return mean + on_updates * state.clip_norm * reach * noise, ClipState(moved)
+        return mean + self.on_updates * state.clip_norm * reach * noise, ClipState(moved)
+
+    @property
+    def on_updates(self) -> jax.Array:
+        """z_u."""
+        return self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
+
+    def noise_std(self, state: ClipState, reach: Any, round_index: jax.Array) -> jax.Array:
+        return self.on_updates * state.clip_norm * reach * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -188,6 +204,9 @@ class ClientSkellam:
         self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
         return mean, state
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> float:
+        return math.nan  # the sum arrives with its noise, so nobody sees the signal alone
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)

@@ -28,8 +28,28 @@ def structure(**kwargs: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, structure))
 def value(cls: type[T]) -> type[T]:
-    """Class decorator: a frozen, keyword-only dataclass registered as a pytree."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+    """Class decorator: a frozen, keyword-only dataclass registered as a pytree.
+
+    Not with `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same fields
+    compare equal (their hashes differ), so now and then `jit` ran one algorithm by the program of another.
+    """
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    fixed, numbers = (
+        tuple(field.name for field in dataclasses.fields(made) if bool(field.metadata.get("static")) is static)
+        for static in (True, False)
+    )
+
+    def flatten(part: Any) -> tuple[tuple, tuple]:
+        return tuple(getattr(part, name) for name in numbers), tuple(getattr(part, name) for name in fixed)
+
+    def flatten_with_keys(part: Any) -> tuple[tuple, tuple]:
+        return tuple((jax.tree_util.GetAttrKey(name), getattr(part, name)) for name in numbers), flatten(part)[1]
+
+    def unflatten(structures: tuple, leaves: Any) -> Any:
+        return made(**dict(zip(fixed, structures)), **dict(zip(numbers, leaves)))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    return made
 
 
 def changed(part: T, **changes: Any) -> T:

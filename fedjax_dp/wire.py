@@ -22,6 +22,10 @@ class Traffic(NamedTuple):
         """For JSON."""
         return self._asdict() | {"round_down": self.down * self.clients, "round_up": self.up * self.clients}
 
+    def total(self, rounds: int) -> float:
+        """Bytes of so many rounds, both ways, on average."""
+        return rounds * self.clients * (self.down + self.up)
+
     def __str__(self) -> str:
         return (
             f"{self.down:,} bytes down and {self.up:,} up per client and round, "

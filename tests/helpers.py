@@ -6,7 +6,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from fedjax_dp import errors
 from fedjax_dp.algorithm import init, run_round
 from fedjax_dp.clients import Execution
 from fedjax_dp.cohort import Members
@@ -94,6 +96,9 @@ class GivenNoise:
 
     def draw(self, key, place, size):
         return self.table[place.round, place.client, place.step][:size]
+
+    def variance(self, step):
+        return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,3 +203,21 @@ class TwoLayerModel:
 
     def logits(self, params, x):
         return x
+
+
+def refusal(function, *arguments):
+    """The message of the refusal, which is one line."""
+    with pytest.raises(errors.ConfigurationError) as caught:
+        function(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def check_split(clients, sizes, records):
+    """Sizes as asked, and every record at most once."""
+    assert [len(rows) for rows in clients] == list(sizes)
+    rows = np.concatenate(clients)
+    assert np.unique(rows).size == rows.size
+    assert rows.min() >= 0
+    assert rows.max() < records

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pooch
 import pytest
+from helpers import check_split, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,24 +24,6 @@ IDX = {
                                                     "test-labels-idx1")
     ],
 }  # fmt: skip
-
-
-def refusal(function, *arguments):
-    """The message of the refusal, which is one line."""
-    with pytest.raises(errors.ConfigurationError) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def check_split(clients, sizes, records):
-    """Sizes as asked, and every record at most once."""
-    assert [len(rows) for rows in clients] == list(sizes)
-    rows = np.concatenate(clients)
-    assert np.unique(rows).size == rows.size
-    assert rows.min() >= 0
-    assert rows.max() < records
 
 
 @st.composite

@@ -12,6 +12,7 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp claims [--paper NAME] [--json]
        fedjax-dp catalogue [--json]
+       fedjax-dp data [DATASET] [OPTIONS] [--plot FILE.png] [--json]
 
 commands:
   run        train a federated algorithm and say what privacy it gives; with no argument a private run on digits
@@ -19,6 +20,7 @@ commands:
   calibrate  the noise multiplier that each accountant asks for
   claims     what the papers' theorems say on the papers' own settings, and what can be proved
   catalogue  every algorithm: source, whom it hides from whom, what is kept, bytes per round
+  data       how a partition spreads a data set over clients: sizes, labels, heterogeneity, and a picture
 
 fedjax-dp COMMAND --help shows every option with its default.
 """
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     try:
-        errors.require_choice("command", command, ("run", "account", "calibrate", "claims", "catalogue"))
+        errors.require_choice("command", command, ("run", "account", "calibrate", "claims", "catalogue", "data"))
         if command == "run":
             from fedjax_dp.cli.run import run_command
 
@@ -41,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from fedjax_dp.cli.catalogue import catalogue_command
 
             return catalogue_command(rest)
+        if command == "data":
+            from fedjax_dp.cli.data import data_command
+
+            return data_command(rest)
         from fedjax_dp.cli import account
 
         return account.COMMANDS[command](rest)

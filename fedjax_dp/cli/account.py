@@ -33,8 +33,9 @@ from fedjax_dp.accounting import (
     seen,
 )  # fmt: skip
 from fedjax_dp.accounting.papers import Row
-from fedjax_dp.cli.options import parse, take_flag, told
+from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.cli.screen import Screen
+from fedjax_dp.fields import told
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
 SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuffled")

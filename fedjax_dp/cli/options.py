@@ -4,18 +4,13 @@ import contextlib
 import dataclasses
 import io
 import typing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tyro
 
 from fedjax_dp import errors, fields
 
 T = TypeVar("T")
-
-
-def told(text: str, hint: str | None = None, metavar: str | None = None) -> Any:
-    """Help text of a field, for `Annotated`."""
-    return tyro.conf.arg(help=text, help_behavior_hint=hint, metavar=metavar)
 
 
 def take_flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:

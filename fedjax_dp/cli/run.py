@@ -45,14 +45,41 @@ def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
     lines = [
         f"{result['algorithm']} on {result['dataset']}: test accuracy {result['test_accuracy']:.4f}, "
         f"loss {result['test_loss']:.4f} after {result['rounds']} rounds",
+        *_measured(result),
         f"privacy   {guarantee['statement']}",
         *(f"          assuming {text}" for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
         *(f"warning   {text}" for text in guarantee["warnings"]),
         *(f"claim     {claim['statement']}" for claim in guarantee["claims"]),
-        f"traffic   {traffic['down']:,} bytes down and {traffic['up']:,} up per client and round",
+        f"traffic   {traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, "
+        f"{traffic['total']:,.0f} in all",
         f"time      {timing['round_s_median'] * 1e3:.1f} ms a round, {timing['compile_s']:.1f} s to compile, "
         f"{timing['total_s']:.1f} s in all",
         f"folder    {where} (config.toml, metrics.json, result.json, run.png, checkpoints)",
     ]
     for line in lines:
         console.print(line, markup=False)
+
+
+def _measured(result: dict[str, Any]) -> list[str]:
+    """What else is known of the last evaluation; the simulator's own view is labelled so."""
+    last, target = result["history"][-1], result["config"]["target_accuracy"]
+    clipped, ratio, norm = (last[name] for name in ("clipped", "noise_to_signal", "gradient_norm"))
+    lines, probes = [], []
+    if result["rounds_to_target"] is not None:
+        lines.append(
+            f"target    accuracy {target:g} first seen after round {result['rounds_to_target']}, "
+            f"{result['bytes_to_target']:,.0f} bytes"
+        )
+    elif target is not None:
+        lines.append(f"target    accuracy {target:g} not reached")
+    if last["worst_tenth"] is not None:
+        probes.append(
+            f"worst tenth of clients {last['worst_tenth']:.4f}, mean {last['client_mean']:.4f}, "
+            f"variance {last['client_variance']:.2g}"
+        )
+    if last["objective"] is not None:
+        probes.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
+    if ratio:
+        seen = f"{clipped:.0%} of gradients clipped, " if clipped else ""
+        probes.append(f"{seen}noise {ratio:.3g} times the signal")
+    return lines + [f"{'probes' if index == 0 else '':<10}{text}" for index, text in enumerate(probes)]

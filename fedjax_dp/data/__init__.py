@@ -1,19 +1,37 @@
 """Data sets, partitions and the federated store."""
 
+from fedjax_dp.data.holdout import hold_out, pooled, split_each
+from fedjax_dp.data.labels import labels_per_client
 from fedjax_dp.data.loaders import DATASETS, load
-from fedjax_dp.data.partition import equal_sizes, iid, labels_per_client, natural, power_law_sizes
+from fedjax_dp.data.owners import given_ids, natural_parts
+from fedjax_dp.data.partition import dirichlet, iid, natural, one_class_per_client, similarity
+from fedjax_dp.data.sizes import equal_sizes, one_class_sizes, power_law_sizes, zipf_sizes
 from fedjax_dp.data.store import Client, Dataset, FederatedData, federate
+from fedjax_dp.data.summary import Summary, label_counts, summarise
 
 __all__ = [
     "DATASETS",
     "Client",
     "Dataset",
     "FederatedData",
+    "Summary",
+    "dirichlet",
     "equal_sizes",
     "federate",
+    "given_ids",
+    "hold_out",
     "iid",
+    "label_counts",
     "labels_per_client",
     "load",
     "natural",
+    "natural_parts",
+    "one_class_per_client",
+    "one_class_sizes",
+    "pooled",
     "power_law_sizes",
+    "similarity",
+    "split_each",
+    "summarise",
+    "zipf_sizes",
 ]

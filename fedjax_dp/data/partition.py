@@ -1,64 +1,98 @@
-"""How records are spread over clients. Every function is deterministic in its seed and returns rows per client."""
+"""Partitions: which training rows each client holds. Every one is decided by its seed."""
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_flow
 
 from fedjax_dp import errors
+from fedjax_dp.data.labels import deal
+from fedjax_dp.data.sizes import check_total
 
-
-def equal_sizes(records: int, num_clients: int) -> np.ndarray:
-    """The same number of records for each client, `records // num_clients`; what is left over is not used."""
-    errors.require_count("num_clients", num_clients)
-    if num_clients > records:
-        raise errors.refuse("num_clients", num_clients, f"at most the {records} records", "use fewer clients")
-    return np.full(num_clients, records // num_clients)
-
-
-def power_law_sizes(records: int, num_clients: int, minimum: int, seed: int) -> np.ndarray:
-    """`minimum` records each, the rest by LogNormal(0, 2) shares; sums to `records` exactly."""
-    errors.require_count("num_clients", num_clients)
-    errors.require_count("min_records", minimum)
-    spare = records - minimum * num_clients
-    if spare < 0:
-        raise errors.refuse(
-            "min_records", minimum, f"at most {records // num_clients} for {num_clients} clients of {records} records"
-        )
-    shares = np.random.default_rng(seed).lognormal(0.0, 2.0, num_clients)
-    return minimum + _round_to(shares / shares.sum() * spare, spare)
+SCALES = ("per_class", "hsu")
 
 
 def iid(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
     """A random split into parts of the given sizes."""
-    _check_total(labels, sizes)
+    check_total(labels, sizes)
     order = np.random.default_rng(seed).permutation(len(labels))
     return np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
 
 
-def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
-    """Each client holds at most `count` labels, in the given sizes.
+def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) -> list[np.ndarray]:
+    """`percent` of the records dealt at random, the others sorted by label and cut into one piece per client.
 
-    Client i takes labels (count i + j) mod C under random orders of labels and clients; how many of each is found by
-    proportional fitting to the sizes and to the class counts, then rounded by a maximum flow so that sizes are exact
-    and no class is overdrawn. Raises ConfigurationError when these label sets cannot fill the sizes.
+    Sizes differ by at most one record and every record is used. 0 gives each client few labels, 100 is iid. Test labels
+    cut with the same number of clients give client k the same part of the sorted labels, as its own test part.
+    Source: Karimireddy et al. 2020, arXiv:1910.06378, section 7; 001 and its published code.
     """
-    _check_total(labels, sizes)
+    errors.require_count("num_clients", num_clients)
+    if not 0 <= percent <= 100:
+        raise errors.refuse("similarity", percent, "between 0 and 100, in percent")
+    order = np.random.default_rng(seed).permutation(len(labels))
+    mixed = round(percent / 100 * len(labels))
+    loose, rest = order[:mixed], order[mixed:]
+    rest = rest[np.argsort(labels[rest], kind="stable")]
+    sizes, of_loose = (_even(total, num_clients) for total in (len(labels), mixed))
+    parts = np.split(loose, np.cumsum(of_loose)[:-1]), np.split(rest, np.cumsum(sizes - of_loose)[:-1])
+    return [np.concatenate(pair) for pair in zip(*parts)]
+
+
+def dirichlet(
+    labels: np.ndarray, sizes: np.ndarray, concentration: float, seed: int, scale: str = "per_class"
+) -> list[np.ndarray]:
+    """Each client draws its records class by class from its own Dirichlet class distribution, without replacement.
+
+    A class that is used up is left out and the distribution renormalised; clients draw one after the other, in random
+    order. `concentration` is the Dirichlet parameter of each class (`per_class`), or multiplies the uniform
+    distribution over classes (`hsu`), which makes the parameter concentration / classes. If a client has no
+    probability on any class that is left, it draws evenly from those.
+    Source: Hsu et al. 2019, arXiv:1909.06335, section 3; 000.
+    """
+    check_total(labels, sizes)
+    errors.require_positive("concentration", concentration)
+    errors.require_choice("concentration_scale", scale, SCALES)
     rng = np.random.default_rng(seed)
-    available = np.bincount(labels)
-    classes = available.size
-    if not 1 <= count <= classes:
-        raise errors.refuse("labels_per_client", count, f"between 1 and the {classes} labels")
-    mask = np.zeros((len(sizes), classes), bool)
-    for place, client in enumerate(rng.permutation(len(sizes))):
-        mask[client, (count * place + np.arange(count)) % classes] = True
-    mask = mask[:, rng.permutation(classes)]
-    table = _round_table(_fit(mask, sizes, available * (sizes.sum() / len(labels))), sizes, available, mask)
-    rows: list[list[np.ndarray]] = [[] for _ in sizes]
-    for label in range(classes):
-        order = rng.permutation(np.flatnonzero(labels == label))
-        for client, part in enumerate(np.split(order, np.cumsum(table[:, label]))[:-1]):
-            rows[client].append(part)
-    return [np.concatenate(parts) for parts in rows]
+    left = np.bincount(labels)
+    parameter = concentration / (left.size if scale == "hsu" else 1)
+    wishes = rng.dirichlet(np.full(left.size, parameter), len(sizes))
+    table = np.zeros(wishes.shape, np.int64)
+    for client in rng.permutation(len(sizes)):
+        wish, owed = wishes[client], sizes[client]
+        while owed:  # at most once for each class that is used up, and once more
+            wish = np.where(left > 0, wish, 0.0)
+            if not wish.sum() > 0:
+                wish = (left > 0).astype(float)
+            # drawing one by one and repeating draws from empty classes has the same law as this
+            drawn = np.minimum(rng.multinomial(owed, wish / wish.sum()), left)
+            table[client] += drawn
+            left -= drawn
+            owed -= drawn.sum()
+    return deal(labels, table, rng)
+
+
+def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Every client holds records of one class; classes get clients in proportion to their records.
+
+    Adult with 100 clients of 325 records gives 76 and 24 (004). Larger clients choose first; each takes the class that
+    is furthest behind its share and still has enough records.
+    """
+    check_total(labels, sizes)
+    rng = np.random.default_rng(seed)
+    left = np.bincount(labels)
+    behind = left * (sizes.sum() / len(labels))
+    table = np.zeros((len(sizes), left.size), np.int64)
+    order = rng.permutation(len(sizes))
+    for client in order[np.argsort(-sizes[order], kind="stable")]:
+        size = sizes[client]
+        able = left >= size
+        if not able.any():
+            raise errors.refuse(
+                "partition", "one-class", f"possible, but no class has {size} records left for client {client}",
+                "make the largest clients smaller (one_class_sizes finds equal ones)",
+            )  # fmt: skip
+        choice = int(np.argmax(np.where(able, behind, -np.inf)))
+        table[client, choice] = size
+        left[choice] -= size
+        behind[choice] -= size
+    return deal(labels, table, rng)
 
 
 def natural(client_ids: np.ndarray) -> list[np.ndarray]:
@@ -68,57 +102,6 @@ def natural(client_ids: np.ndarray) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
 
 
-def _check_total(labels: np.ndarray, sizes: np.ndarray) -> None:
-    if sizes.sum() > len(labels):
-        raise errors.refuse("the sizes of all clients", int(sizes.sum()), f"at most the {len(labels)} records")
-
-
-def _round_to(parts: np.ndarray, total: int) -> np.ndarray:
-    """Largest-remainder rounding of non-negative parts to integers that sum to `total`."""
-    whole = np.floor(parts).astype(int)
-    whole[np.argsort(whole - parts, kind="stable")[: total - whole.sum()]] += 1
-    return whole
-
-
-def _fit(mask: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Iterative proportional fitting of a 0/1 mask to row and column sums."""
-    table = mask.astype(float)
-    for _ in range(500):
-        table *= (columns / np.maximum(table.sum(0), 1e-300))[None, :]
-        table *= (rows / np.maximum(table.sum(1), 1e-300))[:, None]
-    return table
-
-
-def _round_table(table: np.ndarray, rows: np.ndarray, columns: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Integers near `table` inside `mask`, with exact row sums and column sums of at most `columns`."""
-    whole = np.floor(np.minimum(table, columns[None, :])).astype(int)
-    while (over := whole.sum(0) - columns).max() > 0:  # fitting did not converge: take the excess back, then re-place
-        label = int(np.argmax(over))
-        whole[np.argmax(whole[:, label]), label] -= 1
-    for capacity in (
-        mask.astype(int),
-        np.where(mask, columns[None, :], 0),
-    ):  # next to the fit if possible, else anywhere allowed
-        whole = whole + _flow(rows - whole.sum(1), columns - whole.sum(0), capacity)
-        if (whole.sum(1) == rows).all():
-            return whole
-    start = _flow(rows, columns, np.where(mask, columns[None, :], 0))
-    if (start.sum(1) == rows).all():
-        return start
-    raise errors.refuse(
-        "labels_per_client", int(mask.sum(1).max()),
-        f"high enough that every client can be filled (the largest holds {rows.max()} records)",
-        "raise labels_per_client, min_records or num_clients",
-    )  # fmt: skip
-
-
-def _flow(supply: np.ndarray, demand: np.ndarray, capacity: np.ndarray) -> np.ndarray:
-    """Maximum flow from rows to columns; returns the table of flows."""
-    clients, classes = capacity.shape
-    graph = np.zeros((clients + classes + 2,) * 2, np.int32)
-    source, sink = clients + classes, clients + classes + 1
-    graph[source, :clients] = supply
-    graph[:clients, clients:source] = capacity
-    graph[clients:source, sink] = demand
-    flow = maximum_flow(csr_array(graph), source, sink).flow.toarray()
-    return flow[:clients, clients:source]
+def _even(total: int, parts: int) -> np.ndarray:
+    """Sizes that differ by at most one and sum to `total`."""
+    return total // parts + (np.arange(parts) < total % parts)

@@ -1,0 +1,88 @@
+"""`fedjax-dp data`: what clients a data set and a partition make."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Annotated
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_dp import errors
+from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.cli.screen import Screen
+from fedjax_dp.data import Summary, label_counts, summarise
+from fedjax_dp.fields import told
+from fedjax_dp.population import POPULATIONS, PopulationConfig, build_data, kind_of, resolve_population
+
+DESCRIPTION = """How a partition spreads a data set over clients.
+
+usage: fedjax-dp data [DATASET] [OPTIONS] [--plot FILE.png] [--json]; --json prints one JSON object on stdout and
+nothing else; options mean what they mean for fedjax-dp run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions(PopulationConfig):
+    plot: Annotated[
+        str | None, told("write a picture of clients and labels to this PNG file", "(default: none)", "FILE")
+    ] = None
+
+
+def data_command(arguments: list[str]) -> int:
+    """Print the sizes and labels of a partition, and draw them."""
+    as_json, arguments = take_flag(arguments, "--json")
+    named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "digits"
+    options, _ = parse("data", arguments, DataOptions(dataset=named), DESCRIPTION)
+    if options.plot and pathlib.Path(options.plot).suffix != ".png":
+        raise errors.refuse("plot", options.plot, "a file name that ends in .png")
+    if options.plot and not pathlib.Path(options.plot).parent.is_dir():
+        raise errors.refuse("plot", options.plot, "in an existing folder")
+    options = resolve_population(options, POPULATIONS[kind_of(options.dataset)])
+    data = build_data(options)
+    summary = summarise(data)
+    if options.plot:
+        from fedjax_dp.plots import plot_clients  # slow to import, and only needed here
+
+        plot_clients(label_counts(data), f"{summary.name}, {_about(options)}", options.plot)
+        Screen().say(f"picture in {options.plot}")
+    if as_json:
+        used = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+        print(json.dumps({"options": used, **summary._asdict()}, allow_nan=False))
+    else:
+        _print(summary, f"{summary.name}, {_about(options)}")
+    return 0
+
+
+def _about(options: PopulationConfig) -> str:
+    """The partition in words: `partition dirichlet, concentration 0.5, seed 0`."""
+    words = [f"partition {options.partition}"]
+    for name in ("labels_per_client", "similarity", "concentration", "concentration_scale", "sizes", "zipf_exponent",
+                 "holdout"):  # fmt: skip
+        value = getattr(options, name)
+        if value not in (None, "per_class", "equal"):
+            words.append(f"{name.replace('_', ' ')} " + (f"{value:g}" if isinstance(value, float) else str(value)))
+    return ", ".join([*words, f"seed {options.seed}"])
+
+
+def _print(summary: Summary, title: str) -> None:
+    table = Table("", "least", "median", "largest", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, (least, median, most) in (
+        ("records per client", summary.records_per_client), ("labels per client", summary.labels_per_client),
+    ):  # fmt: skip
+        table.add_row(name, f"{least:,}", f"{median:,g}", f"{most:,}")
+    tested = summary.clients_with_test_records
+    whose = "not divided among clients" if tested is None else f"parts of {tested:,} clients"
+    shape = " x ".join(map(str, summary.record_shape))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    for line in (
+        f"clients         {summary.clients:,}",
+        f"records         {summary.records:,} for training, {summary.test_records:,} for testing ({whose})",
+        f"one record      {shape} ({summary.stored_as}), one of {summary.classes} classes",
+        f"label distance  {summary.label_distance:.3f} (mean total variation between a client's labels and all labels;"
+        " 0 is alike)",
+    ):
+        console.print(line, markup=False)

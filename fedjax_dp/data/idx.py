@@ -1,0 +1,124 @@
+"""Images in idx files: MNIST and its kin; found in a folder, or downloaded once and checked."""
+
+import gzip
+import os
+import pathlib
+import struct
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.files import check_labels, damaged, first_file, places
+from fedjax_dp.data.store import Dataset
+
+DOWNLOAD_SECONDS = 30  # a connection that says nothing for this long counts as no network
+
+
+class _Idx(NamedTuple):
+    """Where the four idx files of a data set come from; checksums are of the compressed files."""
+
+    base: str
+    files: dict[str, str]  # file name without .gz -> checksum
+    archive: tuple[str, str] | None = None  # (address, checksum) of a zip that holds the files under gzip/
+    first_label: int = 0
+    transposed: bool = False
+
+
+def _emnist(split: str, first_label: int = 0) -> _Idx:
+    """One split of EMNIST (Cohen et al. 2017, arXiv:1702.05373); all are in one archive, images transposed."""
+    parts = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
+    archive = ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "md5:58c8d27c78d21e728a6bc7b3cc06412e")
+    return _Idx("", {f"emnist-{split}-{part}-ubyte": "" for part in parts}, archive, first_label, transposed=True)
+
+
+_FASHION = "fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+IDX = {
+    "mnist": _Idx(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        {
+            "train-images-idx3-ubyte": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
+    ),
+    "fashion_mnist": _Idx(
+        "http://" + _FASHION,
+        {
+            "train-images-idx3-ubyte": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
+    ),
+    "emnist_letters": _emnist("letters", first_label=1),
+    "emnist_byclass": _emnist("byclass"),
+    "emnist_balanced": _emnist("balanced"),
+    "emnist_digits": _emnist("digits"),
+}
+
+
+def images(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+    """A data set of four idx files; the training labels decide how many classes there are."""
+    source = IDX[name]
+    paths = [_find(name, source, file, data_dir) for file in source.files]
+    x_train, y_train, x_test, y_test = (_read(path) for path in paths)
+    for x, y, path in ((x_train, y_train, paths[1]), (x_test, y_test, paths[3])):
+        if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+            raise errors.refuse(str(path), f"{y.shape} labels for {x.shape} images", "one label per image")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise damaged(paths[2], f"images {x_test.shape[1:]}", f"of {x_train.shape[1:]} like those of training")
+    if source.transposed:
+        x_train, x_test = x_train.transpose(0, 2, 1).copy(), x_test.transpose(0, 2, 1).copy()
+    classes = int(y_train.max()) - source.first_label + 1
+    for y, path in ((y_train, paths[1]), (y_test, paths[3])):
+        check_labels(path, y, classes, source.first_label)
+    y_train, y_test = (y.astype(np.int32) - source.first_label for y in (y_train, y_test))
+    return Dataset(name, x_train, y_train, x_test, y_test, classes=classes, scale=1 / 255)
+
+
+def _read(path: pathlib.Path) -> np.ndarray:
+    """An idx file of unsigned bytes, compressed or not."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            raw = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise errors.refuse("data file", str(path), "readable", f"get it again ({error})") from None
+    dimensions = raw[3] if len(raw) >= 4 and raw[:3] == b"\0\0\x08" else 0
+    if not 1 <= dimensions <= 3 or len(raw) < 4 + 4 * dimensions:
+        raise errors.refuse("data file", str(path), "an idx file of unsigned bytes", "get the file again")
+    shape = struct.unpack(f">{dimensions}I", raw[4 : 4 + 4 * dimensions])
+    body = np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions)
+    if body.size != np.prod(shape, dtype=np.int64) or body.size == 0:
+        raise errors.refuse("data file", f"{path} with {body.size} bytes", f"as long as its header {shape} says")
+    return body.reshape(shape)
+
+
+def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike | None) -> pathlib.Path:
+    """The file in the data folder or the cache, else a checked download."""
+    import pooch  # only where a file may have to be fetched
+
+    shared = ["emnist", "emnist/gzip", "emnist/archive.zip.unzip/gzip"] if source.archive else []
+    folders = places([name, *shared], data_dir)
+    if found := first_file(folders, (f"{file}.gz", file)):
+        return found
+    place = f"put {file}.gz into {folders[0]}, or give --data-dir"
+    cache = pathlib.Path(pooch.os_cache("fedjax_dp"))
+    pooch.get_logger().setLevel("ERROR")
+    downloader = pooch.HTTPDownloader(timeout=DOWNLOAD_SECONDS)
+    try:
+        if source.archive is None:
+            known = {"fname": f"{file}.gz", "path": cache / name, "downloader": downloader}
+            return pathlib.Path(pooch.retrieve(f"{source.base}{file}.gz", source.files[file], **known))
+        address, checksum = source.archive
+        member = f"gzip/{file}.gz"
+        unpack = pooch.Unzip(members=[member])
+        known = {"fname": "archive.zip", "path": cache / "emnist", "downloader": downloader, "processor": unpack}
+        return next(pathlib.Path(p) for p in pooch.retrieve(address, checksum, **known) if p.endswith(f"{file}.gz"))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise errors.refuse(
+            f"dataset {name}", "missing and not downloadable", "on disk", f"{place} ({reason})"
+        ) from None

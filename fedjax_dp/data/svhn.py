@@ -1,0 +1,58 @@
+"""Street View House Numbers, cropped digits."""
+
+import os
+import pathlib
+
+import numpy as np
+
+from fedjax_dp.data.files import check_keys, check_labels, check_records, damaged, first_file, missing, places, read_npz
+from fedjax_dp.data.store import Dataset
+
+CLASSES = 10
+SUBSET = "svhn_train_first1083.npz"
+SUBSET_TRAIN = 883  # its other 200 images are the test set
+
+
+def svhn(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+    """73,257 + 26,032 images `(32, 32, 3)` from the two .mat files; without them the first 1,083 of training."""
+    folders = places([name], data_dir)
+    files = ("train_32x32.mat", "test_32x32.mat")
+    found = [first_file(folders, (file,)) for file in files]
+    if any(found):
+        if not all(found):
+            raise missing(name, folders[0], " and ".join(files), "one is there, one is not; ufldl.stanford.edu")
+        (x_train, y_train), (x_test, y_test) = (_read_mat(path) for path in found if path)
+        return Dataset(name, x_train, y_train, x_test, y_test, classes=CLASSES, scale=1 / 255)
+    path = first_file(folders, (SUBSET,))
+    if path is None:
+        source = "from http://ufldl.stanford.edu/housenumbers"
+        raise missing(name, folders[0], " and ".join(files), source)
+    arrays = read_npz(path)
+    check_keys(path, arrays, ("x_train", "y_train"))
+    x, y = arrays["x_train"], arrays["y_train"]
+    check_records(path, x, y, "x_train", "y_train")
+    check_labels(path, y, CLASSES)
+    if x.dtype != np.uint8 or x.shape[1:] != (32, 32, 3) or len(x) <= SUBSET_TRAIN:
+        raise damaged(path, f"{x.dtype} {x.shape}", f"uint8 images (32, 32, 3), more than {SUBSET_TRAIN}")
+    y, cut = y.astype(np.int32), SUBSET_TRAIN
+    return Dataset(f"{name} (first {len(x)})", x[:cut], y[:cut], x[cut:], y[cut:], classes=CLASSES, scale=1 / 255)
+
+
+def _read_mat(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+    """X (32, 32, 3, records) and y (records, 1), where label 10 is the digit 0."""
+    from scipy.io import loadmat  # slow to import, and only needed here
+
+    try:
+        arrays = loadmat(path, variable_names=("X", "y"))
+    except Exception as error:  # SciPy's reader fails in any way there is on a damaged file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise damaged(path, "damaged or no MATLAB file", "a readable MATLAB file", f"get it again ({reason})") from None
+    if not {"X", "y"} <= set(arrays):
+        raise damaged(path, "no X or no y", "a MATLAB file with X and y")
+    x, y = arrays["X"], arrays["y"].ravel()
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.shape[3] == 0 or x.shape[3:] != y.shape:
+        raise damaged(path, f"X {x.dtype} {x.shape}, y {y.shape}", "X uint8 (32, 32, 3, records), y (records,)")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise damaged(f"{path}: y", str(y.dtype), "integers")
+    check_labels(f"{path}: y", y, CLASSES, first=1)
+    return np.ascontiguousarray(x.transpose(3, 0, 1, 2)), (y % 10).astype(np.int32)

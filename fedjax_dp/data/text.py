@@ -1,0 +1,96 @@
+"""Sentiment140: short messages with natural clients."""
+
+import collections
+import csv
+import os
+import pathlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedjax_dp.data.files import damaged, first_file, missing, places
+from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.partition import natural
+from fedjax_dp.data.store import Dataset
+
+FILE = "sent140_subset.csv"
+VOCABULARY = 3000  # words, with the two below
+LENGTH = 25  # words of a message; longer ones are cut
+PADDING, UNKNOWN = 0, 1
+TEST_FRACTION = 0.1  # of every user's messages; users with one message keep it
+
+# The "basic english" tokeniser of 001's published code: lower case, marks apart from words, some marks dropped.
+_MARKS = str.maketrans({mark: f" {mark} " for mark in ".,()!?"} | {"'": " ' ", '"': None, ";": " ", ":": " "})
+
+
+def words_of(text: str) -> list[str]:
+    """The words and marks of a message, in lower case.
+
+    >>> words_of('I like "it": good, no?')
+    ['i', 'like', 'it', 'good', ',', 'no', '?']
+    """
+    return text.lower().replace("<br />", " ").translate(_MARKS).split()
+
+
+def vocabulary(texts: Iterable[list[str]]) -> dict[str, int]:
+    """Word -> index of the most frequent words, ties in alphabetical order; 0 pads and 1 is unknown."""
+    counts = collections.Counter(word for words in texts for word in words)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: rank for rank, word in enumerate(ranked[: VOCABULARY - 2], start=2)}
+
+
+def indices(texts: list[list[str]], known: dict[str, int]) -> np.ndarray:
+    """`(texts, LENGTH)` int16, cut or padded at the end; a text without words is one unknown word."""
+    table = np.full((len(texts), LENGTH), PADDING, np.int16)
+    for row, words in zip(table, texts):
+        found = [known.get(word, UNKNOWN) for word in words[:LENGTH]] or [UNKNOWN]
+        row[: len(found)] = found
+    return table
+
+
+def sent140(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+    """Messages as indices into a vocabulary of the training messages; label 1 is positive.
+
+    Each user's messages are split before anything else, so that no test message shapes the vocabulary and none is in
+    a client's training records (001's published code splits afterwards).
+    """
+    folders = places([name], data_dir)
+    path = first_file(folders, (FILE,))
+    if path is None:
+        raise missing(name, folders[0], FILE, "columns user, positive and text, after the 1.6 million of Sentiment140")
+    users, labels, texts = _read(path)
+    train, test = (np.concatenate(rows) for rows in split_each(natural(users), TEST_FRACTION, seed=0))
+    if not len(test):
+        raise damaged(path, "one message of every user", "two of some user, one to test on")
+    known = vocabulary(texts[row] for row in train)
+    x = indices(texts, known)
+    return Dataset(
+        name, x[train], labels[train], x[test], labels[test], classes=2,
+        client_ids=users[train], test_client_ids=users[test], tokens=True,
+    )  # fmt: skip
+
+
+def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:
+    """Users, labels and words of every message."""
+    users, labels, texts = [], [], []
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            if header != ["user", "positive", "text"]:
+                raise damaged(f"{path}, line 1", ",".join(header)[:60] or "nothing", "user,positive,text")
+            for row in reader:
+                if len(row) != 3:
+                    raise damaged(f"{path}, line {reader.line_num}", f"{len(row)} fields", "user,positive,text")
+                if not row[0].isdecimal():
+                    raise damaged(f"{path}, line {reader.line_num}, user", repr(row[0][:40]), "a number")
+                if row[1] not in ("0", "1"):
+                    raise damaged(f"{path}, line {reader.line_num}, positive", repr(row[1][:40]), "0 or 1")
+                users.append(int(row[0]))
+                labels.append(int(row[1]))
+                texts.append(words_of(row[2]))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise damaged(path, f"damaged ({error})", "a CSV file in UTF-8") from None
+    if not users:
+        raise damaged(path, "no message", "at least one")
+    return np.array(users), np.array(labels, np.int32), texts
