@@ -12,7 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "cohort"
-ONE_BY_ONE_FROM = 300_000  # parameters from which a CPU is faster with one client after another, see `Execution.portion`
+ONE_BY_ONE_FROM = (
+    300_000  # parameters from which a CPU is faster with one client after another, see `Execution.portion`
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +79,9 @@ def sum_over_clients(
     """The sum over the cohort of `terms`, and `rows` stacked in order, where (terms, rows) = train(shared, member).
 
     Shapes: `members` is a pytree of arrays with a leading axis (cohort,), of which `train` gets one entry; `shared` is
-            the same for all; `size` is the number of parameters of a client's model. The cohort is padded to fill devices and chunks, with copies of its first member; padding
-            is masked after training, so whatever it computes, NaN included, contributes exactly zero.
+            the same for all; `size` is the number of parameters of a client's model. The cohort is padded to fill
+            devices and portions, with copies of its first member; padding is masked after training, so whatever it
+            computes, NaN included, contributes exactly zero.
     """
     count = jax.tree.leaves(members)[0].shape[0]
     share = math.ceil(count / execution.devices)
