@@ -209,7 +209,7 @@ def run_round(
     )  # fmt: skip
     light = state._replace(optimizer=(), rules=(), memories=tuple(Memory(m.server) for m in state.memories))
     shared = (algorithm, data, key, light, members.ids, members.invited)
-    words, (rows, rules, report) = sum_over_clients(train, shared, everyone, execution)
+    words, (rows, rules, report) = sum_over_clients(train, shared, everyone, execution, sum(tensor_sizes(state.params)))
     message = transport.total(
         role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words
     )  # fmt: skip
@@ -251,7 +251,7 @@ def _exchange(
             return (), see(jax.random.fold_in(key, client_id), params, data.client(client_id), data, model)
 
         own_key = jax.random.fold_in(role_key(key, "exchange"), round_index)
-        return sum_over_clients(one, (data, params, own_key), ids, execution)[1]
+        return sum_over_clients(one, (data, params, own_key), ids, execution, sum(tensor_sizes(params)))[1]
 
     def upcoming() -> Members:
         return draw_cohort(algorithm.cohort, key, round_index + 1, data.shares)

@@ -12,6 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "cohort"
+ONE_BY_ONE_FROM = (
+    300_000  # parameters from which a CPU is faster with one client after another, see `Execution.portion`
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Execution:
     """Where and in what portions clients run; it changes speed and memory, and results only by rounding of one sum.
 
     mesh        devices that share a cohort, None for one device;
-    chunk_size  clients that are computed at once on a device, None for all of them.
+    chunk_size  clients that are computed at once on a device; None leaves it to `portion`.
     """
 
     mesh: Mesh | None = None
@@ -28,6 +31,20 @@ class Execution:
     @property
     def devices(self) -> int:
         return self.mesh.size if self.mesh else 1
+
+    @property
+    def platform(self) -> str:
+        return (self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]).platform
+
+    def portion(self, clients: int, size: int) -> int:
+        """How many of a device's clients are computed at once, for models of `size` parameters.
+
+        Small models fill a device only together. On a CPU the product of one large model's batch does so alone, and
+        the parameters of many clients would not stay in its caches.
+        """
+        if self.chunk_size is not None:
+            return min(self.chunk_size, clients)
+        return 1 if self.platform == "cpu" and size >= ONE_BY_ONE_FROM else clients
 
     def place(self, tree: Any) -> Any:
         """Copy a pytree to the devices that will use it."""
@@ -57,17 +74,18 @@ def all_devices(chunk_size: int | None = None) -> Execution:
 
 
 def sum_over_clients(
-    train: Callable[[Any, Any], tuple[Any, Any]], shared: Any, members: Any, execution: Execution
+    train: Callable[[Any, Any], tuple[Any, Any]], shared: Any, members: Any, execution: Execution, size: int
 ) -> tuple[Any, Any]:
     """The sum over the cohort of `terms`, and `rows` stacked in order, where (terms, rows) = train(shared, member).
 
     Shapes: `members` is a pytree of arrays with a leading axis (cohort,), of which `train` gets one entry; `shared` is
-            the same for all. The cohort is padded to fill devices and chunks, with copies of its first member; padding
-            is masked after training, so whatever it computes, NaN included, contributes exactly zero.
+            the same for all; `size` is the number of parameters of a client's model. The cohort is padded to fill
+            devices and portions, with copies of its first member; padding is masked after training, so whatever it
+            computes, NaN included, contributes exactly zero.
     """
     count = jax.tree.leaves(members)[0].shape[0]
     share = math.ceil(count / execution.devices)
-    chunk = min(execution.chunk_size or share, share)
+    chunk = execution.portion(share, size)
     chunks = math.ceil(share / chunk)
     short = execution.devices * chunks * chunk - count
 
@@ -80,7 +98,11 @@ def sum_over_clients(
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         portion, real = row
-        terms, rows = jax.vmap(train, in_axes=(None, 0))(shared, portion)
+        if chunk == 1:  # without an axis of length one, which would keep some products from being plain ones
+            alone = train(shared, jax.tree.map(lambda a: a[0], portion))
+            terms, rows = jax.tree.map(lambda a: a[None], alone)
+        else:
+            terms, rows = jax.vmap(train, in_axes=(None, 0))(shared, portion)
         total = jax.tree.map(
             lambda a: jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype), terms
         )

@@ -162,7 +162,7 @@ def guarantee(
         epsilons, delta, unit, adjacency, seen, accounting.ACCOUNTANTS[accountant].about,
         (*_assumptions(algorithm, data, rounds, steps, participation, seen, colluders), FLOAT_NOISE),
         claims_about(algorithm, data, rounds, seed, delta, epsilons, ledger),
-        _warnings(algorithm, delta, members, unit),
+        (*_warnings(algorithm, delta, members, unit), *_learnt(data)),
     )  # fmt: skip
 
 
@@ -174,6 +174,10 @@ def _warnings(algorithm: Algorithm, delta: float, members: list[int], unit: Unit
             "gradient norms, a release of its own; find them with norm_noise to have it counted",
         )
     return told
+
+
+def _learnt(data: FederatedData) -> list[str]:
+    return [f"epsilon does not cover what the features were made with: {told}" for told in data.learnt]
 
 
 def _assumptions(

@@ -137,7 +137,7 @@ def sum_updates(ids, weights, updates, chunk_size):
         client, weight = member
         return weight * table[client], client
 
-    return clients.sum_over_clients(train, updates, (ids, weights), one_device(chunk_size))
+    return clients.sum_over_clients(train, updates, (ids, weights), one_device(chunk_size), 4)
 
 
 def test_order_of_clients_changes_nothing_beyond_rounding():

@@ -32,6 +32,7 @@ class Dataset(NamedTuple):
     client_ids: np.ndarray | None = None  # (records,) natural owners, where the data set has them
     test_client_ids: np.ndarray | None = None  # (test records,) likewise
     tokens: bool = False  # features are indices into a vocabulary and reach the model as integers
+    learnt: tuple[str, ...] = ()  # what of the features was computed from training records, without privacy
 
 
 class Client(NamedTuple):
@@ -62,6 +63,7 @@ class FederatedData:
     classes: int = structure()
     largest: int = structure()  # records of the largest client
     tokens: bool = structure(default=False)  # features stay integers
+    learnt: tuple[str, ...] = structure(default=())  # as in `Dataset`
     name: str = structure(default="")
 
     @property
@@ -134,5 +136,6 @@ def federate(
     }  # fmt: skip
     return FederatedData(
         **arrays, scale=dataset.scale, shift=dataset.shift, classes=dataset.classes,
-        largest=int(sizes.max()), tokens=dataset.tokens, name=dataset.name,
+        largest=int(sizes.max()), tokens=dataset.tokens, learnt=dataset.learnt,
+        name=dataset.name,
     )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Models: parameter counts of the papers, fast layers equal the plain ones, a module nobody has seen before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp import errors, gradients
+from fedjax_dp.models import FlaxModel, Frozen, cnn, group_norm_cnn, logistic_regression, lstm, mlp, random_embedding
+
+
+def parameters(model):
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (logistic_regression((28, 28), 10), 7_850), (logistic_regression((60,), 10), 610),
+        (logistic_regression((102,), 2), 206), (mlp((60,), 10, (1200,)), 85_210), (mlp((102,), 2, (64, 32)), 8_738),
+        (cnn((28, 28), 10), 1_663_370), (cnn((28, 28), 62), 1_690_046), (cnn((28, 28, 3), 10), 1_664_970),
+        (cnn((32, 32, 3), 10), 2_156_490), (lstm((25,), 2), 1_095_680 + 514), (group_norm_cnn((32, 32, 3), 10), 24_346),
+    ],
+)  # fmt: skip
+def test_parameter_counts(model, count):
+    """Of the papers (algorithms.md names them by paper); the last is the project's own."""
+    assert parameters(model) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "width"),
+    [(cnn((8, 8), 3), 512), (mlp((6,), 3, (5, 4)), 4), (lstm((7,), 2, hidden=9, layers=1), 9)],
+)  # fmt: skip
+def test_features_are_the_layer_before_the_output(model, width):
+    params = jax.jit(model.init)(jax.random.key(0))
+    x = jnp.ones((2, *model.record_shape), jnp.int32 if model.tokens else jnp.float32)
+    features = jax.jit(model.features)(params, x)
+    assert features.shape == (2, width)
+    last = params["Dense_2" if "Dense_2" in params else "Dense_1" if "Dense_1" in params else "Dense_0"]
+    np.testing.assert_allclose(features @ last["kernel"] + last["bias"][None], model.logits(params, x), rtol=1e-5)
+    assert model.has_features
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv(3, (3, 2)), nn.Conv(3, (2, 2), strides=(2, 3), padding="VALID"), nn.Conv(3, (3, 3), padding=2),
+        nn.Conv(3, (2, 3), padding=((1, 0), (0, 2)), kernel_dilation=(1, 2), use_bias=False),
+        nn.Conv(3, (1, 1), strides=2), nn.Conv(4, (3, 3), feature_group_count=2),
+        nn.Conv(3, (3, 3), padding="CIRCULAR"),
+    ],
+)  # fmt: skip
+def test_convolutions_as_products_equal_flax(layer):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return layer.clone(parent=self)(x).sum((1, 2))
+
+    model, x = FlaxModel(Net(), (7, 6, 2)), jax.random.normal(jax.random.key(1), (3, 7, 6, 2))
+    params = jax.tree.map(lambda p: p + 0.1, model.init(jax.random.key(0)))
+    np.testing.assert_allclose(model.logits(params, x), model.module.apply({"params": params}, x), rtol=1e-4, atol=1e-5)
+
+
+def test_lstm_ignores_padding_and_reads_the_last_word():
+    model = lstm((6,), 2, Frozen(np.random.default_rng(0).normal(size=(9, 4))), hidden=5)
+    params = jax.jit(model.init)(jax.random.key(0))
+    short = jnp.array([[3, 1, 4, 0, 0, 0]])
+    cell = nn.RNN(nn.OptimizedLSTMCell(5))
+    x = jnp.take(jnp.asarray(model.module.embedding.array), short[:, :3], axis=0)
+    for name in ("OptimizedLSTMCell_0", "OptimizedLSTMCell_1"):
+        x = cell.apply({"params": {"cell": params[name]}}, x)
+    expected = x[:, -1] @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None]
+    np.testing.assert_allclose(model.logits(params, short), expected, rtol=1e-5)
+
+
+def test_a_model_equals_itself_so_that_nothing_compiles_twice():
+    assert lstm((25,), 2) == lstm((25,), 2)
+    assert hash(cnn((28, 28), 10)) == hash(cnn((28, 28), 10))
+    assert random_embedding() is random_embedding()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: cnn((784,), 10), lambda: group_norm_cnn((4, 4), 10), lambda: lstm((28, 28), 2)]
+)
+def test_records_of_the_wrong_shape_are_refused(make):
+    with pytest.raises(errors.ConfigurationError, match="record_shape must be"):
+        make()
+
+
+class Unseen(nn.Module):
+    """Attention over pieces of a record, a gate of its own, a residual: nothing the library ships."""
+
+    @nn.compact
+    def __call__(self, x):
+        pieces = x.reshape(x.shape[0], 3, -1)
+        seen = nn.MultiHeadDotProductAttention(num_heads=2, qkv_features=4)(pieces)
+        gate = self.param("gate", nn.initializers.ones, (seen.shape[-1],))
+        return nn.Dense(4)((pieces + gate[None, None] * seen).reshape(x.shape[0], -1))
+
+
+def test_a_module_never_seen_before_runs_privately_and_unchanged():
+    data = ragged_data([20, 30, 25])
+    model = FlaxModel(Unseen(), data.record_shape)
+    params = jax.jit(model.init)(jax.random.key(0))
+    x, y = data.features(jnp.asarray(data.x[:4])), jnp.asarray(data.y[:4])
+    assert "per-record gradients" in gradients.describe(model, params, x, y)
+    value = fdp.dpnfl(cohort_size=2, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=1.0)
+    result = fdp.run(value, data, rounds=2, epsilon=5.0, delta=1e-2, model=model)
+    assert result.guarantee.epsilon <= 5.0
+    assert jax.tree.structure(result.params) == jax.tree.structure(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))

@@ -1,0 +1,45 @@
+"""Principal components against NumPy's singular values, and the warning that they are not private."""
+
+import numpy as np
+import pytest
+
+import fedjax_dp as fdp
+from fedjax_dp import errors
+from fedjax_dp.data import Dataset, federate
+from fedjax_dp.data.projection import principal_components
+
+
+def images(records=40, test=7):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (records + test, 4, 3)).astype(np.uint8), rng.integers(0, 3, records + test)
+    return Dataset("toy", x[:records], y[:records], x[records:], y[records:], classes=3, scale=1 / 255, shift=10.0)
+
+
+def test_components_are_those_of_the_centred_training_records():
+    dataset = images()
+    found = principal_components(dataset, 5)
+    seen = (dataset.x_train.reshape(40, -1).astype(float) - 10.0) / 255
+    centred = seen - seen.mean(0)
+    u, s, vt = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(np.abs(found.x_train), np.abs(u[:, :5] * s[:5]), rtol=1e-4, atol=1e-6)
+    test = (dataset.x_test.reshape(7, -1).astype(float) - 10.0) / 255 - seen.mean(0)
+    np.testing.assert_allclose(np.abs(found.x_test), np.abs(test @ vt[:5].T), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.x_train.mean(0), 0, atol=1e-6)  # centred by training, not test, records
+
+
+def test_a_guarantee_says_that_the_components_were_not_private():
+    data = federate(principal_components(images(), 3), np.split(np.arange(40), 4))
+    value = fdp.dpnfl(
+        cohort_size=2, batch_size=2, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0
+    )  # fmt: skip
+    promise = fdp.guarantee(value, data, rounds=3, delta=1e-2)
+    assert "principal components of all training records" in " ".join(promise.warnings)
+    plain = fdp.guarantee(value, federate(images(), np.split(np.arange(40), 4)), rounds=3, delta=1e-2)
+    assert plain.epsilon == promise.epsilon
+    assert "components" not in " ".join(plain.warnings)
+
+
+@pytest.mark.parametrize("count", [0, 13, 2.5])
+def test_impossible_numbers_of_components_are_refused(count):
+    with pytest.raises(errors.ConfigurationError, match="pca must be"):
+        principal_components(images(), count)
