@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.models import Model
-from fedjax_dp.values import ravel, value
+from fedjax_dp.values import ravel, structure, value
 
 
 class Records(NamedTuple):
@@ -55,13 +55,17 @@ class Bound(Protocol):
 
 @value
 class ClipRecords:
-    """Each record's gradient is scaled down to `clip_norm`; unit C / B."""
+    """Each record's gradient is scaled down to `clip_norm`; unit C / B.
 
+    microbatch  see `gradients.clipped_sum`.
+    """
+
+    microbatch: int | None = structure(default=None)
     gap = None
     assumption = None
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
-        batch = gradients.clipped_sum(model, params, records.x, records.y, records.mask, clip_norm)
+        batch = gradients.clipped_sum(model, params, records.x, records.y, records.mask, clip_norm, self.microbatch)
         return _mean(batch, records, clip_norm, records.divisor)
 
     def check(self) -> None:

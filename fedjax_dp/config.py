@@ -16,15 +16,14 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.data import FederatedData
 from fedjax_dp.fields import by_dataset, told, typed
-from fedjax_dp.models import Model, logistic_regression, mlp
+from fedjax_dp.models import Model, cnn, group_norm_cnn, logistic_regression, lstm, mlp
 from fedjax_dp.personal import optimal_probabilities
 from fedjax_dp.population import POPULATIONS, PopulationConfig, kind_of, resolve_population
 from fedjax_dp.population import build_data as build_data
 
-MODELS: dict[str, Callable[[tuple[int, ...], int, int], Model]] = {
-    "logistic": lambda shape, classes, hidden: logistic_regression(shape, classes),
-    "mlp": lambda shape, classes, hidden: mlp(shape, classes, (hidden,)),
-}
+MODELS: dict[str, Callable[..., Model]] = {
+    "logistic": logistic_regression, "mlp": mlp, "cnn": cnn, "group_norm_cnn": group_norm_cnn, "lstm": lstm,
+}  # fmt: skip
 ENTRY_OPTIONS = {name for entry in CATALOGUE for name in options_of(entry)}
 
 # What a data set brings where nothing is said, beside its population. MNIST and its kin follow paper 000.
@@ -41,9 +40,10 @@ _TRAINING: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_000),
     **dict.fromkeys(("adult", "adult_full"), _LARGE),
     **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10_pca60"), _LARGE | {"learning_rate": 0.1}),
-    "cifar10": _LARGE | {"learning_rate": 0.01},
+    "cifar10": _LARGE | {"model": "group_norm_cnn"},
     "tfds": _SMALL | {"learning_rate": 0.1},
-    "svhn": _SMALL | {"learning_rate": 0.01},
+    "svhn": _SMALL | {"model": "group_norm_cnn"},
+    "sent140": _LARGE | {"model": "lstm"},
     "synthetic": _LARGE | {"batch_size": 10, "learning_rate": 0.1, "delta": 1e-3},
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
@@ -100,8 +100,13 @@ class RunConfig(PopulationConfig):
     local_decay: Annotated[float | None, _own("of momentum or rmsprop")] = None
     keep_rule: Annotated[bool | None, _own("the rule's state stays with its client across rounds")] = None
     l2: Annotated[float | None, _by_dataset("l2", "h in the penalty h |w|^2")] = None
-    model: Annotated[str | None, _own("logistic, or mlp (rfedavg needs features)")] = None
-    hidden: Annotated[int | None, told("width of mlp's hidden layer", "(default: 64)", "INT")] = None
+    microbatch: Annotated[int | None, _own("records whose gradients are built at once, for models that need it")] = None
+    model: Annotated[
+        str | None, told(", ".join(MODELS), "(default: logistic, or what data set or algorithm ask for)", "STR")
+    ] = None
+    hidden: Annotated[
+        str | None, told("widths of mlp's hidden layers, such as 1200 or 64,32", "(default: 64)", "INT,...")
+    ] = None
 
     clip_norm: Annotated[float | None, _own("C, L2 bound on one record's gradient, or on a client's update")] = None
     clipping: Annotated[str | None, _own("record, batch, scale, none or tensor-median; most entries fix it")] = None
@@ -185,7 +190,8 @@ class RunConfig(PopulationConfig):
     ] = None
     checkpoint_every: Annotated[int | None, told("rounds between checkpoints", "(default: rounds / 5)", "INT")] = None
     chunk_size: Annotated[
-        int | None, told("clients computed at once on a device, to bound memory", "(default: all)", "INT")
+        int | None,
+        told("clients computed at once on a device", "(default: all; for large models on a CPU: 1)", "INT"),
     ] = None
     out: Annotated[
         str | None, told("run folder; must not exist or be empty", "(default: runs/DATASET-ALGORITHM-sSEED)", "DIR")
@@ -268,9 +274,12 @@ def build_model(config: RunConfig, data: FederatedData) -> Model:
     """The model of a resolved configuration."""
     name = config.model or "logistic"
     errors.require_choice("model", name, MODELS)
-    width = 64 if config.hidden is None else config.hidden
-    errors.require_count("hidden", width)
-    return MODELS[name](data.record_shape, data.classes, width)
+    if config.hidden is None:
+        return MODELS[name](data.record_shape, data.classes)
+    widths = tuple(int(word) if word.strip().isdecimal() else 0 for word in config.hidden.split(","))
+    if 0 in widths:
+        raise errors.refuse("hidden", repr(config.hidden), "numbers of at least 1 with commas between", "such as 64,32")
+    return mlp(data.record_shape, data.classes, widths)
 
 
 def budgets(config: RunConfig, data: FederatedData) -> float | np.ndarray | None:

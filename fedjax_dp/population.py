@@ -29,6 +29,7 @@ from fedjax_dp.data import (
     zipf_sizes,
 )
 from fedjax_dp.data.loaders import SUFFIXES
+from fedjax_dp.data.projection import principal_components
 from fedjax_dp.fields import by_dataset, told
 
 # The options that mean something for a partition, and on top for the sizes that it is given.
@@ -104,6 +105,9 @@ class PopulationConfig:
         by_dataset(POPULATIONS, "min_records", "smallest client, for sizes power-law and zipf; natural drops smaller"),
     ] = None
     zipf_exponent: Annotated[float | None, by_dataset(POPULATIONS, "zipf_exponent", "for sizes zipf")] = None
+    pca: Annotated[
+        int | None, told("principal components that replace the features; not private", "(default: none)", "INT")
+    ] = None
     holdout: Annotated[
         float | None,
         told("pool all records; clients keep this fraction of theirs to test on", "(default: the test set)", "FLOAT"),
@@ -160,6 +164,8 @@ def build_data(config: PopulationConfig) -> FederatedData:
     dataset, clients, test_clients = _divide(config, dataset)
     if config.holdout is not None:
         dataset, clients, test_clients = hold_out(dataset, clients, config.holdout, config.seed)
+    if config.pca is not None:
+        dataset = principal_components(dataset, config.pca, np.concatenate(clients))
     return federate(dataset, clients, test_clients=test_clients)
 
 

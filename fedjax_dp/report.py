@@ -61,8 +61,8 @@ def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, An
         "history": [point._asdict() for point in result.history],
         "probes": list(metrics.PROBES), "rounds_to_target": reached,
         "bytes_to_target": None if reached is None else traffic.total(reached),
-        "guarantee": result.guarantee.to_dict(), "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
-        "timing": result.timing._asdict(),
+        "guarantee": result.guarantee.to_dict(), "timing": result.timing._asdict(),
+        "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
         "versions": versions(), "device": device(), "config": dataclasses.asdict(config),
     }  # fmt: skip
 

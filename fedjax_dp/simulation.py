@@ -12,12 +12,12 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import algorithm as algorithms
-from fedjax_dp import errors, metrics
+from fedjax_dp import errors, gradients, metrics
 from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
 from fedjax_dp.clients import Execution, all_devices
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.metrics import Evaluation
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import FlaxModel, Model, logistic_regression
 
 
 class Timing(NamedTuple):
@@ -54,6 +54,10 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     algorithm.server.check()
     algorithm.transport.check(algorithm.cohort.members(data.num_clients))
     algorithms.check_fit(algorithm, np.asarray(data.shares))
+    if isinstance(model, FlaxModel):
+        model.check(data.record_shape, data.tokens)
+    if model is not None and algorithm.local.privatizer.client_noise(data.num_clients) is not None:
+        gradients.require_records_apart(model)
 
 
 def numbers(algorithm: Algorithm) -> Algorithm:

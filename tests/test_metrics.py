@@ -104,7 +104,7 @@ def test_without_parts_there_is_no_accuracy_by_client(data):
     assert metrics.evaluate(params_of(), dataclasses.replace(data, test_clients=None), model=MODEL).correct is None
 
 
-@pytest.mark.parametrize("rows", [1, 13, 51, 2048])  # of 52 records
+@pytest.mark.parametrize("rows", [13, 51, 2048])  # of 52 records
 def test_objective_and_gradient_norm_equal_the_loops_whatever_the_blocks(data, rows, monkeypatch):
     monkeypatch.setattr(metrics, "ROWS", rows)
     params = params_of()
@@ -156,10 +156,9 @@ def test_evaluations_carry_what_was_asked_and_probes_are_named(data):
     assert point.gradient_norm == pytest.approx(np.linalg.norm(np.asarray(data.shares, float) @ gradients), rel=1e-4)
     assert point.noise_to_signal == 0.0
     assert point[-3:] == tuple(fairness(metrics.client_accuracies(run.params, data, model=MODEL)))
-    plain = last(fdp.fedavg(**COMMON), dataclasses.replace(data, test_clients=None))
-    assert (plain.objective, plain.gradient_norm, *plain[-3:]) == (None,) * 5
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_not_finite_is_none_and_training_goes_on(data):
     x = np.array(data.x)
     x[3] = 1e30  # the square of this record's gradient overflows: clipping removes it from training
@@ -180,7 +179,9 @@ def clipped_means(data, clip_norm):
 
 def test_noise_to_signal_of_record_noise_equals_numpy(data):
     clip, noise = 0.4, np.linspace(0.5, 1.5, len(SIZES))
-    got = last(fdp.dpnfl(**COMMON, clip_norm=clip, noise_multiplier=noise), data).noise_to_signal
+    point = last(fdp.dpnfl(**COMMON, clip_norm=clip, noise_multiplier=noise), data)
+    assert (point.objective, point.gradient_norm) == (None, None)  # not asked for
+    got = point.noise_to_signal
     stds, signals = noise * clip / np.array(SIZES), np.linalg.norm(clipped_means(data, clip), axis=1)
     assert got == pytest.approx(np.sqrt((12 * stds**2).mean() / (signals**2).mean()), rel=1e-4)
     wrong = {
@@ -311,6 +312,7 @@ def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
     assert told["probes"] == list(PROBES)
     assert told["history"][-1]["objective"] > 0
     assert told["history"][-1]["gradient_norm"] > 0
+    assert told["history"][-1]["worst_tenth"] is None  # no client has a part of this test set
     reached, traffic = told["rounds_to_target"], told["traffic"]
     assert reached == next(p["round"] for p in told["history"] if p["test_accuracy"] >= 0.3)
     assert told["bytes_to_target"] == reached * (traffic["round_down"] + traffic["round_up"])
@@ -321,10 +323,9 @@ def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
         {name: point[name] for name in ("round", "test_accuracy", "test_loss", "train_loss", "clipped")}
         for point in told["history"]
     ]  # as runs before these metrics wrote them
-    for written, expected in ((told["history"], told["history"]), (old, [Evaluation(**p)._asdict() for p in old])):
-        pathlib.Path("r/metrics.json").write_text(json.dumps(written))
-        assert cli.main(["run", "--resume", "r", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["history"] == expected
+    pathlib.Path("r/metrics.json").write_text(json.dumps([old[0], told["history"][1]]))
+    assert cli.main(["run", "--resume", "r", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["history"] == [Evaluation(**old[0])._asdict(), told["history"][1]]
 
 
 def test_a_target_that_is_not_reached_is_said_and_one_that_cannot_be_is_refused(capsys):

@@ -29,6 +29,7 @@ from fedjax_dp.secagg import SecureSum
 from fedjax_dp.server import Server
 from fedjax_dp.transport import PlainSum
 from fedjax_dp.upload import PlainUpload, Upload
+from fedjax_dp.values import changed
 
 
 class Common(TypedDict, total=False):
@@ -47,6 +48,7 @@ class Common(TypedDict, total=False):
     schedule: str  # see SCHEDULES
     per_step: bool  # the schedule runs over local steps, not rounds
     l2: float  # h in h |w|^2
+    microbatch: int | None  # records whose gradients are built at once where a model needs that; bounds memory
     local_rule: str  # sgd, momentum, rmsprop
     local_decay: float | None  # of momentum or rmsprop
     keep_rule: bool  # the rule's state stays with the client across rounds
@@ -58,9 +60,9 @@ class Common(TypedDict, total=False):
 
 DEFAULTS: dict[str, Any] = {
     "cohort": "uniform", "one_by_one": False, "dropout": 0.0, "first": None, "estimator": "wor_delta",
-    "batches": "without-replacement", "schedule": "constant", "per_step": False, "l2": 0.0, "local_rule": "sgd",
-    "local_decay": None, "keep_rule": False, "secure": False, "ring_bits": 32, "fractional_bits": 16,
-    "neighbours": None,
+    "batches": "without-replacement", "schedule": "constant", "per_step": False, "l2": 0.0, "microbatch": None,
+    "local_rule": "sgd", "local_decay": None, "keep_rule": False, "secure": False, "ring_bits": 32,
+    "fractional_bits": 16, "neighbours": None,
 }  # fmt: skip
 
 BATCHES: dict[str, Callable[[Any], Batches]] = {
@@ -125,6 +127,12 @@ def assemble(
         if not decay:
             raise errors.refuse("local_decay", given["local_decay"], "left out for local rule sgd")
         decay = {"decay": given["local_decay"]}
+    if given["microbatch"] is not None:
+        errors.require_count("microbatch", given["microbatch"])
+        bound = getattr(privatizer, "bound", None)
+        if not isinstance(bound, ClipRecords):
+            raise errors.refuse("microbatch", given["microbatch"], "left out where no record is clipped", "drop it")
+        privatizer = changed(privatizer, bound=ClipRecords(microbatch=given["microbatch"]))
     ring = {"bits": given["ring_bits"], "fractional_bits": given["fractional_bits"], "neighbours": given["neighbours"]}
     return Algorithm(
         cohort=cohort,

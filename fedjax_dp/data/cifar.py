@@ -55,7 +55,8 @@ def cifar10_pca60(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     if path is None:
         what = "cifar10_pca60.npz with x_train (records, 60), y_train, x_test and y_test"
         raise missing(name, folders[0], what, "pixels / 255, centred and projected")
-    return _from_npz(name, path, (60,))
+    dataset = _from_npz(name, path, (60,))
+    return dataset._replace(learnt=("principal components of all training images",))
 
 
 def _from_npz(name: str, path: pathlib.Path, shape: tuple[int, ...]) -> Dataset:

@@ -10,16 +10,18 @@ from fedjax_dp.data.store import Dataset
 BLOCK = 8192  # records at once
 
 
-def principal_components(dataset: Dataset, count: int) -> Dataset:
+def principal_components(dataset: Dataset, count: int, fit_rows: np.ndarray | None = None) -> Dataset:
     """Every record as its first `count` principal components of the pooled training records, centred (000, section V).
 
-    The components are computed without privacy; `learnt` says so, and a Guarantee repeats it.
+    `fit_rows` are the training records that they are computed from, all unless given. That is done without privacy;
+    `learnt` says so, and a Guarantee repeats it.
     """
     errors.require_count("pca", count)
     rows = dataset.x_train.reshape(len(dataset.x_train), -1)
-    if dataset.tokens or count > min(rows.shape):
+    fitted = rows if fit_rows is None else rows[fit_rows]
+    if dataset.tokens or count > min(fitted.shape):
         raise errors.refuse(
-            "pca", count, f"at most {min(rows.shape)}, the smaller of records and features, and no tokens", "lower it"
+            "pca", count, f"at most {min(fitted.shape)}, the smaller of records and features, and no tokens", "lower it"
         )
 
     def blocks(x: np.ndarray) -> Iterator[np.ndarray]:
@@ -27,8 +29,8 @@ def principal_components(dataset: Dataset, count: int) -> Dataset:
             block = x[start : start + BLOCK].reshape(-1, rows.shape[1])
             yield (block.astype(np.float64) - dataset.shift) * dataset.scale
 
-    mean = sum(block.sum(0) for block in blocks(rows)) / len(rows)
-    spread = sum((block - mean).T @ (block - mean) for block in blocks(rows))
+    mean = sum(block.sum(0) for block in blocks(fitted)) / len(fitted)
+    spread = sum((block - mean).T @ (block - mean) for block in blocks(fitted))
     vectors = np.linalg.eigh(spread)[1][:, : -count - 1 : -1]
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(0), np.arange(count)])  # eigenvectors have no sign
 

@@ -68,7 +68,8 @@ def adult(name: str, data_dir: str | os.PathLike | None) -> Dataset:
             np.concatenate([x, (numbers - mean) / std], axis=1, dtype=np.float32)
             for x, numbers in ((x_train, numbers_train), (x_test, numbers_test))
         )
-    return Dataset(name, x_train, y_train, x_test, y_test, classes=2)
+    learnt = ("mean and deviation of each numeric column",) if name == "adult_full" else ()
+    return Dataset(name, x_train, y_train, x_test, y_test, classes=2, learnt=learnt)
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:

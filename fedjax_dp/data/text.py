@@ -67,6 +67,7 @@ def sent140(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     return Dataset(
         name, x[train], labels[train], x[test], labels[test], classes=2,
         client_ids=users[train], test_client_ids=users[test], tokens=True,
+        learnt=("a vocabulary of the most frequent words of all training messages",),
     )  # fmt: skip
 
 

@@ -72,6 +72,15 @@ class FlaxModel:
             )  # fmt: skip
         return variables["params"]
 
+    def check(self, record_shape: tuple[int, ...], tokens: bool) -> None:
+        """Refuse data whose records the model was not made for."""
+        got, wanted = ((" tokens" if kind else "") for kind in (tokens, self.tokens))
+        if tuple(record_shape) != self.record_shape or tokens != self.tokens:
+            raise errors.refuse(
+                "records", f"{tuple(record_shape)}{got}", f"{self.record_shape}{wanted} for this model",
+                "use another model, or make this one for these records",
+            )  # fmt: skip
+
     def logits(self, params: Params, x: jax.Array, layers: Callable = fast_layers) -> jax.Array:
         """Scores `(records, classes)`; `layers` is the Flax interceptor under which the module runs."""
         with nn.intercept_methods(layers):
