@@ -307,7 +307,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="W1")
     parser.add_argument("--cohort", type=int, help="another cohort size")
-    parser.add_argument("--rounds", type=int, help="rounds per call of ours (one dispatch); 10, for the CNN 1")
+    parser.add_argument("--rounds", type=int, help="rounds per call of ours (one dispatch); 10, W3 2, W3dp 5")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--chunk-size", type=int, help="clients computed at once on a device")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -316,7 +316,7 @@ def main():
     w = dict(WORKLOADS[options.workload])
     if options.cohort:
         w["cohort"], w["clients"] = options.cohort, max(options.cohort, w["clients"])
-    rounds = options.rounds or (1 if len(w["shape"]) > 1 else 10)
+    rounds = options.rounds or {"W3": 2, "W3dp": 5}.get(options.workload, 10)
     result = summarise(options.workload, w, *measure(options.workload, w, rounds, options.repeats, options.chunk_size))
     text = json.dumps(result, indent=1)
     if options.out:
