@@ -46,6 +46,7 @@ MODELS = {
 CLASSES, RATE = 10, 0.01
 SLOW_MS = 3000  # a contender slower than this runs in the first few repeats only
 FEW = 3
+SETTLE_S = 0.25  # before each, so that threads which the last one left spinning come to rest
 
 
 def loss_of(model, params, x, y):
@@ -103,7 +104,7 @@ def largest_gap(ours, theirs):
 def one_gradient(model, x, y):
     """Parameters, our clipped mean gradient of one batch, and the one of the plain round."""
     params = jax.tree.map(
-        lambda p: p + 0.05 * jax.random.normal(jax.random.key(1), p.shape), model.init(jax.random.key(0))
+        lambda p: p + 0.01 * jax.random.normal(jax.random.key(1), p.shape), model.init(jax.random.key(0))
     )
     ours = jax.jit(gradients.clipped_sum, static_argnums=0)(model, params, x, y, jnp.ones(len(y), bool), 1.0).total
     ours = jax.tree.map(lambda g: g / len(y), ours)
@@ -207,6 +208,7 @@ def measure(name, w, rounds, repeats, chunk_size):
         for name, run in contenders.items():
             if turn >= FEW and times[name][0] > SLOW_MS:
                 continue
+            time.sleep(SETTLE_S)
             began = time.perf_counter()
             done = run()
             times[name].append(1e3 * (time.perf_counter() - began) / done)

@@ -1,5 +1,8 @@
 """Models: parameter counts of the papers, fast layers equal the plain ones, a module nobody has seen before."""
 
+import json
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,7 @@ from flax import linen as nn
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, gradients
+from fedjax_dp import cli, errors, gradients
 from fedjax_dp.models import FlaxModel, Frozen, cnn, group_norm_cnn, logistic_regression, lstm, mlp, random_embedding
 
 
@@ -112,3 +115,64 @@ def test_a_module_never_seen_before_runs_privately_and_unchanged():
     assert result.guarantee.epsilon <= 5.0
     assert jax.tree.structure(result.params) == jax.tree.structure(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+
+
+def test_gradients_built_a_few_at_a_time_are_the_same_gradients():
+    data = ragged_data([20, 30, 25])
+    model = FlaxModel(Unseen(), data.record_shape)
+    common = {"cohort_size": 2, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 0.1}
+    ends = [
+        fdp.simulate(fdp.dpnfl(**common, noise_multiplier=0.5, microbatch=rows), data, rounds=1, model=model).params
+        for rows in (None, 2)
+    ]
+    for whole, parts in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_microbatch_belongs_to_clipped_records():
+    common = {"cohort_size": 2, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1}
+    for make in (fdp.fedavg, lambda **options: fdp.cpfed(clipping="none", **options)):
+        with pytest.raises(errors.ConfigurationError, match="microbatch must be left out"):
+            make(**common, microbatch=2)
+    with pytest.raises(errors.ConfigurationError, match="microbatch must be"):
+        fdp.dpnfl(**common, clip_norm=1.0, microbatch=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [(mlp((5,), 3), r"records must be \(5,\)"), (lstm((3,), 3), "tokens for this model")]
+)
+def test_records_that_do_not_fit_the_model_are_refused_before_anything_compiles(model, words):
+    value = fdp.fedavg(cohort_size=2, batch_size=5, local_steps=2, learning_rate=0.1)
+    with pytest.raises(errors.ConfigurationError, match=words):
+        fdp.simulate(value, ragged_data([20, 30, 25]), rounds=1, model=model)
+
+
+def test_a_private_run_refuses_a_model_that_mixes_records_and_a_plain_one_does_not():
+    class Mixing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x / jnp.abs(x).max())
+
+    data, model = ragged_data([20, 30, 25]), FlaxModel(Mixing(), (3,))
+    common = {"cohort_size": 2, "batch_size": 5, "local_steps": 1, "learning_rate": 0.1}
+    with pytest.raises(errors.ConfigurationError, match="depends on other records"):
+        fdp.simulate(fdp.dpnfl(**common, clip_norm=1.0), data, rounds=1, model=model)
+    fdp.simulate(fdp.fedavg(**common), data, rounds=1, model=model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    ["--model cnn --cohort-size 2 --local-steps 2", "--model group_norm_cnn", "--model mlp --hidden 20,10 --pca 12",
+     "--dataset sent140 --model lstm --cohort-size 2 --local-steps 2"],
+)  # fmt: skip
+def test_every_model_trains_from_the_command_line(arguments, tmp_path, capsys):
+    if "sent140" in arguments and not os.environ.get("FEDJAX_DP_DATA"):
+        pytest.skip("Sentiment140 lies in FEDJAX_DP_DATA")
+    out = ["run", *arguments.split(), "--rounds", "2", "--out", str(tmp_path / "run"), "--json"]
+    assert cli.main(out) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0 < told["test_accuracy"] < 1
+    assert told["guarantee"]["epsilon"] > 0
+    if "pca" in arguments:
+        assert "principal components" in " ".join(told["guarantee"]["warnings"])

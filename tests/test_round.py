@@ -124,6 +124,13 @@ def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
     np.testing.assert_allclose(parts["kernel"], whole["kernel"], rtol=1e-5, atol=1e-6)
 
 
+def test_large_models_train_one_after_another_on_a_cpu_unless_told_otherwise():
+    execution = clients.Execution()
+    assert (execution.portion(10, 7850), execution.portion(10, 10**6)) == (10, 1 if execution.platform == "cpu" else 10)
+    assert clients.Execution(chunk_size=4).portion(10, 10**6) == 4
+    assert clients.Execution(chunk_size=40).portion(10, 7850) == 10
+
+
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 @pytest.mark.parametrize("members", [1, 5, None])
 def test_spreading_over_devices_changes_nothing_beyond_rounding(data, members):

@@ -45,8 +45,6 @@ def product(a: jax.Array, e: jax.Array, with_bias: bool) -> Gradients:
     One position: |a|^2 |e|^2. Else the Gram matrices over positions or the per-record kernels, whichever is smaller.
     """
     positions, inputs, outputs = a.shape[1], a.shape[2], e.shape[2]
-    bias = e.sum(1)
-    squared = jnp.sum(bias * bias, -1) if with_bias else jnp.zeros(a.shape[0])
 
     def flat_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows, weighted = _kept(a, factors).reshape(-1, inputs), _weighted(e, factors).reshape(-1, outputs)
@@ -54,7 +52,9 @@ def product(a: jax.Array, e: jax.Array, with_bias: bool) -> Gradients:
         return (weighted.T @ rows).T, weighted.sum(0)
 
     if positions == 1:
-        return Gradients(squared + jnp.sum(a * a, (1, 2)) * jnp.sum(e * e, (1, 2)), flat_total)
+        return Gradients((jnp.sum(a * a, (1, 2)) + float(with_bias)) * jnp.sum(e * e, (1, 2)), flat_total)
+    bias = e.sum(1)
+    squared = jnp.sum(bias * bias, -1) if with_bias else jnp.zeros(a.shape[0])
     if positions * (inputs + outputs) < inputs * outputs:
         return Gradients(
             squared + _total_of(jnp.einsum("ntk,nsk->nts", a, a) * jnp.einsum("nto,nso->nts", e, e)), flat_total
