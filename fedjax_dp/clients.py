@@ -50,6 +50,10 @@ class Execution:
         """Copy a pytree to the devices that will use it."""
         return jax.device_put(tree, NamedSharding(self.mesh, P()) if self.mesh else jax.devices()[0])
 
+    def on_one_device(self, tree: Any) -> Any:
+        """Placed arrays as the first device holds them, not copied: for work that would only be repeated on others."""
+        return jax.tree.map(lambda a: a.addressable_data(0), tree) if self.mesh else tree
+
     def place_tables(self, tables: Any) -> Any:
         """Copy tables by client `(num_clients, size)`: each device holds a part of every row, so nothing is doubled."""
         return jax.tree.map(lambda a: jax.device_put(a, self._rows(a)), tables)

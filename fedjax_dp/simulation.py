@@ -151,7 +151,8 @@ def simulate(
         if np.asarray(report.overflow).any():
             raise errors.RingOverflowError(done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist())
         if done % every == 0 or done == rounds:
-            history.append(metrics.measured(done, state.params, data, report, model=model, train=train_metrics))
+            params, records = execution.on_one_device((state.params, data))
+            history.append(metrics.measured(done, params, records, report, model=model, train=train_metrics))
             if not math.isfinite(history[-1].test_loss):
                 raise errors.DivergedError(done - 1, [])
         if on_pause:
