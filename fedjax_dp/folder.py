@@ -127,7 +127,7 @@ def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: 
     """What a reader of the log wants to know before the first round."""
     device = report.device()
     batch = "all their records" if config.batches == "full" else config.batch_size
-    rows = (jnp.zeros((1, *data.record_shape)), jnp.zeros(1, jnp.int32))
+    rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))
     params = model.init(run_key(config.seed))
     lines = [
         f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "

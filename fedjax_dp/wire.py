@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithm import Algorithm
@@ -40,8 +39,8 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
     features = None
     if getattr(model, "has_features", False):
-        rows = jax.ShapeDtypeStruct((1, *data.record_shape), jnp.float32)
-        features = jax.eval_shape(model.features, params, rows).shape[-1]  # type: ignore[attr-defined]
+        row = jax.eval_shape(data.features, jax.ShapeDtypeStruct((1, *data.record_shape), data.x.dtype))
+        features = jax.eval_shape(model.features, params, row).shape[-1]  # type: ignore[attr-defined]
     beside = [c.floats(size, features, members, data.num_clients) for c in algorithm.local.corrections]
     joined = size + algorithm.aggregate.extra + algorithm.upload.extra + sum(floats.summed for floats in beside)
     down = 4 * (size + algorithm.upload.extra + sum(floats.down for floats in beside))
