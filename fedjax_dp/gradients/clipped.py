@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from fedjax_dp.gradients.layers import RULES, Rule
+from fedjax_dp.gradients.layers import EXACT, RULES, Rule
 from fedjax_dp.models import FlaxModel, Model
 
 MEMORY = 2**28  # bytes of per-record gradients that are held at once
@@ -101,7 +101,7 @@ def _by_record(
 
         def weighted(g: jax.Array) -> jax.Array:
             kept = jnp.where((factors > 0).reshape(-1, *[1] * (g.ndim - 1)), g, 0.0)  # 0 * NaN is NaN
-            return jnp.tensordot(factors, kept, 1)
+            return jnp.tensordot(factors, kept, 1, precision=EXACT)
 
         return BatchGradient(jax.tree.map(weighted, gradients), jnp.where(real, losses, 0.0), real & (factors < 1))
 

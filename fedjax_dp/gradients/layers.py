@@ -19,6 +19,8 @@ from jax import lax
 from fedjax_dp.models import convolution
 
 Params = dict[str, Any]
+ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
+EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
 
 
 class Gradients(NamedTuple):
@@ -49,21 +51,18 @@ def product(a: jax.Array, e: jax.Array, with_bias: bool) -> Gradients:
     def flat_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows, weighted = _kept(a, factors).reshape(-1, inputs), _weighted(e, factors).reshape(-1, outputs)
         # the long side last in the product; `values.ravel` undoes the transpose
-        return (weighted.T @ rows).T, weighted.sum(0)
+        return jnp.matmul(weighted.T, rows, precision=EXACT).T, weighted.sum(0)
 
     if positions == 1:
         return Gradients((jnp.sum(a * a, (1, 2)) + float(with_bias)) * jnp.sum(e * e, (1, 2)), flat_total)
     bias = e.sum(1)
     squared = jnp.sum(bias * bias, -1) if with_bias else jnp.zeros(a.shape[0])
     if positions * (inputs + outputs) < inputs * outputs:
-        return Gradients(
-            squared + _total_of(jnp.einsum("ntk,nsk->nts", a, a) * jnp.einsum("nto,nso->nts", e, e)), flat_total
-        )
-    kernels = jnp.einsum("nto,ntk->nok", e, a)
+        return Gradients(squared + _total_of(_gram(a) * _gram(e)), flat_total)
+    kernels = jnp.einsum("nto,ntk->nok", e, a, precision=EXACT)
 
     def kernel_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
-        total = jnp.tensordot(factors, _kept(kernels, factors), 1)
-        return total.T, factors @ _kept(bias, factors)
+        return _sum(kernels, factors).T, _sum(bias, factors)
 
     return Gradients(squared + jnp.sum(kernels * kernels, (1, 2)), kernel_total)
 
@@ -73,7 +72,7 @@ def scaling(a: jax.Array, e: jax.Array, with_scale: bool, with_bias: bool) -> Gr
     scale, bias = jnp.sum(a * e, 1), e.sum(1)
 
     def total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return factors @ _kept(scale, factors), factors @ _kept(bias, factors)
+        return _sum(scale, factors), _sum(bias, factors)
 
     return Gradients(with_scale * jnp.sum(scale * scale, -1) + with_bias * jnp.sum(bias * bias, -1), total)
 
@@ -82,7 +81,7 @@ def lookup(a: jax.Array, e: jax.Array) -> Gradients:
     """Rows of a table picked by indices a `(n, t, 1)`: positions with the same index add up before the norm."""
     index = a[..., 0]
     same = index[:, :, None] == index[:, None, :]
-    squared = _total_of(jnp.where(same, jnp.einsum("nto,nso->nts", e, e), 0.0))
+    squared = _total_of(jnp.where(same, _gram(e), 0.0))
 
     def total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
         return index.reshape(-1), _weighted(e, factors).reshape(-1, e.shape[-1])
@@ -90,7 +89,9 @@ def lookup(a: jax.Array, e: jax.Array) -> Gradients:
     return Gradients(squared, total)
 
 
-ROUNDING = 1e-6  # of what is added up, about ten float32 roundings
+def _gram(a: jax.Array) -> jax.Array:
+    """Inner products of positions `(n, t, t)` of a `(n, t, k)`."""
+    return jnp.einsum("ntk,nsk->nts", a, a, precision=EXACT)
 
 
 def _total_of(gram: jax.Array) -> jax.Array:
@@ -101,6 +102,11 @@ def _total_of(gram: jax.Array) -> jax.Array:
 def _kept(a: jax.Array, factors: jax.Array) -> jax.Array:
     """Zero where the factor is: 0 * NaN is NaN."""
     return jnp.where((factors > 0).reshape(-1, *[1] * (a.ndim - 1)), a, 0)
+
+
+def _sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
+    """Of per-record gradients `(n, ...)` times their factors."""
+    return jnp.tensordot(factors, _kept(rows, factors), 1, precision=EXACT)
 
 
 def _weighted(e: jax.Array, factors: jax.Array) -> jax.Array:
@@ -128,7 +134,8 @@ def _own(module: Any, name: str) -> jax.Array:
 
 
 def _dense_covers(module: nn.Dense, x: jax.Array) -> bool:
-    return _usual(module) and module.dot_general is None and module.dot_general_cls is None and x.ndim >= 2
+    usual = _usual(module) and module.precision is None
+    return usual and module.dot_general is None and module.dot_general_cls is None and x.ndim >= 2
 
 
 def _dense_run(module: nn.Dense, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
