@@ -67,6 +67,14 @@ def test_picture_of_the_run_is_the_committed_run():
     assert told["guarantee"]["epsilon"] == pytest.approx(0.3, rel=1e-3)
 
 
+@pytest.mark.parametrize("similarity", [0, 10])
+def test_accuracy_of_the_cnn_is_the_recorded_one(similarity):
+    told = json.loads((ROOT / "benchmarks" / "results" / f"mnist_cnn_{similarity}.json").read_text())
+    assert f"{100 * told['test_accuracy']:.1f}% at" in README
+    assert f"{told['rounds']} rounds" in README.replace("\n", " ")
+    assert told["rounds_to_within_one_point"] is not None
+
+
 SHOWN = [
     ("000", "Lemmas 2-4 (tCDP)", "MNIST, T=50"),
     ("000", "Theorem 5", "MNIST, T=50"),
