@@ -34,10 +34,9 @@ def contenders(name, w, x, y, start, ours, batch, rate):
     return found, gaps
 
 
-def plain_loop(name, w, images, labels, rate):
-    """No privacy: one model per client, batches without replacement."""
-    model, generator = network(name, w["shape"]), np.random.default_rng(0)
-    loss_of = nn.CrossEntropyLoss()
+def averaged(w, model, images, labels, step):
+    """A round: each client of a cohort starts from the model, takes its steps on batches, and updates are averaged."""
+    generator = np.random.default_rng(0)
 
     def run():
         start = copy.deepcopy(model.state_dict())
@@ -46,11 +45,7 @@ def plain_loop(name, w, images, labels, rate):
             model.load_state_dict(start)
             for _ in range(w["steps"]):
                 rows = torch.from_numpy(generator.choice(w["records"], w["batch"], replace=False))
-                model.zero_grad()
-                loss_of(model(images[client, rows]), labels[client, rows]).backward()
-                with torch.no_grad():
-                    for parameter in model.parameters():
-                        parameter -= rate * parameter.grad
+                step(images[client, rows], labels[client, rows])
             for key, value in model.state_dict().items():
                 total[key] += (value - start[key]) / w["cohort"]
         model.load_state_dict({key: start[key] + total[key] for key in start})
@@ -59,7 +54,21 @@ def plain_loop(name, w, images, labels, rate):
     return run
 
 
-def ghost(model, batch_size):
+def plain_loop(name, w, images, labels, rate):
+    """No privacy."""
+    model, loss_of = network(name, w["shape"]), nn.CrossEntropyLoss()
+
+    def step(x, y):
+        model.zero_grad()
+        loss_of(model(x), y).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= rate * parameter.grad
+
+    return averaged(w, model, images, labels, step)
+
+
+def ghost(model, batch_size, rate=1.0):
     """The model, optimizer and criterion of Opacus' fast gradient clipping; clip norm 1, noise multiplier 1."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
@@ -67,7 +76,7 @@ def ghost(model, batch_size):
 
     wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0, use_ghost_clipping=True)
     optimizer = DPOptimizerFastGradientClipping(
-        torch.optim.SGD(wrapped.parameters(), lr=0.01), noise_multiplier=1.0, max_grad_norm=1.0,
+        torch.optim.SGD(wrapped.parameters(), lr=rate), noise_multiplier=1.0, max_grad_norm=1.0,
         expected_batch_size=batch_size,
     )  # fmt: skip
     criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
@@ -75,28 +84,15 @@ def ghost(model, batch_size):
 
 
 def ghost_loop(name, w, images, labels, rate):
-    """Per-record clipping by ghost norms and Gaussian noise, one client after another."""
-    wrapped, optimizer, criterion = ghost(network(name, w["shape"]), w["batch"])
-    generator = np.random.default_rng(0)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    """Per-record clipping by ghost norms and Gaussian noise."""
+    wrapped, optimizer, criterion = ghost(network(name, w["shape"]), w["batch"], rate)
 
-    def run():
-        start = copy.deepcopy(wrapped.state_dict())
-        total = {key: torch.zeros_like(value) for key, value in start.items()}
-        for client in generator.choice(w["clients"], w["cohort"], replace=False):
-            wrapped.load_state_dict(start)
-            for _ in range(w["steps"]):
-                rows = torch.from_numpy(generator.choice(w["records"], w["batch"], replace=False))
-                optimizer.zero_grad()
-                criterion(wrapped(images[client, rows]), labels[client, rows]).backward()
-                optimizer.step()
-            for key, value in wrapped.state_dict().items():
-                total[key] += (value - start[key]) / w["cohort"]
-        wrapped.load_state_dict({key: start[key] + total[key] for key in start})
-        return 1
+    def step(x, y):
+        optimizer.zero_grad()
+        criterion(wrapped(x), y).backward()
+        optimizer.step()
 
-    return run
+    return averaged(w, wrapped, images, labels, step)
 
 
 def ghost_gap(name, w, start, ours, batch):

@@ -99,11 +99,14 @@ class ClientGaussian:
     def release(
         self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
-        std = self.noise_multiplier * self.clip_norm * reach
-        return mean + std * server_noise(self.source, key, round_index, mean.size), state
+        return mean + self.scale(reach) * server_noise(self.source, key, round_index, mean.size), state
+
+    def scale(self, reach: Any) -> Any:
+        """What the source's noise is multiplied by before it joins the mean."""
+        return self.noise_multiplier * self.clip_norm * reach
 
     def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> jax.Array:
-        return self.noise_multiplier * self.clip_norm * reach * jnp.sqrt(self.source.variance(round_index))
+        return self.scale(reach) * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -151,15 +154,15 @@ class AdaptiveClientGaussian:
         bits = extra + self.bit_noise * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
         within = bits / expected + 0.5
         moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
-        return mean + self.on_updates * state.clip_norm * reach * noise, ClipState(moved)
+        return mean + self.scale(state, reach) * noise, ClipState(moved)
 
-    @property
-    def on_updates(self) -> jax.Array:
-        """z_u."""
-        return self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
+    def scale(self, state: ClipState, reach: Any) -> jax.Array:
+        """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
+        on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
+        return on_updates * state.clip_norm * reach
 
     def noise_std(self, state: ClipState, reach: Any, round_index: jax.Array) -> jax.Array:
-        return self.on_updates * state.clip_norm * reach * jnp.sqrt(self.source.variance(round_index))
+        return self.scale(state, reach) * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)

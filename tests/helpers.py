@@ -7,14 +7,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from fedjax_dp import errors
 from fedjax_dp.algorithm import init, run_round
 from fedjax_dp.clients import Execution
 from fedjax_dp.cohort import Members
-from fedjax_dp.data import Dataset, federate
+from fedjax_dp.data import Dataset, federate, power_law_sizes
 from fedjax_dp.simulation import check, numbers, run_key
 from fedjax_dp.values import structure, value
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def labels_and_sizes(draw):
+    """Labels of some records, and sizes of clients that share some of them."""
+    labels = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=80)))
+    num_clients = draw(st.integers(1, min(8, labels.size)))
+    used = draw(st.integers(num_clients, labels.size))
+    return labels, power_law_sizes(used, num_clients, 1, draw(SEEDS))
 
 
 def ragged_data(sizes, shape=(3,), classes=3, seed=0, name="toy"):

@@ -8,14 +8,13 @@ import jax
 import numpy as np
 import pooch
 import pytest
-from helpers import check_split, refusal
+from helpers import SEEDS, check_split, labels_and_sizes, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_dp import data, errors
 from fedjax_dp.data import Dataset
 
-SEEDS = st.integers(0, 2**32 - 1)
 LABELS = np.arange(600) % 10
 IDX = {
     "mnist": ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"],
@@ -24,14 +23,6 @@ IDX = {
                                                     "test-labels-idx1")
     ],
 }  # fmt: skip
-
-
-@st.composite
-def labels_and_sizes(draw):
-    labels = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=80)))
-    num_clients = draw(st.integers(1, min(8, labels.size)))
-    used = draw(st.integers(num_clients, labels.size))
-    return labels, data.power_law_sizes(used, num_clients, 1, draw(SEEDS))
 
 
 # Partitions

@@ -4,23 +4,14 @@ import time
 
 import numpy as np
 import pytest
-from helpers import check_split, refusal
+from helpers import SEEDS, check_split, labels_and_sizes, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_dp import data
 from fedjax_dp.data import Dataset
 
-SEEDS = st.integers(0, 2**32 - 1)
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
-
-
-@st.composite
-def labels_and_sizes(draw):
-    labels = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=80)))
-    num_clients = draw(st.integers(1, min(8, labels.size)))
-    used = draw(st.integers(num_clients, labels.size))
-    return labels, data.power_law_sizes(used, num_clients, 1, draw(SEEDS))
 
 
 def table_of(clients, labels):

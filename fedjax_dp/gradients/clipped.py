@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from fedjax_dp.gradients.layers import EXACT, RULES, Rule
+from fedjax_dp.gradients.layers import RULES, Rule, weighted_sum
 from fedjax_dp.models import FlaxModel, Model
 
 MEMORY = 2**28  # bytes of per-record gradients that are held at once
@@ -98,12 +98,8 @@ def _by_record(
         flat = [g.reshape(rows, -1) for g in jax.tree.leaves(gradients)]
         squared = sum((jnp.sum(g * g, axis=-1) for g in flat), start=jnp.zeros(rows))
         factors = clip_factors(squared, real, clip_norm)
-
-        def weighted(g: jax.Array) -> jax.Array:
-            kept = jnp.where((factors > 0).reshape(-1, *[1] * (g.ndim - 1)), g, 0.0)  # 0 * NaN is NaN
-            return jnp.tensordot(factors, kept, 1, precision=EXACT)
-
-        return BatchGradient(jax.tree.map(weighted, gradients), jnp.where(real, losses, 0.0), real & (factors < 1))
+        total = jax.tree.map(lambda g: weighted_sum(g, factors), gradients)
+        return BatchGradient(total, jnp.where(real, losses, 0.0), real & (factors < 1))
 
     def add(total: Any, at: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         done = part(at)

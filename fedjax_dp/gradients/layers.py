@@ -62,7 +62,7 @@ def product(a: jax.Array, e: jax.Array, with_bias: bool) -> Gradients:
     kernels = jnp.einsum("nto,ntk->nok", e, a, precision=EXACT)
 
     def kernel_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _sum(kernels, factors).T, _sum(bias, factors)
+        return weighted_sum(kernels, factors).T, weighted_sum(bias, factors)
 
     return Gradients(squared + jnp.sum(kernels * kernels, (1, 2)), kernel_total)
 
@@ -72,7 +72,7 @@ def scaling(a: jax.Array, e: jax.Array, with_scale: bool, with_bias: bool) -> Gr
     scale, bias = jnp.sum(a * e, 1), e.sum(1)
 
     def total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _sum(scale, factors), _sum(bias, factors)
+        return weighted_sum(scale, factors), weighted_sum(bias, factors)
 
     return Gradients(with_scale * jnp.sum(scale * scale, -1) + with_bias * jnp.sum(bias * bias, -1), total)
 
@@ -104,8 +104,8 @@ def _kept(a: jax.Array, factors: jax.Array) -> jax.Array:
     return jnp.where((factors > 0).reshape(-1, *[1] * (a.ndim - 1)), a, 0)
 
 
-def _sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
-    """Of per-record gradients `(n, ...)` times their factors."""
+def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
+    """Sum of per-record gradients `(n, ...)` times their factors."""
     return jnp.tensordot(factors, _kept(rows, factors), 1, precision=EXACT)
 
 
