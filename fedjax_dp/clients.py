@@ -22,15 +22,19 @@ class Execution:
     """Where and in what portions clients run; it changes speed and memory, and results only by rounding of one sum.
 
     mesh        devices that share a cohort, None for one device;
-    chunk_size  clients that are computed at once on a device; None leaves it to `portion`.
+    chunk_size  clients that are computed at once on a device; None leaves it to `portion`;
+    parts       without a mesh: in how many parts the sum is taken. One device that takes as many parts as others are
+                devices gives the same numbers as they do, bit for bit.
     """
 
     mesh: Mesh | None = None
     chunk_size: int | None = None
+    parts: int = 1
 
     @property
-    def devices(self) -> int:
-        return self.mesh.size if self.mesh else 1
+    def shares(self) -> int:
+        """Parts of a cohort that are summed apart."""
+        return self.mesh.size if self.mesh else self.parts
 
     @property
     def platform(self) -> str:
@@ -88,17 +92,17 @@ def sum_over_clients(
             computes, NaN included, contributes exactly zero.
     """
     count = jax.tree.leaves(members)[0].shape[0]
-    share = math.ceil(count / execution.devices)
+    share = math.ceil(count / execution.shares)
     chunk = execution.portion(share, size)
     chunks = math.ceil(share / chunk)
-    short = execution.devices * chunks * chunk - count
+    short = execution.shares * chunks * chunk - count
 
     def portions(a: jax.Array) -> jax.Array:
         padded = jnp.concatenate([a, jnp.broadcast_to(a[:1], (short, *a.shape[1:]))]) if short else a
-        return padded.reshape(execution.devices * chunks, chunk, *a.shape[1:])
+        return padded.reshape(execution.shares, chunks, chunk, *a.shape[1:])
 
-    real = jnp.arange(count + short) < count
-    table = (jax.tree.map(portions, members), real.reshape(-1, chunk))
+    real = (jnp.arange(count + short) < count).reshape(execution.shares, chunks, chunk)
+    table = (jax.tree.map(portions, members), real)
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         portion, real = row
@@ -112,18 +116,11 @@ def sum_over_clients(
         )
         return total, rows
 
-    def one_device(shared: Any, rows: Any) -> tuple[Any, Any]:
-        def accumulate(total: Any, row: Any) -> tuple[Any, Any]:
-            part, out = one_chunk(shared, row)
-            return jax.tree.map(jnp.add, total, part), out
+    def one_share(shared: Any, row: Any) -> tuple[Any, Any]:
+        return _one_after_another(one_chunk, shared, row)
 
-        first = jax.tree.map(lambda a: a[0], rows)
-        if chunks == 1:
-            total, out = one_chunk(shared, first)
-            out = jax.tree.map(lambda a: a[None], out)
-        else:
-            shapes = jax.eval_shape(one_chunk, shared, first)[0]
-            total, out = lax.scan(accumulate, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), rows)
+    def one_device(shared: Any, rows: Any) -> tuple[Any, Any]:
+        total, out = _one_after_another(one_share, shared, rows)
         return (lax.psum(total, AXIS) if execution.mesh else total), out
 
     if execution.mesh:
@@ -131,4 +128,19 @@ def sum_over_clients(
             one_device, mesh=execution.mesh, in_specs=(P(), P(AXIS)), out_specs=(P(), P(AXIS)), check_vma=False
         )
     total, rows = one_device(shared, table)
-    return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], rows)
+    return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[:count], rows)
+
+
+def _one_after_another(one: Callable[[Any, Any], tuple[Any, Any]], shared: Any, table: Any) -> tuple[Any, Any]:
+    """The sum of the terms, and the rows stacked, where (terms, rows) = one(shared, entry of `table`)."""
+    first = jax.tree.map(lambda a: a[0], table)
+    if jax.tree.leaves(table)[0].shape[0] == 1:
+        total, rows = one(shared, first)
+        return total, jax.tree.map(lambda a: a[None], rows)
+
+    def accumulate(total: Any, entry: Any) -> tuple[Any, Any]:
+        part, rows = one(shared, entry)
+        return jax.tree.map(jnp.add, total, part), rows
+
+    shapes = jax.eval_shape(one, shared, first)[0]
+    return lax.scan(accumulate, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), table)

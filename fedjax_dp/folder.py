@@ -5,9 +5,7 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,18 +23,11 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.ledger import noise_of
 from fedjax_dp.models import Model
 from fedjax_dp.runs import Result, prepare
-from fedjax_dp.simulation import Evaluation, Simulation, check, numbers, run_key, simulate
+from fedjax_dp.screen import Screen
+from fedjax_dp.simulation import Evaluation, Simulation, begin, check, numbers, run_key, simulate
 from fedjax_dp.wire import traffic
 
 Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
-
-
-class Screen(Protocol):
-    """Where progress goes."""
-
-    def say(self, text: str) -> None: ...
-
-    def bar(self, what: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[float, str], None]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +143,7 @@ def _train(
     config = ready.config
     execution = all_devices(config.chunk_size)
     checkpoints = Checkpoints(folder)
-    fresh = algorithms.init(numbers(ready.algorithm), ready.model, ready.data, run_key(config.seed))
+    fresh = begin(numbers(ready.algorithm), ready.model, ready.data, run_key(config.seed))
     state = checkpoints.restore(algorithms.place(fresh, execution)) if done else fresh
     first, began = done or 0, time.perf_counter()
     try:

@@ -51,6 +51,13 @@ class Scores(NamedTuple):
     correct: jax.Array | None  # (num_clients,) records of each client's part that are right; None without parts
 
 
+class Look(NamedTuple):
+    """What is looked at of a model, on the device."""
+
+    test: Scores
+    train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, where they are asked for
+
+
 class Fairness(NamedTuple):
     """How accuracy is spread over the clients that have test records."""
 
@@ -83,12 +90,12 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
 
     F_i is the mean loss over client i's records. A record of client i weighs p_i / n_i, so clients need no loop.
     """
-    records = data.y.shape[0]
+    records = data.rows.shape[0]
     shares, sizes = jnp.asarray(data.shares), jnp.asarray(data.sizes)
     weights = jnp.repeat(shares / sizes, sizes, total_repeat_length=records)
 
     def block(total: tuple[jax.Array, Any], at: jax.Array, real: jax.Array) -> tuple[tuple[jax.Array, Any], None]:
-        x, y = data.features(data.x[at]), data.y[at]
+        x, y = data.features(data.x[data.rows[at]]), data.y[data.rows[at]]
 
         def loss(params: Any) -> jax.Array:
             return jnp.vdot(jnp.where(real, weights[at], 0.0), model.losses(params, x, y))
@@ -152,8 +159,18 @@ def measured(
     rounds: int, params: Any, data: FederatedData, report: RoundReport, *, model: Model, train: bool
 ) -> Evaluation:
     """The evaluation after `rounds` rounds, the last of which gave `report`; `train` adds `train_metrics`."""
+    return evaluation(rounds, look(params, data, model=model, train=train), report, data)
+
+
+def look(params: Any, data: FederatedData, *, model: Model, train: bool) -> Look:
+    """The part of an evaluation that needs the model."""
     test = evaluate(params, data, model=model)
-    objective, gradient_norm = train_metrics(params, data, model=model) if train else (None, None)
+    return Look(test, train_metrics(params, data, model=model) if train else None)
+
+
+def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData) -> Evaluation:
+    """The rest of an evaluation, on the host."""
+    test, (objective, gradient_norm) = seen.test, seen.train or (None, None)
     spread = (None, None, None) if test.correct is None else fairness(_accuracies(np.asarray(test.correct), data))
     present = np.asarray(report.present)
     return Evaluation(

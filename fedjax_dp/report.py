@@ -46,7 +46,7 @@ def _processor() -> str:
 def digest(data: FederatedData) -> str:
     """A checksum of every client's records, so that a resumed run can tell that its data is still the same."""
     total = 0
-    for array in (data.x, data.y, data.offsets, data.sizes):
+    for array in (data.x, data.y, data.rows, data.offsets, data.sizes):
         total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data, total)
     return f"{total:08x}"
 

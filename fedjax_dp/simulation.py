@@ -65,6 +65,10 @@ def numbers(algorithm: Algorithm) -> Algorithm:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
 
 
+# Compiled: the state before round 0.
+begin = jax.jit(algorithms.init, static_argnames=("model",))
+
+
 def run_rounds(
     algorithm: Algorithm, state: ServerState, data: FederatedData, key: jax.Array, until: jax.Array, *,
     model: Model, execution: Execution,
@@ -124,7 +128,7 @@ def simulate(
     key = run_key(seed)
     given = start is not None
     if start is None:
-        start = algorithms.init(numbers(algorithm), model, data, key)
+        start = begin(numbers(algorithm), model, data, key)
     algorithm, data, key = execution.place((numbers(algorithm), data, key))
     state = algorithms.place(start, execution)
     if given:  # the caller's arrays stay his

@@ -151,14 +151,15 @@ def image_set(records=12):
 ROWS = [np.array([7, 2, 9]), np.array([0]), np.array([4, 11, 1, 3])]
 
 
-def test_store_is_contiguous_by_client():
+def test_rows_are_contiguous_by_client_and_the_records_are_shared():
     dataset = image_set()
     store = data.federate(dataset, ROWS)
     assert store.sizes.tolist() == [3, 1, 4]
     assert store.offsets.tolist() == [0, 3, 4]
     np.testing.assert_allclose(store.shares, [3 / 8, 1 / 8, 4 / 8], rtol=1e-7)
-    np.testing.assert_array_equal(store.x, dataset.x_train[np.concatenate(ROWS)])
-    np.testing.assert_array_equal(store.y, dataset.y_train[np.concatenate(ROWS)])
+    np.testing.assert_array_equal(store.rows, np.concatenate(ROWS))
+    assert store.x is dataset.x_train
+    np.testing.assert_array_equal(store.y, dataset.y_train)
     np.testing.assert_array_equal(store.x_test, dataset.x_test)
     np.testing.assert_array_equal(store.y_test, dataset.y_test)
     assert (store.num_clients, store.record_shape, store.classes, store.name) == (3, (4, 3), 3, "toy")

@@ -230,7 +230,7 @@ def test_pooled_and_held_out_records_are_all_there_once_with_their_owners():
     store = data.federate(held, train, test_clients=owners)
     assert store.sizes.tolist() == [8] * 4
     assert np.bincount(store.test_clients).tolist() == [2] * 4
-    assert sorted([*store.x[:, 0], *store.x_test[:, 0]]) == list(range(40))
+    assert sorted([*store.x[store.rows, 0], *store.x_test[:, 0]]) == list(range(40))
     np.testing.assert_array_equal(store.x_test[:, 0] % 4, store.test_clients)
     np.testing.assert_array_equal(store.x_test[:, 0] % 3, store.y_test)
 

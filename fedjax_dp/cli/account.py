@@ -34,8 +34,8 @@ from fedjax_dp.accounting import (
 )  # fmt: skip
 from fedjax_dp.accounting.papers import Row
 from fedjax_dp.cli.options import parse, take_flag
-from fedjax_dp.cli.screen import Screen
 from fedjax_dp.fields import told
+from fedjax_dp.screen import Screen
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
 SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuffled")
@@ -384,6 +384,3 @@ def _number(value: float | None, digits: int = 4) -> str:
     if value is None:
         return "-"
     return "inf" if math.isinf(value) else f"{value:.{digits}g}"
-
-
-COMMANDS = {"account": account_command, "calibrate": calibrate_command, "claims": claims_command}

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
-from fedjax_dp.cli.screen import Screen
 from fedjax_dp.data import Summary, label_counts, summarise
 from fedjax_dp.fields import told
 from fedjax_dp.population import POPULATIONS, PopulationConfig, build_data, kind_of, resolve_population
+from fedjax_dp.screen import Screen
 
 DESCRIPTION = """How a partition spreads a data set over clients.
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from fedjax_dp import config as configs
 from fedjax_dp import folder
 from fedjax_dp.cli.options import parse, take_flag, take_option
-from fedjax_dp.cli.screen import Screen
 from fedjax_dp.config import RunConfig
+from fedjax_dp.screen import Screen
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 

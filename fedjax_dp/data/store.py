@@ -1,4 +1,7 @@
-"""The federated store: every client's records in one flat array, with offsets and sizes. Nothing is padded."""
+"""The federated store: the records as the data set has them, and which of them each client holds. Nothing is padded.
+
+Another partition of the same data set shares its records: only the row numbers differ.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,19 +42,22 @@ class Client(NamedTuple):
     """What one client's local steps need to know about its data; scalars, traced."""
 
     id: jax.Array
-    offset: jax.Array
+    offset: jax.Array  # into `FederatedData.rows`
     size: jax.Array
 
 
 @value
 class FederatedData:
-    """Records of all clients, contiguous by client, and the global test set.
+    """Records of all clients, and the global test set.
 
-    Shapes: x (records, ...), y (records,), offsets, sizes and shares (num_clients,), test_clients (test records,).
+    Client i holds the records rows[offsets[i]], ..., rows[offsets[i] + sizes[i] - 1] of x and y.
+    Shapes: x (records, ...), y (records,), rows (records of all clients,), offsets, sizes and shares (num_clients,),
+            test_clients (test records,).
     """
 
     x: jax.Array
     y: jax.Array
+    rows: jax.Array
     offsets: jax.Array
     sizes: jax.Array
     shares: jax.Array  # p_i, public weights in the objective, sum to 1
@@ -74,12 +80,17 @@ class FederatedData:
     def record_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
+    @property
+    def partition(self) -> dict[str, Any]:
+        """What tells which records a client holds; all else is the same for every partition of the data set."""
+        return {name: getattr(self, name) for name in ("rows", "offsets", "sizes", "shares", "test_clients")}
+
     def client(self, client_id: jax.Array) -> Client:
         return Client(client_id, self.offsets[client_id], self.sizes[client_id])
 
     def gather(self, client: Client, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Features and labels of the records at `positions` within a client."""
-        rows = client.offset + positions
+        rows = self.rows[client.offset + positions]
         return self.features(self.x[rows]), self.y[rows]
 
     def mean_over_records(self, client: Client, of: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
@@ -106,7 +117,7 @@ def federate(
     dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray | None = None,
     test_clients: np.ndarray | None = None,
 ) -> FederatedData:  # fmt: skip
-    """Lay out `dataset` by client; `clients[i]` holds the training rows of client i.
+    """Spread `dataset` over clients; `clients[i]` holds the training rows of client i.
 
     shares        public weights in the objective, n_i / sum n_j unless given;
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client.
@@ -129,7 +140,7 @@ def federate(
     if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
     arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
-        "x": dataset.x_train[order], "y": dataset.y_train[order].astype(np.int32),
+        "x": dataset.x_train, "y": dataset.y_train.astype(np.int32), "rows": order.astype(np.int32),
         "offsets": (np.cumsum(sizes) - sizes).astype(np.int32), "sizes": sizes, "shares": public.astype(np.float32),
         "x_test": dataset.x_test, "y_test": dataset.y_test.astype(np.int32),
         "test_clients": test_clients,

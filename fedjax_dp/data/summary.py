@@ -26,7 +26,9 @@ class Summary(NamedTuple):
 def label_counts(data: FederatedData) -> np.ndarray:
     """Records of each client and class, `(num_clients, classes)`."""
     owners = np.repeat(np.arange(data.num_clients), data.sizes)
-    cells = np.bincount(owners * data.classes + np.asarray(data.y), minlength=data.num_clients * data.classes)
+    cells = np.bincount(
+        owners * data.classes + np.asarray(data.y)[np.asarray(data.rows)], minlength=data.num_clients * data.classes
+    )
     return cells.reshape(data.num_clients, data.classes)
 
 

@@ -2,17 +2,22 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from rich import box
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+EVERY_S = 10  # between lines where there is no terminal
 
 
 class Screen:
-    """Progress on stderr: a bar on a terminal, one line per stage elsewhere."""
+    """Progress on stderr: bars and tables on a terminal, one line per stage elsewhere, or nothing if `quiet`."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
 
     def say(self, text: str) -> None:
         self.console.print(text, style="dim", markup=False, soft_wrap=True)
@@ -46,3 +51,22 @@ class Screen:
                     self.say(f"{what}: {done} of {total}")
 
             yield count
+
+    @contextlib.contextmanager
+    def live(self, what: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
+        """Yields a function that shows names with texts: a table that renews itself, elsewhere a line now and then."""
+        last = time.perf_counter()
+        with Live(console=self.console, transient=True, auto_refresh=False) as live:
+
+            def show(texts: Mapping[str, str]) -> None:
+                nonlocal last
+                if self.console.is_terminal:
+                    table = Table(box=box.SIMPLE, show_header=False, title=what, title_justify="left")
+                    for name, text in texts.items():
+                        table.add_row(name, text)
+                    live.update(table, refresh=True)
+                elif time.perf_counter() - last > EVERY_S:
+                    last = time.perf_counter()
+                    self.say(f"{what}: " + ", ".join(f"{name} {text}" for name, text in texts.items()))
+
+            yield show
