@@ -52,19 +52,27 @@ from fedjax_dp.accounting.papers import claim_rows
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail, within_quantile
 from fedjax_dp.accounting.personal import budgeted_participations, noise_terms, sampling_probabilities
 from fedjax_dp.accounting.rdp import renyi_divergence
+from fedjax_dp.accounting.selection import (
+    SelectionCost,
+    composition_epsilons,
+    repetition_epsilons,
+    selection_cost,
+)  # fmt: skip
 from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
+from fedjax_dp.accounting.trials import NegativeBinomialTrials, PoissonTrials, Trials
 from fedjax_dp.accounting.views import View, seen
 from fedjax_dp.accounting.zcdp import Zcdp, zcdp_budget, zcdp_epsilon, zcdp_epsilon_standard
 
 __all__ = [
     "ACCOUNTANTS", "ATTAINED", "WANG_RDP", "Accountant", "Adjacency", "AnyStep", "Claim", "Composed", "Event",
-    "FullBatch", "GaussianSteps", "Gdp", "Guarantee", "NotCoveredError", "Poisson", "RandomParticipation", "Release",
-    "Sampling", "Shuffled", "SkellamSums", "Tcdp", "TcdpConditionError", "Unit", "Verdict", "View", "WithReplacement",
-    "WithoutReplacement", "Zcdp", "best_bands", "budgeted_participations", "claim_rows", "classical_gaussian_noise",
-    "clopper_pearson_epsilon", "correlated_sensitivity", "cost_of", "epsilon_of", "epsilons_of", "gaussian_delta",
+    "FullBatch", "GaussianSteps", "Gdp", "Guarantee", "NegativeBinomialTrials", "NotCoveredError", "Poisson",
+    "PoissonTrials", "RandomParticipation", "Release", "Sampling", "SelectionCost", "Shuffled", "SkellamSums", "Tcdp",
+    "TcdpConditionError", "Trials", "Unit", "Verdict", "View", "WithReplacement", "WithoutReplacement", "Zcdp",
+    "best_bands", "budgeted_participations", "claim_rows", "classical_gaussian_noise", "clopper_pearson_epsilon",
+    "composition_epsilons", "correlated_sensitivity", "cost_of", "epsilon_of", "epsilons_of", "gaussian_delta",
     "gaussian_epsilon", "gaussian_noise", "gaussian_trade_off", "inverse_root_bands", "noise_factor_for",
     "noise_multiplier_for", "noise_terms", "participation_quantile", "participation_tail", "prefix_error",
-    "renyi_divergence", "repeated", "sampling_probabilities", "seen", "skellam_divergence", "within_quantile",
-    "zcdp_budget", "zcdp_epsilon", "zcdp_epsilon_standard",
+    "renyi_divergence", "repeated", "repetition_epsilons", "sampling_probabilities", "seen", "selection_cost",
+    "skellam_divergence", "within_quantile", "zcdp_budget", "zcdp_epsilon", "zcdp_epsilon_standard",
 ]  # fmt: skip

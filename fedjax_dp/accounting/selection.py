@@ -1,0 +1,284 @@
+"""What it costs to publish the best of several private runs, such as a search over hyperparameters on private data.
+
+Two ways to count. Composition: every run is taken as published, so all events of a client are composed; it always
+holds. Random repetition (Papernot and Steinke 2022, arXiv:2110.03620): the number of trials is drawn from a law and
+kept secret, hyperparameters are drawn without looking at the data, and only the best trial is published; that costs
+about as much as two or three runs, instead of all of them.
+
+>>> from fedjax_dp.accounting import Adjacency, GaussianSteps, NegativeBinomialTrials, Poisson
+>>> run = [GaussianSteps(4.0, Poisson(0.01), Adjacency.ADD_REMOVE, 1000)]
+>>> [round(epsilons[0], 2) for epsilons in (
+...     composition_epsilons([run] * 20, 1e-5),
+...     repetition_epsilons([run], NegativeBinomialTrials.of_mean(20), 1e-5),
+... )]
+[1.39, 0.75]
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import rdp
+from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilons_of, total
+from fedjax_dp.accounting.events import Adjacency, Composed, Event, RandomParticipation, Release, Unit, repeated
+from fedjax_dp.accounting.guarantee import finite
+from fedjax_dp.accounting.trials import Trials
+
+CONDITIONS = (
+    "the number of trials was drawn from that law and kept secret, each trial drew its hyperparameters independently "
+    "of the data and its noise afresh, trials were ranked by what they release or by public data, and only the best is "
+    "published"
+)
+Ledgers = Sequence[Sequence[Event]]  # runs, of each the event of every client, as `ledger.ledger_of` makes them
+Trial = tuple[frozenset[Event], ...]  # of each part of a trial, what it may release
+Progress = Callable[[int, int], None] | None
+
+
+def composition_epsilons(
+    ledgers: Ledgers, delta: float, accountant: str | Accountant = "pld", progress: Progress = None
+) -> list[float]:
+    """Epsilon of each client, in nats, if every run is published. It always holds: later runs may depend on earlier.
+
+    Adjacency: the events'. Errors: the accountant's, as of `epsilon_of`.
+    progress   called with (distinct clients done, distinct clients in all).
+    Raises:    NotCoveredError if the accountant has no theorem for an event; ConfigurationError if runs differ in their
+               clients, unit or adjacency, or if delta is outside (0, 1).
+    """
+    return epsilons_of(_composed(_checked(ledgers)), delta, accountant, progress)
+
+
+def repetition_epsilons(
+    ledgers: Ledgers, trials: Trials, delta: float, progress: Progress = None
+) -> list[float]:  # fmt: skip
+    """Epsilon of each client, in nats, if the best of randomly many trials is published, and nothing else.
+
+    ledgers    of all hyperparameters that a trial may draw, also those that happened not to be drawn, and of all seeds
+               that decide who takes part: the largest of their divergences, order by order, bounds any law over them.
+    Adjacency: the events'. Errors: orders are 3% apart, which costs at most about 0.5% of epsilon.
+    Limits:    a client of whom nothing is released in any trial pays 0.
+    Source:    the law's `renyi`; a trial's chance of a total loss counts as often as trials are expected.
+    Raises:    as `composition_epsilons`.
+    """
+    return _repeated(_candidates(_checked(ledgers)), trials, delta, progress)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionCost:
+    """What choosing among runs costs the client that pays most: if all are published, and by random repetition."""
+
+    runs: int
+    delta: float
+    unit: Unit | None  # None where nothing is released
+    adjacency: Adjacency | None
+    single: float  # the largest epsilon of one run, in nats
+    composition: float  # epsilon if all runs are published
+    accountant: str  # of both
+    moving: bool = False  # records belong to other clients from run to run
+    trials: Trials | None = None
+    repetition: float | None = None  # epsilon by random repetition, by Renyi divergences; None without a law of trials
+    drawn: bool = False  # whether the number of trials really was drawn from that law
+
+    @property
+    def applies(self) -> str:
+        """Which of the two counts."""
+        return "repetition" if self.drawn and self.repetition is not None else "composition"
+
+    @property
+    def epsilon(self) -> float:
+        """The one that counts."""
+        return self.repetition if self.drawn and self.repetition is not None else self.composition
+
+    def __str__(self) -> str:
+        whom = f" for one {self.unit} ({self.adjacency.value} neighbours)" if self.unit and self.adjacency else ""
+        scope = f"at delta {self.delta:g}{whom}"
+        published = f"by composition, accountant {self.accountant}; one run costs at most {_said(self.single)}"
+        if self.moving:
+            published += "; records change clients from run to run, so the worst client of each run is counted"
+        if self.drawn and self.repetition is not None:
+            return (
+                f"The best of randomly many trials ({self.trials}) costs {_said(self.repetition)} {scope}, "
+                f"accountant rdp, provided that {CONDITIONS}. Publishing all {self.runs} runs would cost "
+                f"{_said(self.composition)}, {published}."
+            )
+        fixed = (
+            f"Choosing among {self.runs} fixed runs costs as much as publishing them all, whoever sees them: "
+            f"{_said(self.composition)} {scope}, {published}."
+        )
+        if self.repetition is None:
+            return fixed
+        return (
+            f"{fixed} Random repetition (number of trials {self.trials}) would cost {_said(self.repetition)} "
+            f"(accountant rdp), but that holds only if {CONDITIONS}: not for a fixed grid or list."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: infinite epsilon is null."""
+        return {
+            "runs": self.runs, "delta": self.delta, "unit": self.unit.value if self.unit else None,
+            "adjacency": self.adjacency.value if self.adjacency else None, "applies": self.applies,
+            "epsilon": finite(self.epsilon), "epsilon_single": finite(self.single),
+            "epsilon_composition": finite(self.composition), "accountant": self.accountant,
+            "epsilon_repetition": None if self.repetition is None else finite(self.repetition),
+            "repetition_accountant": None if self.repetition is None else "rdp",
+            "trials": str(self.trials) if self.trials else None,
+            "expected_trials": self.trials.mean if self.trials else None, "statement": str(self),
+        }  # fmt: skip
+
+
+def selection_cost(
+    ledgers: Ledgers, delta: float, accountant: str | Accountant = "pld", trials: Trials | None = None,
+    drawn: bool = False, candidates: Ledgers | None = None, moving: bool = False,
+    parts: Sequence[Hashable] | None = None, progress: Progress = None,
+) -> SelectionCost:  # fmt: skip
+    """What choosing the best of these runs costs, counted both ways; see `SelectionCost`.
+
+    trials      the law for random repetition, such as one with as many expected trials as there are runs
+    drawn       the number of runs was drawn from it and the other conditions hold; else composition applies
+    candidates  ledgers of what a trial may draw besides, as in `repetition_epsilons`
+    moving      a record may belong to another client in each run, as where every seed has a partition of its own: then
+                each run is counted for its worst client, order by order, by Renyi divergences whatever the accountant
+    parts       for each run which part of its trial it is, such as its seed: a trial is one run of each part
+    progress    called with (evaluations done, evaluations in all)
+    Raises:     as `composition_epsilons`; ConfigurationError if `drawn` comes without `trials`.
+    """
+    if drawn and trials is None:
+        raise errors.refuse("trials", trials, "the law from which the number of runs was drawn", "or leave out drawn")
+    ledgers = _checked(ledgers)
+    options = _checked([*ledgers, *(candidates or ())])
+    singles = list(dict.fromkeys(itertools.chain(*ledgers)))
+    everything = Composed(tuple(itertools.chain(*options)))  # which refuses several units or adjacencies
+    unit, adjacency = next(((step.unit, step.adjacency) for step, _ in everything.leaves()), (None, None))
+    composed = [] if moving else _composed(ledgers)
+    choices = _candidates(ledgers, candidates or (), parts, moving) if trials else []
+    stages = [len(singles), len(set(composed)), len(set(choices))]
+
+    def onwards(stage: int) -> Progress:
+        return progress and (lambda done, _: progress(sum(stages[:stage]) + done, sum(stages)))
+
+    return SelectionCost(
+        runs=len(ledgers), delta=delta, unit=unit, adjacency=adjacency,
+        single=max(epsilons_of(singles, delta, accountant, onwards(0))),
+        composition=_moving_epsilon(ledgers, delta) if moving
+        else max(epsilons_of(composed, delta, accountant, onwards(1))),
+        accountant="rdp" if moving else accountant_named(accountant).name, moving=moving, trials=trials,
+        repetition=max(_repeated(choices, trials, delta, onwards(2))) if trials else None, drawn=drawn,
+    )  # fmt: skip
+
+
+def _moving_epsilon(ledgers: Ledgers, delta: float) -> float:
+    """Epsilon of a record that may be with any client in each run: the largest divergence of each run, added up."""
+    errors.require_in_unit_interval("delta", delta)
+    found = _worst([frozenset(ledger) for ledger in ledgers])
+    if found is None or isinstance(found, float):
+        return found or 0.0
+    return functools.reduce(lambda a, b: a.plus(b), found).epsilon(delta)
+
+
+def _said(epsilon: float) -> str:
+    return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
+
+
+def _checked(ledgers: Ledgers) -> Ledgers:
+    """At least one run, each of the same clients."""
+    ledgers = [list(ledger) for ledger in ledgers]
+    sizes = {len(ledger) for ledger in ledgers}
+    if len(sizes) != 1 or 0 in sizes:
+        told = f"{len(ledgers)} runs of {sorted(sizes)} clients" if ledgers else "no run"
+        raise errors.refuse("ledgers", told, "at least one run, all of the same clients")
+    return ledgers
+
+
+def _composed(ledgers: Ledgers) -> list[Event]:
+    """All runs of each client as one event, the same for the same runs in any order."""
+    times = [frozenset(Counter(events).items()) for events in zip(*ledgers, strict=True)]
+    known = {each: _merged(each) for each in set(times)}
+    return [known[each] for each in times]
+
+
+def _merged(times: frozenset[tuple[Event, int]]) -> Event:
+    """Events one after the other, each so many times, with equal steps counted together."""
+    counts: Counter[Event] = Counter()
+    for event, often in times:
+        for part in _flat(event):
+            if isinstance(part, RandomParticipation):
+                counts[dataclasses.replace(part, rounds=1)] += often * part.rounds
+            else:
+                counts[_once(part)] += often * part.releases
+    parts = [
+        dataclasses.replace(part, rounds=count) if isinstance(part, RandomParticipation) else repeated(part, count)
+        for part, count in sorted(counts.items(), key=repr)
+    ]
+    return parts[0] if len(parts) == 1 else Composed(tuple(parts))
+
+
+def _flat(event: Event) -> "Iterator[Release | RandomParticipation]":
+    """The parts of an event of which something is released."""
+    if isinstance(event, Composed):
+        for part in event.parts:
+            yield from _flat(part)
+    elif any(True for _ in event.leaves()):
+        yield event
+
+
+def _candidates(
+    ledgers: Ledgers, more: Ledgers = (), parts: Sequence[Hashable] | None = None, moving: bool = False
+) -> list[Trial]:
+    """What a trial may release of each client (of anybody, if records move), part by part."""
+    parts = [0] * len(ledgers) if parts is None else list(parts)
+    if len(parts) != len(ledgers):
+        raise errors.refuse("parts", f"{len(parts)} of them", f"one for each of the {len(ledgers)} runs")
+    runs = [[*(ledger for ledger, part in zip(ledgers, parts) if part == one), *more] for one in dict.fromkeys(parts)]
+    if moving:
+        return [tuple(frozenset(itertools.chain(*part)) for part in runs)]
+    return list(zip(*([frozenset(events) for events in zip(*part, strict=True)] for part in runs), strict=True))
+
+
+def _repeated(clients: list[Trial], trials: Trials, delta: float, progress: Progress) -> list[float]:
+    """Epsilon of each client by random repetition: one evaluation per distinct client."""
+    errors.require_in_unit_interval("delta", delta)
+    distinct = dict.fromkeys(clients, 0.0)
+    for done, events in enumerate(distinct):
+        distinct[events] = _repetition_epsilon(events, trials, delta)
+        if progress:
+            progress(done + 1, len(distinct))
+    return [distinct[events] for events in clients]
+
+
+def _repetition_epsilon(parts: Trial, trials: Trials, delta: float) -> float:
+    found = _worst(parts)
+    if found is None or isinstance(found, float):
+        return found or 0.0
+    one = functools.reduce(lambda a, b: a.plus(b), found)
+    return rdp.RenyiCurve(one.orders, trials.renyi(one.orders, one.values), min(one.lost * trials.mean, 1.0)).epsilon(
+        delta
+    )
+
+
+def _worst(groups: Sequence[frozenset[Event]]) -> list[rdp.RenyiCurve] | float | None:
+    """The largest divergence of each group of events, order by order; infinity, or None where nothing is released."""
+    whole = Composed(tuple(dict.fromkeys(itertools.chain(*groups))))  # for its orders, and to refuse mixed units
+    released = [step for step, _ in whole.leaves()]
+    if not released:
+        return None
+    if any(step.reveals_everything for step in released):
+        return math.inf
+    curve_of = rdp.price(whole)
+    found = []
+    for events in groups:
+        curves = [total(e, lambda step: curve_of(_once(step))) for e in events if any(True for _ in e.leaves())]
+        if curves:
+            worst = np.max([curve.values for curve in curves], axis=0)
+            found.append(rdp.RenyiCurve(curves[0].orders, worst, max(curve.lost for curve in curves)))
+    return found
+
+
+def _once(step: Release) -> Release:
+    """A single release of a step, so that steps which differ in their number alone are priced once."""
+    return dataclasses.replace(step, count=step.count // step.releases)
