@@ -77,7 +77,9 @@ def evaluate(params: Any, data: FederatedData, *, model: Model) -> Scores:
         loss = jnp.where(real, model.losses(params, x, y), 0.0).sum()
         return total + jnp.stack([right.sum().astype(jnp.float32), loss]), right
 
-    total, right = _over_blocks(block, jnp.zeros(2), records, rows_per_block(model, params, data, records))
+    total, right = _over_blocks(
+        block, jnp.zeros(2), records, rows_per_block(model, params, data, records), data.sizes[0]
+    )
     correct = None
     if data.test_clients is not None:
         correct = jax.ops.segment_sum(right.astype(jnp.int32), data.test_clients, data.num_clients)
@@ -103,21 +105,34 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
         return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params)), None
 
     start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-    (objective, gradient), _ = _over_blocks(block, start, records, rows_per_block(model, params, data, records))
+    (objective, gradient), _ = _over_blocks(
+        block, start, records, rows_per_block(model, params, data, records), data.sizes[0]
+    )
     return objective, jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
 
 
-def _over_blocks(block: Callable[..., tuple[Any, Any]], start: Any, records: int, rows: int) -> tuple[Any, Any]:
+def _over_blocks(
+    block: Callable[..., tuple[Any, Any]], start: Any, records: int, rows: int, some: jax.Array
+) -> tuple[Any, Any]:
     """Fold `block(total, positions, real)` over all records; returns the total and the outputs by record.
 
-    The last block is filled up with copies of the last record, where `real` is False.
+    The last block is filled up with copies of the last record, where `real` is False. `some` is any number of at least
+    1 that the compiler does not know: then it cannot know the number of blocks either, unfold a single one and fuse it
+    with its surroundings, and a model shows the same bits wherever it is looked at.
     """
+    blocks = math.ceil(records / rows)
 
-    def step(total: Any, index: jax.Array) -> tuple[Any, Any]:
+    def one(total: Any, index: jax.Array) -> tuple[Any, Any]:
         at = index * rows + jnp.arange(rows)
         return block(total, jnp.minimum(at, records - 1), at < records)
 
-    total, outputs = lax.scan(step, start, jnp.arange(math.ceil(records / rows)))
+    def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        total, found = one(carry[0], index)
+        return total, jax.tree.map(lambda table, row: table.at[index].set(row), carry[1], found)
+
+    shapes = jax.eval_shape(one, start, jnp.int32(0))[1]
+    outputs = jax.tree.map(lambda a: jnp.zeros((blocks, *a.shape), a.dtype), shapes)
+    total, outputs = lax.fori_loop(0, jnp.minimum(blocks, blocks * some), step, (start, outputs))
     return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:records], outputs)
 
 
