@@ -267,6 +267,12 @@ def spread(one, execution):
     return jax.shard_map(one, mesh=execution.mesh, in_specs=axis, out_specs=axis, check_vma=False)
 
 
+def commit():
+    """The commit that is measured."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
 def summarise(workload, w, gaps, memory, compile_s, times):
     median = {name: float(np.median(ms)) for name, ms in times.items()}
     spread = {
@@ -293,7 +299,6 @@ def summarise(workload, w, gaps, memory, compile_s, times):
     if "unclipped" in memory:
         told["clipping_memory"] = memory["ours"] / memory["unclipped"]
         told["clipping_memory_over_non_private"] = memory["ours"] / memory["non_private"]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     versions = report.versions() | {
         name: importlib.metadata.version(name) for name in ("torch", "opacus") if importlib.util.find_spec(name)
     }
@@ -302,7 +307,7 @@ def summarise(workload, w, gaps, memory, compile_s, times):
         **{f"{name}_ms": ms for name, ms in median.items()}, **told, "temporary_bytes": memory,
         "spreads": spread, "repeats": len(times["ours"]), "disturbed": max(spread.values()) > 0.3,
         "compile_s": compile_s, "gradient_gap": gaps, "hardware": report.device(), "versions": versions,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(),
     }  # fmt: skip
 
 

@@ -46,6 +46,8 @@ _HOME = {
     "secagg": ["SecureSum"],
     "server": ["Server"],
     "simulation": ["Evaluation", "Simulation", "simulate"],
+    "sweeps.plan": ["SweepConfig", "read_sweep"],
+    "sweeps.sweep": ["Sweep", "run_sweep", "sweep"],
     "transport": ["PlainSum"],
     "upload": ["AdaptiveClientGaussian", "ClientGaussian", "ClientSkellam", "PlainUpload"],
     "wire": ["Traffic", "traffic"],

@@ -3,6 +3,7 @@
 import os
 
 import jax
+import pooch
 
 
 def cores() -> int:
@@ -21,3 +22,14 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", cores())
     except RuntimeError:  # the devices are made already; the log of a run says how many are in use
         return
+
+
+def cache_programs() -> None:
+    """Keep compiled programs on disk, so that a second process compiles nothing; a folder the user has set stays.
+
+    They lie in fedjax_dp/programs below the user's cache folder.
+    """
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(pooch.os_cache("fedjax_dp") / "programs"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -7,7 +7,7 @@ import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [
-    {"errors", "fields", "devices", "values", "draws", "schedules"},
+    {"errors", "fields", "devices", "values", "draws", "schedules", "screen"},
     {"accounting", "data", "models"},
     {"gradients"},
     {"batches", "bound", "clients", "cohort", "noise", "server"},
@@ -21,7 +21,7 @@ FLOORS = [
     {"runs", "checkpoint", "plots"},
     {"population"},
     {"config"},
-    {"report", "folder", "overview"},
+    {"report", "folder", "overview", "sweeps"},
     {"cli", "__main__", "__init__"},
 ]
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}

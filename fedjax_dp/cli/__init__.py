@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Accounting commands never import JAX."""
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,9 @@ from fedjax_dp import errors
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp run --resume DIR [--json]
+       fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]
+       fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
+       fedjax-dp plot SWEEP [OPTIONS]
        fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp claims [--paper NAME] [--json]
@@ -16,6 +20,9 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
 
 commands:
   run        train a federated algorithm and say what privacy it gives; with no argument a private run on digits
+  sweep      seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop
+  best       the winner of a sweep as a configuration for run
+  plot       pictures of a sweep
   account    the epsilon of noisy steps by every accountant, side by side
   calibrate  the noise multiplier that each accountant asks for
   claims     what the papers' theorems say on the papers' own settings, and what can be proved
@@ -24,6 +31,11 @@ commands:
 
 fedjax-dp COMMAND --help shows every option with its default.
 """
+
+COMMANDS = {
+    "run": "run", "sweep": "sweep", "best": "best", "plot": "plot", "account": "account", "calibrate": "account",
+    "claims": "account", "catalogue": "catalogue", "data": "data",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,22 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     try:
-        errors.require_choice("command", command, ("run", "account", "calibrate", "claims", "catalogue", "data"))
-        if command == "run":
-            from fedjax_dp.cli.run import run_command
-
-            return run_command(rest)
-        if command == "catalogue":
-            from fedjax_dp.cli.catalogue import catalogue_command
-
-            return catalogue_command(rest)
-        if command == "data":
-            from fedjax_dp.cli.data import data_command
-
-            return data_command(rest)
-        from fedjax_dp.cli import account
-
-        return account.COMMANDS[command](rest)
+        errors.require_choice("command", command, COMMANDS)
+        module = importlib.import_module(f"fedjax_dp.cli.{COMMANDS[command]}")  # only what the command needs is loaded
+        return getattr(module, f"{command}_command")(rest)
     except errors.ConfigurationError as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 2
@@ -60,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        resume = "; fedjax-dp run --resume DIR continues from the last checkpoint" if command == "run" else ""
+        resume = {"run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
+                  "sweep": "; the same command goes on where it stopped"}.get(command, "")  # fmt: skip
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
         return 130

@@ -1,0 +1,103 @@
+"""`fedjax-dp best`: the winner of a sweep as a configuration for `fedjax-dp run`."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Annotated, Any
+
+from fedjax_dp import errors
+from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.fields import told
+from fedjax_dp.screen import Screen
+from fedjax_dp.sweeps import table
+from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.table import Best
+
+DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
+
+usage: fedjax-dp best SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep; --json prints one JSON object on stdout
+and nothing else. The best has the best mean over seeds at the last evaluated round; settings with a failed seed are
+not compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BestOptions:
+    """What best means."""
+
+    metric: Annotated[str, told("what to compare: a field of the history, as in metrics.json")] = "test_accuracy"
+    epsilon_at_most: Annotated[
+        float | None, told("largest proved epsilon that the winner may have", "(default: any)", "FLOAT")
+    ] = None
+
+
+def best_command(arguments: list[str]) -> int:
+    """Print the winning configuration, and what it reached."""
+    as_json, arguments = take_flag(arguments, "--json")
+    where = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    options, _ = parse("best", arguments, BestOptions(), DESCRIPTION)
+    if where is None:
+        raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")
+    folder = pathlib.Path(where)
+    about, records = read_records(folder)
+    best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
+    statement = _statement(folder)
+    if as_json:
+        content = {name: _finite(value) for name, value in best._asdict().items()} | {
+            "epsilon_at_most": options.epsilon_at_most, "statement": statement, "sweep": where,
+            "points": len(records), "planned": about.get("points"),
+        }  # fmt: skip
+        print(json.dumps(content, allow_nan=False))
+        return 0
+    print(_toml(best, folder), end="")
+    screen = Screen()
+    for line in _told(best, len(records), about.get("points"), statement):
+        screen.say(line)
+    return 0
+
+
+def _toml(best: Best, folder: pathlib.Path) -> str:
+    """The winner's configuration, which gets a run folder of its own."""
+    from fedjax_dp import config as configs  # loads JAX
+
+    if not best.config:
+        raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
+    known = {field.name for field in dataclasses.fields(configs.RunConfig)}
+    for name in best.config:
+        errors.require_choice(f"{folder}: a field of a configuration", name, known)
+    return configs.to_toml(configs.RunConfig(**best.config | {"out": None}))
+
+
+def _told(best: Best, points: int, planned: int | None, statement: str | None) -> list[str]:
+    """What the winner reached, how it was chosen, and what choosing costs."""
+    chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
+    left_out = table.excluded_in_words(best.excluded)
+    reach = f"{best.metric} {best.mean:.4f}"
+    if best.seeds > 1:
+        reach += f" +- {best.std:.4f}, 95% interval of the mean [{best.low:.4f}, {best.high:.4f}]"
+    lines = [
+        f"{reach} over {best.seeds} seed{'s' * (best.seeds > 1)} (optimistic: it was chosen for this number)",
+        best.guarantee.get("statement", "no Guarantee is known"),
+        f"the best of {best.considered} setting{'s' * (best.considered != 1)} compared"
+        + (f": {chosen}" if chosen else "")
+        + (f"; {left_out}" if left_out else ""),
+    ]
+    if planned is not None and points < planned:
+        lines.append(f"{points} of {planned} points are there: the winner may change")
+    return [*lines, statement or "the privacy cost of choosing is not known before the sweep is complete"]
+
+
+def _statement(folder: pathlib.Path) -> str | None:
+    """What choosing costs, in words, as the sweep has found when it was complete."""
+    path = folder / "selection.json"
+    if not path.is_file():
+        return None
+    try:
+        return str(json.loads(path.read_bytes())["statement"])
+    except (ValueError, KeyError, TypeError):
+        raise errors.refuse(str(path), "something else", "a JSON object with a statement") from None
+
+
+def _finite(value: Any) -> Any:
+    """None for numbers that JSON has no word for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,99 @@
+"""A sweep that lives in a folder: points are written as they finish, and a killed sweep goes on where it stood."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fedjax_dp import errors, report
+from fedjax_dp.screen import Screen
+from fedjax_dp.sweeps import plan
+from fedjax_dp.sweeps.plan import SweepConfig
+from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
+
+SWEEP, LOCK, SELECTION = "sweep.toml", ".lock", "selection.json"
+
+
+@contextlib.contextmanager
+def opened(folder: pathlib.Path, sweep: SweepConfig, about: dict[str, Any]) -> Iterator[tuple[dict, list[Record]]]:
+    """The folder of a sweep for one writer: a new one, or one of the same sweep. Yields its `about` and its points.
+
+    Raises ConfigurationError for a folder of something else, or one that another process writes.
+    """
+    if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise errors.refuse("out", str(folder), "a new or empty folder, or one of this sweep", "give another --out")
+    if (folder / ABOUT).is_file():
+        held = read_records(folder)[0]
+        if held.get("digest") != about["digest"]:
+            raise errors.refuse(
+                "out", f"{folder}, a folder of another sweep", "a new folder or one of this sweep",
+                f"give another --out; {folder / SWEEP} says what it holds",
+            )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.refuse(
+                "out", f"{folder}, which is being written", "free", "wait for the other sweep"
+            ) from None
+        if not (folder / ABOUT).is_file():
+            report.write_atomically(folder / SWEEP, plan.to_toml(sweep))
+            report.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
+        _drop_torn_line(folder / POINTS)
+        yield read_records(folder)
+
+
+@contextlib.contextmanager
+def keeper(folder: pathlib.Path) -> Iterator[Callable[[Record], None]]:
+    """Yields a function that adds a finished point; it is on disk when the function returns."""
+    with (folder / POINTS).open("a") as lines:
+
+        def keep(record: Record) -> None:
+            lines.write(json.dumps(record, allow_nan=False) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+
+        yield keep
+
+
+def _drop_torn_line(path: pathlib.Path) -> None:
+    """Cut off a last line that a killed writer has left unfinished, so that the next point starts a line of its own."""
+    if not path.is_file():
+        return
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        with path.open("r+b") as lines:
+            lines.truncate(content.rfind(b"\n") + 1)
+
+
+def about(sweep: SweepConfig, name: str, axes: Sequence[str], points: int) -> dict[str, Any]:
+    """What `sweep.json` says of a sweep."""
+    return {
+        "name": name, "digest": plan.digest(sweep), "axes": list(axes), "points": points, "seeds": list(sweep.seeds),
+        "versions": report.versions(), "device": report.device(),
+    }  # fmt: skip
+
+
+def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
+    """Tables, pictures, and what choosing among a sweep's points costs."""
+    from fedjax_dp.sweeps import figures, table  # slow to import
+
+    held, records = read_records(folder)
+    table.write(table.tidy(records, held["axes"]), folder)
+    if any(record["status"] == "done" for record in records):
+        figures.overview(records, held["axes"], "test_accuracy", held["name"], folder / "sweep.png")
+    no_privacy = {
+        "epsilon": None,
+        "statement": "No point of the sweep is private: choosing among them costs nothing more.",
+    }
+    report.write_json(folder / SELECTION, cost or no_privacy)
+
+
+def choosing(folder: pathlib.Path) -> dict[str, Any] | None:
+    """What choosing costs, once it is known."""
+    path = folder / SELECTION
+    return json.loads(path.read_text()) if path.is_file() else None

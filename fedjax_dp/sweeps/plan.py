@@ -1,0 +1,310 @@
+"""A sweep as it is written down, and the runs that it stands for.
+
+In TOML: the fields that all runs share under `[base]`, what varies under `[axes]` (`sweeps.axes` says how) and in
+`[[points]]`, and `seeds`, `trials`, `trials_law` and `search_seed` at the top.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
+from fedjax_dp.config import RunConfig, resolve
+from fedjax_dp.fields import kinds, typed
+from fedjax_dp.sweeps import axes
+from fedjax_dp.sweeps.axes import Values
+
+_ETAS = {"geometric": 1.0, "logarithmic": 0.0}
+LAWS = ("fixed", "poisson", *_ETAS)
+_HINTS = typing.get_type_hints(RunConfig)
+_INTEGERS = frozenset(name for name, hint in _HINTS.items() if int in kinds(hint))
+# What may not stand in [base], or not vary: what is wanted instead, and the remedy.
+_NOT_BASE = {
+    "seed": ("given at the top", "write seeds = 5, or seeds = [3]"),
+    "out": ("left out", "a sweep has one folder for all its runs"),
+}
+_SHARED = ("the same for all runs", "give it in [base]")
+_NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """Everything that decides a sweep: keys of its TOML file, of which `[base]` holds fields of a run.
+
+    With `trials`, points are drawn at random instead of taking the whole grid; their number is `trials`, or drawn
+    with that mean where `trials_law` is not fixed.
+    """
+
+    base: Values = dataclasses.field(default_factory=dict)
+    axes: Values = dataclasses.field(default_factory=dict)
+    points: tuple[Values, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    trials: int | None = None
+    trials_law: str = "fixed"
+    search_seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run of a sweep. `id` names its resolved configuration: equal ones share it, wherever their data lie."""
+
+    index: int
+    id: str
+    values: Values
+    config: RunConfig
+
+
+def read_sweep(path: str | os.PathLike) -> SweepConfig:
+    """The sweep that a TOML file describes, checked as far as that needs neither data nor algorithms."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise errors.refuse("sweep file", str(path), "an existing TOML file")
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise errors.refuse("sweep file", str(path), "valid TOML", str(error)) from None
+    try:
+        return checked(_from_tables(given))
+    except errors.ConfigurationError as error:
+        raise errors.ConfigurationError(f"{path.name}: {error}") from None
+
+
+def to_toml(sweep: SweepConfig) -> str:
+    """The sweep as TOML that `read_sweep` reads back equal."""
+    sweep = checked(sweep)
+    counted = sweep.seeds == tuple(range(len(sweep.seeds)))
+    top: Values = {"seeds": len(sweep.seeds) if counted else list(sweep.seeds)}
+    if sweep.trials is not None:
+        top |= {"trials": sweep.trials, "trials_law": sweep.trials_law, "search_seed": sweep.search_seed}
+    tables = [_table("", top), _table("[base]\n", sweep.base), _table("[axes]\n", sweep.axes)]
+    return "\n".join([*tables, *(_table("[[points]]\n", point) for point in sweep.points)])
+
+
+def digest(sweep: SweepConfig) -> str:
+    """12 hexadecimal digits that tell sweeps apart; the order of keys and the folder of the data do not count."""
+    sweep = checked(sweep)
+    base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
+    return _hash(dataclasses.asdict(dataclasses.replace(sweep, base=base)))
+
+
+def expand(sweep: SweepConfig) -> list[Point]:
+    """Every run of the sweep, resolved; the last axis varies faster than those before it, and the seed fastest.
+
+    Raises: ConfigurationError that counts the runs which cannot be, or names two written down that are the same.
+    """
+    sweep = checked(sweep)
+    values = axes.with_seeds(_seedless(sweep), sweep.seeds)
+    points, refused = [], []
+    for index, varied in enumerate(values):
+        try:
+            config = resolve(RunConfig(**sweep.base, **varied))
+        except errors.ConfigurationError as error:
+            refused.append((varied, str(error)))
+        else:
+            points.append(Point(index, identity(config), varied, config))
+    if refused:
+        raise refuse_points(len(values), refused)
+    if sweep.trials is None:
+        _require_different(points)
+    return points
+
+
+def law_of(sweep: SweepConfig) -> Trials | None:
+    """The law that the number of trials is drawn from; None where it is fixed, or nothing is drawn."""
+    if sweep.trials is None or sweep.trials_law == "fixed":
+        return None
+    if sweep.trials_law == "poisson":
+        return PoissonTrials(sweep.trials)
+    return NegativeBinomialTrials.of_mean(sweep.trials, _ETAS[sweep.trials_law])
+
+
+def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.ConfigurationError:
+    """The error to raise for points with the reasons why they cannot run: how many, and three different reasons."""
+    first: dict[str, Values] = {}
+    for values, reason in refused:
+        first.setdefault(reason, values)
+    shown = [f"{axes.told(values)}: {reason}" for reason, values in list(first.items())[:3]]
+    if len(first) > 3:
+        shown.append(f"and {len(first) - 3} more")
+    if any(f"left out for {values.get('algorithm')}" in reason for values, reason in refused):
+        shown.append(
+            'vary an option that not every algorithm takes together with the algorithm: "algorithm, OPTION" = '
+            '[["one"], ["another", 0.1]] in [axes], or [[points]]'
+        )
+    message = f"{len(refused):,} of {total:,} points cannot run: {'; '.join(shown)}"
+    return errors.ConfigurationError(" ".join(message.split()))
+
+
+def identity(config: RunConfig) -> str:
+    """12 hexadecimal digits of what decides a run's result: its fields, but neither its folders nor checkpoints."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    apart = ("data_dir", "out", "checkpoint_every")
+    return _hash({name: value for name, value in fields.items() if value is not None and name not in apart})
+
+
+def checked(sweep: SweepConfig) -> SweepConfig:
+    """The sweep in its normal form, every value of its field's type; refuses what no run can be."""
+    _require_tables(sweep)
+    base = {name: _of_field("[base]", name, value, _NOT_BASE) for name, value in sweep.base.items()}
+    points = tuple(
+        {name: _of_field("[[points]]", name, value, _NOT_VARIED) for name, value in point.items()}
+        for point in sweep.points
+    )
+    varied: Values = {}
+    for written, given in sweep.axes.items():
+        fields = axes.fields_of(written)
+        name = ", ".join(fields)
+        if name in varied:
+            raise errors.refuse(f"axis {name}", "two of them", "given once", "drop one of them")
+        varied[name] = _axis(f"axis {name}", fields, given)
+    parsed = axes.parse(varied, points, integers=_INTEGERS)
+    owners = {name: "[[points]]" for point in points for name in point}
+    owners |= {name: f"axis {joined}" for joined in varied for name in axes.fields_of(joined)}
+    for name in base:
+        if name in owners:
+            raise errors.refuse(owners[name], f"{name} in [base] too", "over fields of its own", "drop one of them")
+    normal = dataclasses.replace(sweep, base=base, axes=varied, points=points, seeds=_seeds(sweep.seeds))
+    _require_number_of_points(normal, parsed)
+    return normal
+
+
+def _require_number_of_points(sweep: SweepConfig, parsed: Mapping[str, axes.Axis]) -> None:
+    """Refuses settings of a random search without one, more points than a sweep may hold, and a single one."""
+    copies = len(sweep.seeds)
+    errors.require_choice("trials_law", typed("trials_law", sweep.trials_law, str), LAWS)
+    errors.require_integer("search_seed", typed("search_seed", sweep.search_seed, int), 0, 2**32 - 1)
+    if sweep.trials is not None:
+        errors.require_integer("trials", typed("trials", sweep.trials, int), 1, axes.LARGEST // copies)
+        if not parsed:
+            raise errors.refuse("trials", sweep.trials, "left out without axes or points to draw from", "add [axes]")
+        return
+    for name, default in (("trials_law", "fixed"), ("search_seed", 0)):
+        if getattr(sweep, name) != default:
+            raise errors.refuse(name, getattr(sweep, name), "left out without trials", "give trials = 20")
+    axes.require_size(math.prod(map(len, axes.entries_of(parsed))) * copies)
+    if not parsed and copies == 1:
+        raise errors.refuse("a sweep", "one run", "of several runs", "add [axes], [[points]] or seeds = 5")
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    """The seeds of a list, or as many as an integer says, from 0 on."""
+    if not isinstance(given, list | tuple):
+        errors.require_integer("seeds", given, 1, axes.LARGEST, "or a list such as seeds = [3, 7]")
+        return tuple(range(given))
+    return tuple(int(point["seed"]) for point in axes.with_seeds([{}], given))
+
+
+def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]]) -> None:
+    errors.require_choice(f"{what}: a field", name, _HINTS)
+    if name in barred:
+        wanted, remedy = barred[name]
+        raise errors.refuse(name, f"it in {what}", wanted, remedy)
+
+
+def _of_field(what: str, name: str, given: Any, barred: Mapping[str, tuple[str, str]]) -> Any:
+    _require_field(what, name, barred)
+    return _typed(f"{what}: {name}", given, name)
+
+
+def _typed(what: str, given: Any, field: str) -> Any:
+    axes.require_value(what, given)
+    return typed(what, given, _HINTS[field])
+
+
+def _axis(what: str, fields: tuple[str, ...], given: Any) -> Any:
+    """The values of an axis as its fields' types; lists and ranges of the wrong form are left to `axes.parse`."""
+    for field in fields:
+        _require_field(what, field, _NOT_VARIED)
+    if isinstance(given, Mapping) and len(fields) == 1:
+        if not {int, float} & set(kinds(_HINTS[fields[0]])):
+            raise errors.refuse(what, "a range", "a list, since its values are not numbers", 'such as ["one", "other"]')
+        return {
+            key: [_typed(what, end, fields[0]) for end in value] if isinstance(value, list | tuple) else value
+            for key, value in given.items()
+        }
+    if not isinstance(given, list | tuple):
+        return given
+    if len(fields) == 1:
+        return [_typed(what, value, fields[0]) for value in given]
+    return [
+        [_typed(f"{what}: {field}", value, field) for field, value in zip(fields, entry)]
+        if isinstance(entry, list | tuple) and len(entry) <= len(fields)
+        else entry
+        for entry in given
+    ]
+
+
+def _from_tables(given: Values) -> SweepConfig:
+    """The sweep of a TOML file's keys; refuses unknown keys."""
+    names = [field.name for field in dataclasses.fields(SweepConfig)]
+    for name in given:
+        if name in _HINTS:
+            _require_field("the top table", name, _NOT_BASE)
+            raise errors.refuse(name, "it in the top table", "under [base] or [axes], as a field of the runs")
+        errors.require_choice("a key", name, names)
+    return SweepConfig(**given)
+
+
+def _require_tables(sweep: SweepConfig) -> None:
+    for name, value in (("base", sweep.base), ("axes", sweep.axes)):
+        if not isinstance(value, Mapping):
+            raise errors.refuse(name, repr(value), "a table", f"write [{name}] and its fields below")
+    if not isinstance(sweep.points, list | tuple) or not all(isinstance(point, Mapping) for point in sweep.points):
+        raise errors.refuse(
+            "points", repr(sweep.points), "a list of tables", "write [[points]] and its fields below, each"
+        )
+
+
+def _seedless(sweep: SweepConfig) -> list[Values]:
+    """The points of a checked sweep, before each is run with every seed."""
+    if sweep.trials is None:
+        return axes.grid(sweep.axes, sweep.points, integers=_INTEGERS)
+    law, trials = law_of(sweep), sweep.trials
+    if law is not None:
+        trials = law.draw(axes.generator(sweep.search_seed, "number of trials"))
+    if trials == 0:
+        raise errors.refuse(
+            "the drawn number of trials", trials, "at least 1 to run anything",
+            "this search ends with no result; trials_law geometric always draws one",
+        )  # fmt: skip
+    return axes.random_points(sweep.axes, trials, sweep.search_seed, sweep.points, integers=_INTEGERS)
+
+
+def _require_different(points: Iterable[Point]) -> None:
+    first: dict[str, Point] = {}
+    for point in points:
+        other = first.setdefault(point.id, point)
+        if other is not point:
+            raise errors.refuse(
+                "points", f"({axes.told(other.values)}) and ({axes.told(point.values)})", "different runs",
+                "drop one of them: the fields that it leaves out have the values that the other names",
+            )  # fmt: skip
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _table(header: str, values: Values) -> str:
+    return header + "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in values.items())
+
+
+def _key(name: str) -> str:
+    return name if name.isidentifier() else json.dumps(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON takes and TOML does not

@@ -1,0 +1,167 @@
+"""What a device does with its points: the one compiled program of a group of points that differ only in numbers."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp import algorithm as algorithms
+from fedjax_dp import metrics
+from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp.clients import Execution
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.metrics import Look
+from fedjax_dp.models import Model
+from fedjax_dp.simulation import nothing, run_rounds
+from fedjax_dp.values import changed
+
+AXIS = "points"
+
+
+class Points(NamedTuple):
+    """The numbers of points; every leaf `(points, ...)`."""
+
+    algorithm: Algorithm
+    key: jax.Array  # of the run
+    partition: dict[str, Any]  # `FederatedData.partition`
+    marks: jax.Array  # (points, marks) int32: rounds after which a point is evaluated
+
+
+class Running(NamedTuple):
+    """Where a point stands."""
+
+    state: ServerState
+    sound: jax.Array  # bool: all it has shown is finite; else it stays where it is
+
+
+class Seen(NamedTuple):
+    """What a point leaves at a mark."""
+
+    round: jax.Array
+    look: Look
+    report: RoundReport  # of the last round before
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The structure that the points share.
+
+    together  a device runs its points all at once; else one after another, with the arithmetic of a single run;
+    slots     points that a device holds;
+    marks     evaluations of a point, at most.
+    """
+
+    mesh: Mesh
+    model: Model
+    execution: Execution  # of one point, on one device
+    train_metrics: bool
+    together: bool
+    slots: int
+    marks: int
+
+    def begin(self, points: Points, records: FederatedData, count: jax.Array) -> Running:
+        """A device's first `count[0]` points before round 0, `(slots, ...)`."""
+        shared = jax.tree.map(lambda a: a[0], records)
+
+        def one(point: Points) -> Running:
+            data = changed(shared, **point.partition)
+            return Running(algorithms.init(point.algorithm, self.model, data, point.key), jnp.bool_(True))
+
+        return self._over_points(one, points, count[0])
+
+    def visit(
+        self, points: Points, running: Running, records: FederatedData, count: jax.Array, first: jax.Array,
+        last: jax.Array,
+    ) -> tuple[Running, Seen]:  # fmt: skip
+        """Bring a device's first `count[0]` points from their mark `first` to their mark `last`.
+
+        Shapes: points and running (slots, ...), records (1, ...), count (1,); returns running and what is seen at each
+                mark (slots, marks, ...), zeros at those that are not visited.
+        """
+        shared = jax.tree.map(lambda a: a[0], records)
+
+        def one(entry: tuple[Points, Running]) -> tuple[Running, Seen]:
+            return self._stretch(*entry, shared, first, last)
+
+        return self._over_points(one, (points, running), count[0])
+
+    def _stretch(
+        self, point: Points, running: Running, records: FederatedData, first: jax.Array, last: jax.Array
+    ) -> tuple[Running, Seen]:
+        """One point from mark to mark."""
+        data = changed(records, **point.partition)
+
+        def see(state: ServerState, report: RoundReport) -> Seen:
+            seen = metrics.look(state.params, data, model=self.model, train=self.train_metrics)
+            return Seen(state.round, seen, report)
+
+        def to_mark(at: jax.Array, carry: Any) -> Any:
+            (state, sound), seen = carry
+            until = jnp.where(sound, point.marks[at], state.round)
+            state, report = run_rounds(
+                point.algorithm, state, data, point.key, until, model=self.model, execution=self.execution
+            )
+            now = see(state, report)
+            sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.loss)
+            return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
+
+        members = point.algorithm.cohort.members(data.num_clients)
+        shapes = jax.eval_shape(see, running.state, nothing(members))
+        seen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shapes)
+        return lax.fori_loop(first, last, to_mark, (running, seen))
+
+    def _over_points(self, one: Callable[[Any], Any], points: Any, count: jax.Array) -> Any:
+        """`one` of each of the first `count` points, stacked; whatever stands in the other slots means nothing."""
+        if self.together:
+            return jax.vmap(one)(points)
+
+        def at(slot: Any) -> Any:
+            return one(jax.tree.map(lambda a: a[slot], points))
+
+        if self.slots == 1:
+            return jax.tree.map(lambda a: a[None], at(0))
+        results = jax.tree.map(lambda a: jnp.zeros((self.slots, *a.shape), a.dtype), jax.eval_shape(at, 0))
+
+        def step(slot: jax.Array, results: Any) -> Any:
+            return jax.tree.map(lambda table, row: table.at[slot].set(row), results, at(slot))
+
+        return lax.fori_loop(0, count, step, results)
+
+    def compile(self, points: Points, records: FederatedData, count: jax.Array) -> "Compiled":
+        """The executable for placed arrays of these shapes."""
+        each, all_ = P(AXIS), P()
+        begin = jax.jit(
+            jax.shard_map(self.begin, mesh=self.mesh, in_specs=(each,) * 3, out_specs=each, check_vma=False)
+        )
+        visit = jax.jit(
+            jax.shard_map(
+                self.visit, mesh=self.mesh, in_specs=(each, each, each, each, all_, all_), out_specs=each,
+                check_vma=False,
+            ),
+            donate_argnums=1,
+        )  # fmt: skip
+        start = begin.lower(points, records, count).compile()
+        running = start(points, records, count)
+        whole = visit.lower(points, running, records, count, jnp.int32(0), jnp.int32(1)).compile()
+        return Compiled(start, whole, _bytes(whole.memory_analysis()))
+
+
+def _bytes(used: Any) -> int:
+    """What a device holds while a program runs; 0 where the compiler does not tell."""
+    if used is None:
+        return 0
+    held = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+    return held + used.temp_size_in_bytes
+
+
+class Compiled(NamedTuple):
+    """The executables of a program."""
+
+    begin: Callable[..., Running]
+    visit: Callable[..., tuple[Running, Seen]]
+    bytes: int  # that a device needs, by the compiler's plan

@@ -1,0 +1,66 @@
+"""What a sweep folder holds: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from fedjax_dp import errors
+
+Record = dict[str, Any]
+
+ABOUT, POINTS = "sweep.json", "points.jsonl"
+STATUSES = ("done", "diverged", "failed")
+PARTS: dict[str, type | tuple[type, ...]] = {
+    "point": str, "index": int, "values": dict, "config": dict, "status": str, "reason": (str, type(None)),
+    "history": list, "guarantee": dict, "seconds": (int, float),
+}  # fmt: skip
+
+
+def read_records(folder: str | os.PathLike) -> tuple[dict[str, Any], list[Record]]:
+    """The object in `sweep.json`, and the finished points in the order of the plan.
+
+    A last line that breaks off, as a killed writer leaves it, is no point yet. Of points with the same id the first
+    counts. Everything else that is not as the writer made it is refused.
+    """
+    folder = pathlib.Path(folder)
+    if not (folder / ABOUT).is_file():
+        raise errors.refuse("sweep", str(folder), f"a sweep folder, which holds a {ABOUT}")
+    try:
+        about = json.loads((folder / ABOUT).read_bytes())
+    except ValueError:  # also bytes that are no UTF-8
+        about = None
+    if not isinstance(about, dict) or not isinstance(about.get("axes"), list):
+        raise errors.refuse(str(folder / ABOUT), "something else", "a JSON object with axes")
+    found: dict[str, Record] = {}
+    if (folder / POINTS).is_file():
+        with (folder / POINTS).open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                record = _record(line, f"line {number} of {folder / POINTS}")
+                if record is not None:
+                    found.setdefault(record["point"], record)
+    return about, sorted(found.values(), key=lambda record: record["index"])
+
+
+def _record(line: bytes, where: str) -> Record | None:
+    """The point on a line; None where the line breaks off."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        raise _damage(where, "text that is not JSON") from None
+    if not isinstance(record, dict):
+        raise _damage(where, type(record).__name__)
+    for name, kind in PARTS.items():
+        if not isinstance(record.get(name), kind):
+            raise _damage(where, f"{name} {record[name]!r:.40}" if name in record else f"no {name}")
+    if "seed" not in record["values"]:
+        raise _damage(where, "values without a seed")
+    if record["status"] not in STATUSES:
+        raise _damage(where, f"status {record['status']!r}")
+    return record
+
+
+def _damage(where: str, got: str) -> errors.ConfigurationError:
+    return errors.refuse(where, got, "a finished point", "delete the line and run the sweep again to fill the gap")

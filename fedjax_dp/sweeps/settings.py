@@ -1,0 +1,135 @@
+"""Points grouped into settings, a metric's mean over seeds with its interval, and the best of several settings.
+
+A setting is one value of every axis; its points differ in nothing but the seed.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from scipy import special
+
+from fedjax_dp import errors
+from fedjax_dp.sweeps.records import Record
+
+# Every metric of an Evaluation: 1 where larger is better, -1 where smaller is, 0 where neither.
+BETTER = {
+    "test_accuracy": 1, "test_loss": -1, "train_loss": -1, "clipped": 0, "noise_to_signal": -1, "objective": -1,
+    "gradient_norm": -1, "client_mean": 1, "worst_tenth": 1, "client_variance": -1,
+}  # fmt: skip
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A metric over the seeds of a setting; NaN where there are too few seeds to tell."""
+
+    mean: float
+    std: float  # over seeds, divided by one less than their number
+    low: float  # of the 95% confidence interval of the mean, Student's t
+    high: float
+    seeds: int  # that the numbers are over
+
+
+class Setting(NamedTuple):
+    """One value of every axis, with its points in the order of the plan."""
+
+    values: dict[str, Any]  # by axis, without the seed
+    points: list[Record]
+
+    @property
+    def done(self) -> list[Record]:
+        """Points that were trained to the end."""
+        return [point for point in self.points if point["status"] == "done"]
+
+    @property
+    def failed(self) -> int:
+        """How many points diverged or failed."""
+        return len(self.points) - len(self.done)
+
+    @property
+    def epsilon(self) -> float:
+        """The largest proved epsilon over the seeds; infinite without privacy, NaN where no Guarantee is known."""
+        known = [epsilon for point in self.points if not math.isnan(epsilon := proved(point))]
+        return max(known, default=math.nan)
+
+    def score(self, metric: str) -> Interval:
+        """`metric` at the last evaluated round, over the seeds that are done and know it."""
+        last = (point["history"][-1].get(metric) if point["history"] else None for point in self.done)
+        return interval([number for number in last if number is not None and math.isfinite(number)])
+
+    def comparable(self, metric: str) -> bool:
+        """Whether every seed is done and knows `metric`, and what it is judged by: a mean then leaves nothing out."""
+        return all(self.score(name).seeds == len(self.points) for name in {metric, judged_by(metric)})
+
+
+def proved(point: Record) -> float:
+    """Epsilon of the point's Guarantee: infinite where it says none is finite, NaN where there is no Guarantee."""
+    if "epsilon" not in point["guarantee"]:
+        return math.nan
+    epsilon = point["guarantee"]["epsilon"]
+    return math.inf if epsilon is None else float(epsilon)
+
+
+def interval(numbers: Sequence[float]) -> Interval:
+    """Mean, standard deviation and the 95% interval mean +- t s / sqrt(n) with n - 1 degrees of freedom.
+
+    | no number: all NaN | one number: its mean, the rest NaN | equal numbers: an interval of length 0 |
+    """
+    seeds = len(numbers)
+    mean = math.fsum(numbers) / seeds if seeds else math.nan
+    if seeds < 2:
+        return Interval(mean, math.nan, math.nan, math.nan, seeds)
+    std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (seeds - 1))
+    half = float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(seeds)
+    return Interval(mean, std, mean - half, mean + half, seeds)
+
+
+def same(value: Any) -> str:
+    """Equal texts for equal values of an axis, be they numbers, words or lists; 1 and 1.0 are equal, true is not 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return json.dumps(float(value) if number else value, sort_keys=True)
+
+
+def settings_of(records: Iterable[Record], axes: Sequence[str]) -> list[Setting]:
+    """The points of a sweep by setting, in the order of the plan; a field that a point leaves out is None there.
+
+    A search at random may draw a setting twice. Equal seeds give equal numbers, so only the first of them counts.
+    """
+    found: dict[tuple[str, ...], Setting] = {}
+    for record in sorted(records, key=lambda record: record["index"]):
+        values = {name: record["values"].get(name) for name in axes}
+        setting = found.setdefault(tuple(map(same, values.values())), Setting(values, []))
+        if all(record["values"]["seed"] != point["values"]["seed"] for point in setting.points):
+            setting.points.append(record)
+    return list(found.values())
+
+
+def by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]:
+    """Settings by their value of an axis, keyed by `same`."""
+    found: dict[str, list[Setting]] = {}
+    for setting in settings:
+        found.setdefault(same(setting.values[axis]), []).append(setting)
+    return found
+
+
+def judged_by(metric: str) -> str:
+    """The metric that settings are compared by where `metric` is looked at: itself, if it has a better direction."""
+    errors.require_choice("metric", metric, BETTER)
+    return metric if BETTER[metric] else "test_accuracy"
+
+
+def goodness(setting: Setting, metric: str) -> float:
+    """What is larger for the better of two comparable settings."""
+    judge = judged_by(metric)
+    return BETTER[judge] * setting.score(judge).mean
+
+
+def ranked(settings: Iterable[Setting], metric: str) -> list[Setting]:
+    """The comparable settings, best first, equals in the order of the plan."""
+    return sorted((s for s in settings if s.comparable(metric)), key=lambda setting: -goodness(setting, metric))
+
+
+def pick(settings: Iterable[Setting], metric: str) -> Setting | None:
+    """The best of the comparable settings; None where there is none."""
+    return next(iter(ranked(settings, metric)), None)

@@ -1,0 +1,196 @@
+"""A sweep as tables: every evaluation in a row, every setting in a row, and the best setting.
+
+pandas is imported where it is used: it is slow to load, and choosing and drawing do without.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedjax_dp import errors
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import BETTER, Setting, pick, proved, settings_of
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Best(NamedTuple):
+    """The setting with the best mean over seeds. The mean is optimistic: the setting was chosen for it."""
+
+    values: dict[str, Any]  # by axis
+    config: dict[str, Any]  # of the first seed
+    metric: str
+    mean: float
+    std: float
+    low: float  # of the 95% confidence interval of the mean, Student's t
+    high: float
+    seeds: int
+    failed: int  # points of the whole sweep that diverged or failed
+    guarantee: dict[str, Any]  # of the seed with the largest epsilon; empty where none is known
+    guarantee_epsilon: float  # that epsilon; infinite without privacy, NaN where none is known
+    considered: int  # settings that were compared
+    excluded: dict[str, int]  # settings that were not, by reason
+
+
+def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
+    """One row per point and evaluated round; a point without any evaluation keeps one row, with empty metrics.
+
+    Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (what was proved; an
+    axis epsilon is the budget asked for), seconds, round, every metric, and the other fields of the configuration.
+    guarantee_epsilon is infinite without privacy and NaN where no Guarantee is known.
+    """
+    import pandas
+
+    records = sorted(records, key=lambda record: record["index"])
+    points: dict[str, list[Any]] = {name: [record[name] for record in records] for name in ("index", "point")}
+    points |= {name: [record["values"].get(name) for record in records] for name in (*axes, "seed")}
+    points |= {name: [record[name] for record in records] for name in ("status", "reason")}
+    points["guarantee_epsilon"] = [proved(record) for record in records]
+    points["guarantee_delta"] = [record["guarantee"].get("delta") for record in records]
+    points["seconds"] = [record["seconds"] for record in records]
+
+    rows = [(place, seen) for place, record in enumerate(records) for seen in record["history"] or [{}]]
+    evaluations = {name: [seen.get(name) for _, seen in rows] for name in ("round", *BETTER)}
+    fields = list(dict.fromkeys(name for record in records for name in record["config"]))
+    clash = set(axes) & {"index", "point", "status", "reason", "seconds", *evaluations}
+    if clash:
+        raise errors.refuse("axes", clash.pop(), "other names than the table's own columns")
+    rest = {
+        name: [record["config"].get(name) for record in records] for name in fields if name not in points | evaluations
+    }
+    at = [place for place, _ in rows]
+    columns = {name: _column(values).take(at).reset_index(drop=True) for name, values in points.items()}
+    columns |= {name: _column(values, float) for name, values in evaluations.items()}
+    columns["round"] = _column(evaluations["round"], int)
+    columns |= {name: _column(values).take(at).reset_index(drop=True) for name, values in rest.items()}
+    return pandas.DataFrame(columns)
+
+
+def _column(values: Sequence[Any], empty: type = str) -> pandas.Series:
+    """A column of one type, which CSV and Parquet keep. `empty` is the type of a column without any value.
+
+    Integers and truth values with gaps are pandas' own types with gaps; what is no number stands as text.
+    """
+    import pandas
+
+    kinds = {type(value) for value in values if value is not None} or {empty}
+    gaps = any(value is None for value in values)
+    if kinds == {bool}:
+        return pandas.Series(values, dtype="boolean" if gaps else "bool")
+    if kinds == {int}:
+        return pandas.Series(values, dtype="Int64" if gaps else "int64")
+    if kinds <= {int, float}:
+        return pandas.Series(values, dtype="float64")
+    text = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pandas.Series(text, dtype="string")
+
+
+def write(frame: pandas.DataFrame, folder: str | os.PathLike) -> None:
+    """`table.parquet` and `table.csv` in a folder; a reader, or a crash, sees old tables or new ones, never parts."""
+    writers: dict[str, Callable[[pathlib.Path], None]] = {
+        "table.parquet": lambda draft: frame.to_parquet(draft, engine="pyarrow", index=False),
+        "table.csv": lambda draft: frame.to_csv(draft, index=False),
+    }
+    for name, save in writers.items():
+        draft = pathlib.Path(folder) / f"{name}.part"
+        save(draft)
+        os.replace(draft, draft.with_suffix(""))
+
+
+def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None = None) -> pandas.DataFrame:
+    """One row per setting: the axes, seeds done and failed, guarantee_epsilon, and each metric (or just one).
+
+    Of a metric at the last evaluated round: mean, standard deviation, the 95% confidence interval (low, high), over
+    the number of seeds in `..._seeds`, which are those that are done and know it. A setting with `failed` above 0 has
+    numbers of its better seeds only. guarantee_epsilon is the largest over all seeds.
+    """
+    import pandas
+
+    if metric is not None:
+        errors.require_choice("metric", metric, BETTER)
+    settings = settings_of(records, axes)
+    columns = {name: _column([setting.values[name] for setting in settings]) for name in axes}
+    columns["done"] = _column([len(setting.done) for setting in settings], int)
+    columns["failed"] = _column([setting.failed for setting in settings], int)
+    columns["guarantee_epsilon"] = _column([setting.epsilon for setting in settings], float)
+    for name in BETTER if metric is None else (metric,):
+        scores = [setting.score(name) for setting in settings]
+        for part in ("mean", "std", "low", "high"):
+            columns[f"{name}_{part}"] = _column([getattr(score, part) for score in scores], float)
+        columns[f"{name}_seeds"] = _column([score.seeds for score in scores], int)
+    return pandas.DataFrame(columns)
+
+
+def best(
+    records: Iterable[Record], axes: Sequence[str], metric: str = "test_accuracy", epsilon_at_most: float | None = None
+) -> Best:
+    """The setting with the best mean of `metric` at the last evaluated round, the first in the plan among equals.
+
+    Compared are settings whose seeds are all done and know the metric, with as many seeds as the others, and whose
+    proved epsilon is at most `epsilon_at_most` for every seed.
+    """
+    errors.require_choice("metric", metric, [name for name, better in BETTER.items() if better])
+    if epsilon_at_most is not None:
+        errors.require_positive("epsilon_at_most", epsilon_at_most)
+    settings = settings_of(records, axes)
+    most = max((len(setting.points) for setting in settings), default=0)
+    verdicts = [_obstacle(setting, metric, epsilon_at_most, most) for setting in settings]
+    candidates = [setting for setting, verdict in zip(settings, verdicts) if verdict is None]
+    excluded = dict(Counter(verdict for verdict in verdicts if verdict is not None))
+    winner = pick(candidates, metric)
+    if winner is None:
+        reachable = [setting.epsilon for setting in settings if _obstacle(setting, metric, None, most) is None]
+        raise _nothing_fits(excluded, epsilon_at_most, reachable)
+    return Best(
+        winner.values, winner.points[0]["config"], metric, *winner.score(metric),
+        failed=sum(setting.failed for setting in settings), guarantee=_weakest(winner),
+        guarantee_epsilon=winner.epsilon, considered=len(candidates), excluded=excluded,
+    )  # fmt: skip
+
+
+def _weakest(setting: Setting) -> dict[str, Any]:
+    """The Guarantee with the largest epsilon, empty where none is known."""
+    known = [point for point in setting.points if not math.isnan(proved(point))]
+    return max(known, key=proved)["guarantee"] if known else {}
+
+
+def _obstacle(setting: Setting, metric: str, epsilon_at_most: float | None, most: int) -> str | None:
+    """Why a setting is not compared; `most` is the largest number of seeds that any setting has."""
+    if setting.failed:
+        return "with a failed seed"
+    if len(setting.points) < most:
+        return f"with fewer than {most} seeds"
+    if not setting.comparable(metric):
+        return f"without {metric}"
+    if epsilon_at_most is not None and math.isnan(setting.epsilon):
+        return "without a Guarantee"
+    if epsilon_at_most is not None and setting.epsilon > epsilon_at_most:
+        return f"with epsilon above {epsilon_at_most:g}"
+    return None
+
+
+def _nothing_fits(
+    excluded: dict[str, int], epsilon_at_most: float | None, reachable: Sequence[float]
+) -> errors.ConfigurationError:
+    """The refusal where no setting can be chosen; `reachable` are the epsilons of those that only epsilon excludes."""
+    why = excluded_in_words(excluded) or "no finished point"
+    known = [epsilon for epsilon in reachable if not math.isnan(epsilon)]
+    if epsilon_at_most is None or not known:
+        return errors.refuse("sweep", why, "one with a setting to choose", "finish the sweep or change its axes")
+    return errors.refuse(
+        "epsilon_at_most", f"{epsilon_at_most:g} ({why})", f"at least {min(known):.4g}, the smallest of the sweep"
+    )
+
+
+def excluded_in_words(excluded: dict[str, int]) -> str:
+    """`5 settings left out: 3 with a failed seed, 2 with epsilon above 1`; empty where none was."""
+    count = sum(excluded.values())
+    reasons = ", ".join(f"{many} {reason}" for reason, many in excluded.items())
+    return f"{count} setting{'' if count == 1 else 's'} left out: {reasons}" if excluded else ""
