@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from fedjax_dp.sweeps.plan import Point
 from fedjax_dp.sweeps.ready import Built, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record
 
+ANSWER_S = 5  # that a cluster has to answer
 RETRIES = 5  # of a batch whose worker dies
 BATCHES_PER_WORKER = 4  # so that the last ones end at about the same time, and little is lost with a worker
 
@@ -79,6 +81,17 @@ def _lost(point: Point, reason: str) -> Record:
     }  # fmt: skip
 
 
+def _require_answer(address: str) -> None:
+    """Refuse a HOST:PORT where nobody answers: Ray itself would try for minutes and then end the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise errors.refuse("ray", address, "the address of a running Ray cluster, or local", str(error)) from None
+
+
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[Any]:
     """The ray module, connected to a cluster."""
@@ -86,6 +99,7 @@ def _connected(address: str) -> Iterator[Any]:
         import ray
     except ImportError:
         raise errors.refuse("ray", address, "installed", 'pip install "fedjax-dp[ray]"') from None
+    _require_answer(address)
     where: dict[str, Any] = {} if address == "local" else {"address": address}
     try:
         with warnings.catch_warnings():  # Ray starts programs, which is safe: it runs nothing of ours between
