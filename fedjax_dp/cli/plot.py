@@ -1,19 +1,15 @@
 """`fedjax-dp plot`: pictures of a sweep."""
 
 import dataclasses
-import functools
-import math
 import pathlib
-from collections.abc import Callable
 from typing import Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse
 from fedjax_dp.fields import told
 from fedjax_dp.screen import Screen
-from fedjax_dp.sweeps.records import Record, read_records
+from fedjax_dp.sweeps.records import read_records
 
-KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel")
 SUFFIXES = (".png", ".pdf", ".svg")
 DESCRIPTION = """Pictures of a sweep, finished or not.
 
@@ -44,60 +40,26 @@ class PlotOptions:
     ] = None
 
 
-Draw = Callable[[pathlib.Path], None]
-
-
 def plot_command(arguments: list[str]) -> int:
     """Write the pictures that were asked for."""
     where = arguments[0] if arguments and not arguments[0].startswith("-") else None
     options, _ = parse("plot", arguments[where is not None :], PlotOptions(), DESCRIPTION)
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
-    errors.require_choice("kind", options.kind, KINDS)
     about, records = read_records(where)
-    for name in (options.x, options.y, options.by):
-        if name is not None:
-            errors.require_choice("axis", name, about["axes"])
-    pictures = _pictures(records, about["axes"], options, str(about.get("name", where)))
-    for path, draw in zip(_paths(options.out, pathlib.Path(where) / "plots", list(pictures)), pictures.values()):
+    from fedjax_dp.sweeps import figures  # loads matplotlib
+
+    title = str(about.get("name", where))
+    drawn = figures.pictures(
+        records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
+    )
+    for path, draw in zip(_paths(options.out, pathlib.Path(where) / "plots", list(drawn)), drawn.values()):
         draw(path)
         print(path)
     planned = about.get("points", 0)
     if len(records) < planned:
         Screen().say(f"{len(records)} of {planned} points are there")
     return 0
-
-
-def _pictures(records: list[Record], axes: list[str], options: PlotOptions, title: str) -> dict[str, Draw]:
-    """What to draw, by the name of its file; refuses a kind that the sweep has nothing for."""
-    from fedjax_dp.sweeps import figures  # loads matplotlib
-
-    metric, kind = options.metric, options.kind
-    settings = figures.checked(records, axes, metric)
-    ranked = figures.influential(settings, metric)
-    curves_by = options.by or figures.line_axis(settings, None)
-    found: dict[str, dict[str, Draw]] = {name: {} for name in KINDS[1:]}
-    found["overview"]["overview"] = lambda path: figures.overview(records, axes, metric, title, path)
-    for name in [options.x] if options.x else ranked:
-        by = options.by if options.by != name else None
-        found["axis"][f"axis-{name}"] = functools.partial(
-            figures.metric_against, records, axes, name, metric, by=by or figures.line_axis(settings, name)
-        )
-    if any(math.isfinite(setting.epsilon) for setting in settings):
-        found["privacy"]["privacy"] = lambda path: figures.privacy_utility(records, axes, metric, path, options.by)
-    pair = figures.two_axes(settings, ranked)
-    if pair:
-        order = [*pair, *ranked]
-        x = options.x or next(name for name in order if name != options.y)
-        y = options.y or next(name for name in order if name != x)
-        found["heat"]["heat"] = lambda path: figures.heat_map(records, axes, x, y, metric, path)
-    if len(ranked) > 1:
-        found["parallel"]["parallel"] = lambda path: figures.parallel_coordinates(records, axes, metric, path)
-    found["curves"]["curves"] = lambda path: figures.learning_curves(records, axes, metric, path, curves_by)
-    if kind != "all" and not found[kind]:
-        able = ", ".join(name for name, pictures in found.items() if pictures)
-        raise errors.refuse("kind", kind, f"one that this sweep has points for: {able}")
-    return {name: draw for one in (found if kind == "all" else [kind]) for name, draw in found[one].items()}
 
 
 def _paths(out: str | None, usual: pathlib.Path, names: list[str]) -> list[pathlib.Path]:

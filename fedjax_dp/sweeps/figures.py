@@ -7,6 +7,7 @@ settings with a failed seed are marked, and never chosen.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -30,6 +31,44 @@ from fedjax_dp.sweeps.settings import BETTER, Setting, by_value, settings_of
 ONE = (7.2, 4.8)  # inches
 DPI = 160  # of PNG files
 LINES = 10  # that an axis may have values for one line each
+
+
+KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel")
+
+
+def pictures(
+    records: Sequence[Record], axes: Sequence[str], title: str, kind: str = "all", metric: str = "test_accuracy",
+    x: str | None = None, y: str | None = None, by: str | None = None,
+) -> dict[str, Callable[[str | os.PathLike], None]]:  # fmt: skip
+    """What to draw, by the name of its file, as functions of a path; refuses a kind that the sweep has nothing for."""
+    errors.require_choice("kind", kind, KINDS)
+    for name in (x, y, by):
+        if name is not None:
+            errors.require_choice("axis", name, axes)
+    settings = checked(records, axes, metric)
+    ranked = influential(settings, metric)
+    found: dict[str, dict[str, Callable[[str | os.PathLike], None]]] = {name: {} for name in KINDS[1:]}
+    found["overview"]["overview"] = lambda path: overview(records, axes, metric, title, path)
+    for name in [x] if x else ranked:
+        lines = by if by not in (None, name) else line_axis(settings, name)
+        found["axis"][f"axis-{name}"] = functools.partial(metric_against, records, axes, name, metric, by=lines)
+    if any(math.isfinite(setting.epsilon) for setting in settings):
+        found["privacy"]["privacy"] = lambda path: privacy_utility(records, axes, metric, path, by)
+    pair = two_axes(settings, ranked)
+    if pair:
+        order = [*pair, *ranked]
+        across = x or next(name for name in order if name != y)
+        up = y or next(name for name in order if name != across)
+        found["heat"]["heat"] = lambda path: heat_map(records, axes, across, up, metric, path)
+    if len(ranked) > 1:
+        found["parallel"]["parallel"] = lambda path: parallel_coordinates(records, axes, metric, path)
+    found["curves"]["curves"] = lambda path: learning_curves(
+        records, axes, metric, path, by or line_axis(settings, None)
+    )
+    if kind != "all" and not found[kind]:
+        able = ", ".join(name for name, pictures in found.items() if pictures)
+        raise errors.refuse("kind", kind, f"one that this sweep has points for: {able}")
+    return {name: draw for one in (found if kind == "all" else [kind]) for name, draw in found[one].items()}
 
 
 def metric_against(

@@ -52,11 +52,15 @@ class Sweep:
         """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
         return best(self.records, self.axes, metric, epsilon_at_most)
 
-    def plot(self, path: str | os.PathLike, metric: str = "test_accuracy") -> None:
-        """The overview of the sweep as a PNG; `fedjax_dp.sweeps.figures` has single pictures."""
+    def plot(
+        self, path: str | os.PathLike, kind: str = "overview", *, metric: str = "test_accuracy", x: str | None = None,
+        y: str | None = None, by: str | None = None,
+    ) -> None:  # fmt: skip
+        """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel."""
         from fedjax_dp.sweeps import figures  # slow to import
 
-        figures.overview(self.records, self.axes, metric, self.name, path)
+        drawn = figures.pictures(self.records, self.axes, self.name, kind, metric, x, y, by)
+        next(iter(drawn.values()))(path)
 
 
 def sweep(
