@@ -120,8 +120,15 @@ def sum_over_clients(
         return _one_after_another(one_chunk, shared, row)
 
     def one_device(shared: Any, rows: Any) -> tuple[Any, Any]:
-        total, out = _one_after_another(one_share, shared, rows)
-        return (lax.psum(total, AXIS) if execution.mesh else total), out
+        if execution.mesh or execution.parts == 1:
+            total, out = one_share(shared, jax.tree.map(lambda a: a[0], rows))
+            return (lax.psum(total, AXIS) if execution.mesh else total), jax.tree.map(lambda a: a[None], out)
+        # Stored before they are added, as devices do: else a multiplication before would melt into the addition.
+        parts, out = lax.map(lambda row: one_share(shared, row), rows)
+        first = jax.tree.map(lambda a: a[0], parts)
+        return lax.fori_loop(
+            1, execution.parts, lambda i, sum_: jax.tree.map(lambda s, a: s + a[i], sum_, parts), first
+        ), out  # fmt: skip
 
     if execution.mesh:
         one_device = jax.shard_map(

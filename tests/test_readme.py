@@ -1,5 +1,6 @@
 """The README tells the truth: its example runs, its commands are the ones CI runs, its number is a measured one."""
 
+import csv
 import doctest
 import json
 import pathlib
@@ -73,6 +74,32 @@ def test_accuracy_of_the_cnn_is_the_recorded_one(similarity):
     assert f"{100 * told['test_accuracy']:.1f}% at" in README
     assert f"{told['rounds']} rounds" in README.replace("\n", " ")
     assert told["rounds_to_within_one_point"] is not None
+
+
+def test_numbers_of_the_sweep_are_the_measured_ones():
+    told = json.loads((ROOT / "benchmarks" / "results" / "sweep.json").read_text())
+    text = README.replace("\n", " ")
+    for shown in (
+        f"take **{told['sweep_s']:.0f} s** on two", f"takes **{told['ratio_processes']:.0f} times** as long",
+        f"take {told['ratio_one_by_one']:.2f} times as long as the sweep",
+        f"adds {100 * told['overhead']:.1f}%",
+    ):  # fmt: skip
+        assert shown in re.sub(r" +", " ", text)
+    assert told["points"] == 64
+    assert told["gradient_gap"] < 1e-4
+    assert not told["disturbed"]
+
+
+def test_accuracies_of_the_sweep_are_those_of_the_notebook():
+    with (ROOT / "benchmarks" / "results" / "sweep_mnist.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if float(row["epsilon"]) == 0.3]
+    best = {
+        name: max(100 * float(row["test_accuracy_mean"]) for row in rows if row["algorithm"] == name)
+        for name in ("dpnfl", "addpnfl")
+    }
+    assert f"DPNFL reaches {best['dpnfl']:.1f}% at epsilon 0.3, AdDPNFL {best['addpnfl']:.1f}%" in README.replace(
+        "\n", " "
+    )
 
 
 SHOWN = [

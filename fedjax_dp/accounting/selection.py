@@ -98,7 +98,10 @@ class SelectionCost:
     def __str__(self) -> str:
         whom = f" for one {self.unit} ({self.adjacency.value} neighbours)" if self.unit and self.adjacency else ""
         scope = f"at delta {self.delta:g}{whom}"
-        published = f"by composition, accountant {self.accountant}; one run costs at most {_said(self.single)}"
+        published = (
+            f"by composition, accountant {self.accountant}, if every run draws its noise afresh; "
+            f"one run costs at most {_said(self.single)}"
+        )
         if self.moving:
             published += "; records change clients from run to run, so the worst client of each run is counted"
         if self.drawn and self.repetition is not None:
@@ -150,8 +153,8 @@ def selection_cost(
     """
     if drawn and trials is None:
         raise errors.refuse("trials", trials, "the law from which the number of runs was drawn", "or leave out drawn")
-    ledgers = _checked(ledgers)
-    options = _checked([*ledgers, *(candidates or ())])
+    ledgers = _checked(ledgers, not moving)
+    options = _checked([*ledgers, *(candidates or ())], not moving)
     singles = list(dict.fromkeys(itertools.chain(*ledgers)))
     everything = Composed(tuple(itertools.chain(*options)))  # which refuses several units or adjacencies
     unit, adjacency = next(((step.unit, step.adjacency) for step, _ in everything.leaves()), (None, None))
@@ -185,11 +188,11 @@ def _said(epsilon: float) -> str:
     return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
-def _checked(ledgers: Ledgers) -> Ledgers:
-    """At least one run, each of the same clients."""
+def _checked(ledgers: Ledgers, same: bool = True) -> Ledgers:
+    """At least one run; of the `same` clients each, where records stay with theirs."""
     ledgers = [list(ledger) for ledger in ledgers]
     sizes = {len(ledger) for ledger in ledgers}
-    if len(sizes) != 1 or 0 in sizes:
+    if not sizes or (same and len(sizes) != 1) or 0 in sizes:
         told = f"{len(ledgers)} runs of {sorted(sizes)} clients" if ledgers else "no run"
         raise errors.refuse("ledgers", told, "at least one run, all of the same clients")
     return ledgers

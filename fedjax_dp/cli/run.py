@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from fedjax_dp import config as configs
-from fedjax_dp import folder
+from fedjax_dp import devices, folder
 from fedjax_dp.cli.options import parse, take_flag, take_option
 from fedjax_dp.config import RunConfig
 from fedjax_dp.screen import Screen
@@ -27,6 +27,7 @@ def run_command(arguments: list[str]) -> int:
     config, flagged = parse("run", arguments, RunConfig(**given), DESCRIPTION)
     names = {*given, *flagged}
     screen = Screen()
+    devices.cache_programs()
     if resume is None:
         result, config, where = folder.start(configs.resolve(config), screen)
     else:

@@ -37,6 +37,7 @@ SWEEP.toml: [base] holds fields of a run (fedjax-dp run --help), [axes] what var
 
 METRIC = "test_accuracy"
 SHOWN = 5  # settings
+WIDTH = 160  # of a table where there is no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,9 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
     """The best settings, and what was lost."""
     settings = settings_of(found.records, found.axes)
     scores = sorted(((s.score(METRIC), s) for s in settings if s.done), key=lambda pair: -pair[0].mean)
-    table = Table(*found.axes, "test accuracy", "seeds", "epsilon", box=box.SIMPLE_HEAD, title_justify="left",
+    deltas = {point["guarantee"].get("delta") for setting in settings for point in setting.points} - {None}
+    proved = "proved epsilon" + (f" (delta {deltas.pop():g})" if len(deltas) == 1 else "")
+    table = Table(*found.axes, "test accuracy", "seeds", proved, box=box.SIMPLE_HEAD, title_justify="left",
                   title=f"{found.name}: the best of {len(settings):,} settings")  # fmt: skip
     for score, setting in scores[:SHOWN]:
         spread = "" if math.isnan(score.low) else f" +- {(score.high - score.low) / 2:.4f}"
@@ -102,14 +105,18 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
             *(_told(setting.values[axis]) for axis in found.axes), f"{score.mean:.4f}{spread}",
             f"{score.seeds}{lost}", epsilon,
         )  # fmt: skip
+    for column in table.columns:
+        column.no_wrap = True
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDTH
     console.print(table)
+    console.print(" mean over seeds at the last round, with half the width of its 95% interval", markup=False)
     reasons = Counter(record["reason"] for record in found.records if record["status"] != "done")
     for reason, times in reasons.most_common(3):
         console.print(f"lost      {times:,} points: {reason}", markup=False)
     lines = [
         *([f"choosing  {found.choosing['statement']}"] if found.choosing else []),
-        "          mean over seeds at the last round, with the half width of its 95% interval",
         f"folder    {out} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)",
         f"next      fedjax-dp best {out} prints the winner as a configuration, fedjax-dp plot {out} draws",
     ]

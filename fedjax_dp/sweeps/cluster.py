@@ -2,17 +2,20 @@
 
 import contextlib
 import logging
+import math
 import socket
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_dp import devices, errors
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.screen import Screen
-from fedjax_dp.sweeps.conduct import Keep, Watch, conduct, entry_of, planned
-from fedjax_dp.sweeps.engine import grouped
+from fedjax_dp.sweeps.conduct import Keep, Watch, conduct, entry_of, planned, record
+from fedjax_dp.sweeps.engine import Outcome, grouped
 from fedjax_dp.sweeps.plan import Point
-from fedjax_dp.sweeps.ready import Built, Sources, build, find_noise
+from fedjax_dp.sweeps.ready import Ready, Sources, job_of
 from fedjax_dp.sweeps.records import Record
 
 ANSWER_S = 5  # that a cluster has to answer
@@ -20,17 +23,28 @@ RETRIES = 5  # of a batch whose worker dies
 BATCHES_PER_WORKER = 4  # so that the last ones end at about the same time, and little is lost with a worker
 
 
-def run_points(points: Sequence[Point], parts: int) -> list[Record]:
-    """What one task does: the records of its points, whatever becomes of them."""
+class Task(NamedTuple):
+    """A point as it travels: its data is built where it runs."""
+
+    point: Point
+    algorithm: Algorithm  # with its noise
+    guarantee: Guarantee
+
+
+def run_points(tasks: Sequence[Task], parts: int) -> list[Record]:
+    """What a worker does: the records of some points, whatever becomes of them."""
     devices.cache_programs()
-    screen = Screen(quiet=True)
+    screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
-    ready = find_noise(build(points, Sources()), screen)
-    conduct(planned([entry_of(one) for one in ready], screen, parts=parts), records.append, screen)
+    entries = [
+        entry_of(Ready(point, job_of(point.config, sources)._replace(algorithm=algorithm), guarantee))
+        for point, algorithm, guarantee in tasks
+    ]
+    conduct(planned(entries, screen, parts=parts), records.append, screen)
     return records
 
 
-def spread(built: Sequence[Built], address: str, parts: int, cpus: int, keep: Keep, screen: Screen) -> None:
+def spread(ready: Sequence[Ready], address: str, parts: int, cpus: int, keep: Keep, screen: Screen) -> None:
     """Run points on the Ray cluster at `address` ("local" starts one here), a batch of equal structure per task.
 
     parts  in which the sum over a cohort is taken: that of the machine that the sweep was begun on, so that points do
@@ -39,21 +53,21 @@ def spread(built: Sequence[Built], address: str, parts: int, cpus: int, keep: Ke
     A batch whose worker dies runs again, elsewhere. Each batch is kept once, by this process.
     """
     with _connected(address) as ray:
-        held = ray.cluster_resources()
-        gpus = 1 if held.get("GPU", 0) >= 1 else 0
-        workers = int(held["GPU"] if gpus else max(held.get("CPU", 0) // cpus, 1))
+        gpus, workers = _workers(ray, cpus)
+        size = -(-len(ready) // (workers * BATCHES_PER_WORKER))
         batches = [
-            [built[number].point for number in batch]
-            for numbers in grouped([one.job for one in built])
-            for batch in _cut(numbers, -(-len(built) // (workers * BATCHES_PER_WORKER)))
+            [Task(ready[at].point, ready[at].job.algorithm, ready[at].guarantee) for at in batch]
+            for numbers in grouped([one.job for one in ready])
+            for batch in _cut(numbers, size)
         ]
-        screen.say(f"plan: {len(built):,} points in {len(batches)} tasks on {workers} workers of the Ray cluster")
+        screen.say(
+            f"plan: {len(ready):,} points in {len(batches)} tasks on {workers} workers of the Ray cluster, of {cpus} "
+            f"cores{' and a GPU' * gpus} each"
+        )
         environment = {} if gpus else {"env_vars": {"JAX_NUM_CPU_DEVICES": str(cpus)}}
-        task = ray.remote(
-            num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES, runtime_env=environment
-        )(run_points)  # fmt: skip
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES, runtime_env=environment)(run_points)
         running = {task.remote(batch, parts): batch for batch in batches}
-        watch = Watch(len(built), "test_accuracy")
+        watch = Watch(len(ready), "test_accuracy")
         with screen.live("sweep") as show:
             while running:
                 (done, *_), _ = ray.wait(list(running), num_returns=1)
@@ -61,24 +75,33 @@ def spread(built: Sequence[Built], address: str, parts: int, cpus: int, keep: Ke
                 try:
                     records = ray.get(done)
                 except ray.exceptions.RayError as error:  # the others have nothing to do with it
-                    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                    records = [_lost(point, reason) for point in batch]
-                for record in records:
-                    keep(record)
-                    watch.add(record)
+                    records = [_lost(one, getattr(error, "cause", None) or error) for one in batch]
+                for one in records:
+                    keep(one)
+                    watch.add(one)
                 show(watch.texts(watch.done))
+
+
+def _workers(ray: Any, cpus: int) -> tuple[int, int]:
+    """GPUs of a task (0 or 1), and how many tasks the cluster runs at once."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = int(any(node.get("GPU", 0) >= 1 for node in nodes))
+    fitting = [int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if gpus else math.inf)) for node in nodes]
+    if not sum(fitting):
+        most = max(int(node.get("CPU", 0)) for node in nodes)
+        raise errors.refuse("ray_cpus", cpus, f"at most {most}, the cores of the cluster's largest machine")
+    return gpus, sum(fitting)
 
 
 def _cut(numbers: list[int], size: int) -> Iterator[list[int]]:
     return (numbers[at : at + size] for at in range(0, len(numbers), size))
 
 
-def _lost(point: Point, reason: str) -> Record:
-    """The record of a point that nobody could run."""
-    return {
-        "point": point.id, "index": point.index, "values": point.values, "config": {}, "status": "failed",
-        "reason": reason, "history": [], "guarantee": {}, "seconds": 0.0,
-    }  # fmt: skip
+def _lost(task: Task, error: BaseException) -> Record:
+    """The record of a point whose task failed."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    entry = entry_of(Ready(task.point, None, task.guarantee))  # type: ignore[arg-type]  # its data was not built here
+    return record(entry, Outcome([], reason, False, 0.0))
 
 
 def _require_answer(address: str) -> None:

@@ -12,35 +12,59 @@ from fedjax_dp.ledger import ledger_of
 from fedjax_dp.screen import Screen
 from fedjax_dp.sweeps.conduct import Entry
 
+SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
 
-def cost_of_choosing(entries: Sequence[Entry], law: Trials | None, screen: Screen) -> dict[str, Any] | None:
-    """The cost as one JSON object with a `statement`; None for a sweep without privacy.
 
-    law  from which the number of trials was drawn, if it was. Else a geometric one is shown for comparison.
+def cost_of_choosing(
+    entries: Sequence[Entry], drawn: bool, law: Trials | None, screen: Screen
+) -> dict[str, Any] | None:
+    """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
+
+    drawn  the points were drawn at random: others might have been, of which nothing is known;
+    law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
     Seeds are part of a trial: a setting is judged by the mean over them.
     """
     private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
     if not private:
         return None
-    left_out = len(entries) - len(private)
-    note = f" {left_out} points without privacy are not counted: publishing one of them costs everything." * bool(
-        left_out
-    )
-    settings = len({str([v for name, v in entry.values.items() if name != "seed"]) for entry in private})
-    trials = law or NegativeBinomialTrials.of_mean(settings)
+    settings = len({str(sorted((n, v) for n, v in e.values.items() if n != "seed")) for e in private})
+    views = {(entry.guarantee.view, entry.counted["colluders"]) for entry in private}
     accountants = {entry.counted["accountant"] for entry in private}
+    if len(views) > 1:
+        return _unknown("its points are counted against different adversaries")
+    ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
+    alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
+    known = alike or not drawn  # all that a trial may release
+    trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
     try:
         with screen.bar("cost of choosing", total=1) as show:
             cost = selection_cost(
-                [_ledger(entry) for entry in private], max(entry.counted["delta"] for entry in private),
-                accountants.pop() if len(accountants) == 1 else "rdp", trials, drawn=law is not None,
-                moving=_moving(private), parts=[entry.values["seed"] for entry in private],
+                ledgers, max(entry.counted["delta"] for entry in private),
+                accountants.pop() if len(accountants) == 1 else "rdp", trials, drawn=law is not None and known,
+                moving=_moving(private), parts=seeds,
                 progress=lambda done, total: show(done / total, f"{done} of {total}"),
             )  # fmt: skip
     except (errors.ConfigurationError, NotCoveredError) as error:
-        return {"epsilon": None, "statement": f"The cost of choosing is not known: {error}.{note}"}
-    told = cost.to_dict()
-    return told | {"settings": settings, "statement": told["statement"] + note}
+        return _unknown(str(error))
+    ((view, colluders),) = views
+    notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
+    if cost.applies == "repetition":
+        notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
+    if not known:
+        notes.append("Random repetition is not counted: points that were not drawn might cost more.")
+    told = cost.to_dict() | {"settings": settings}
+    if len(entries) > len(private):
+        told["epsilon"] = None
+        others = len(entries) - len(private)
+        notes.append(
+            f"That is for choosing among the private points alone: comparing them with the {others} points without "
+            "privacy has no finite cost."
+        )
+    return told | {"statement": " ".join([told["statement"], *notes, SIMULATED])}
+
+
+def _unknown(reason: str) -> dict[str, Any]:
+    return {"epsilon": None, "statement": f"The cost of choosing is not known: {reason}."}
 
 
 def _ledger(entry: Entry) -> list[Any]:
@@ -55,7 +79,10 @@ def _moving(entries: Sequence[Entry]) -> bool:
     """Whether some record belongs to different clients in different points."""
     first = entries[0].job.data
     return any(
-        not np.array_equal(a, b)
-        for entry in entries[1:] if entry.job.data is not first
-        for a, b in ((entry.job.data.rows, first.rows), (entry.job.data.offsets, first.offsets))
+        data is not first
+        and not (
+            data.x is first.x and data.y is first.y
+            and np.array_equal(data.rows, first.rows) and np.array_equal(data.offsets, first.offsets)
+        )
+        for data in (entry.job.data for entry in entries)
     )  # fmt: skip

@@ -7,8 +7,6 @@ those of its single run bit for bit; an accelerator runs all at once, which is w
 import dataclasses
 import itertools
 import math
-import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,15 +26,16 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.metrics import Evaluation
 from fedjax_dp.models import Model
 from fedjax_dp.simulation import run_key
+from fedjax_dp.sweeps.memory import Shelf, base_of, free_memory, records_of
 from fedjax_dp.sweeps.program import AXIS, Compiled, Points, Program, Seen
 from fedjax_dp.values import changed
 
 DISPATCH_S = 1.0  # aimed at: long beside what a dispatch costs, short for somebody who waits for results
 MOST = 64  # points that a device holds where they run one after another: more would save nothing
 TOGETHER_ON_CPU = 8  # points that a CPU core runs at once, where it does: more do not fit its caches
+LOOKED_AT = 8  # points of a device whose numbers are compared
 TRIAL_S = 120.0  # seconds of work from which another way to run is tried
 WORTH = 0.9  # of the time, to be preferred
-SHARE_OF_MEMORY = 0.8  # of what is free
 
 
 class Job(NamedTuple):
@@ -63,7 +62,7 @@ class Outcome(NamedTuple):
 
     history: list[Evaluation]
     reason: str | None  # why it did not reach its end
-    diverged: bool
+    diverged: bool  # by itself: a number is not finite, or does not fit into a ring
     seconds: float  # its part of the time of the dispatches that it shared
 
     @property
@@ -94,28 +93,6 @@ def _follows_largest(algorithm: Algorithm) -> bool:
     apart = isinstance(algorithm.local.batches, FixedBatches | ReplacementBatches | PoissonBatches)
     whole = [c for c in algorithm.local.corrections if not isinstance(c, L2Penalty | Proximal)]
     return not apart or bool(whole) or algorithm.aggregate.needs_loss
-
-
-class Shelf:
-    """The records that each device holds: those of the data set that it was last asked for."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[Any, list[jax.Array]]] = {}
-
-    def records(self, datas: Sequence[FederatedData], largest: int, mesh: Mesh) -> FederatedData:
-        """The records of each device's data set `(devices, ...)`; those that a device already holds stay there."""
-        for at, (data, device) in enumerate(zip(datas, mesh.devices.flat, strict=True)):
-            if at not in self._held or self._held[at][0] != _base(data):
-                self._held.pop(at, None)
-                leaves = [np.asarray(a)[None] for a in jax.tree.leaves(_records_of(data, largest))]
-                self._held[at] = (_base(data), jax.device_put(leaves, device))
-        spread = NamedSharding(mesh, P(AXIS))
-        columns = zip(*(self._held[at][1] for at in range(len(datas))), strict=True)
-        whole = [
-            jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), spread, list(parts))
-            for parts in columns
-        ]
-        return jax.tree.unflatten(jax.tree.structure(_records_of(datas[0], largest)), whole)
 
 
 class _Numbers(NamedTuple):
@@ -150,7 +127,7 @@ class Group:
         together = not on_cpu if together is None else together
         first, share = self.jobs[0], math.ceil(len(self.jobs) / len(self.devices))
         most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else share
-        limit = _free_memory(self.devices) if memory is None else memory
+        limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(
             mesh=Mesh(self.devices, (AXIS,)), model=first.model, train_metrics=first.train_metrics,
             execution=Execution(chunk_size=first.chunk_size, parts=parts or len(self.devices)), together=together,
@@ -180,30 +157,46 @@ class Group:
         return math.ceil(len(self.jobs) / (self.program.slots * len(self.devices)))
 
     def _compile(self) -> Compiled:
-        return self.program.compile(*self._place([[0] for _ in self.devices]))
+        """The executable, found from shapes alone: nothing is placed before it is known to fit."""
+        lanes = [[0] for _ in self.devices]
+        points, count = self._points(lanes)
+        rows = records_of(self.jobs[0].data, self._largest)
+        records = jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (len(lanes), *np.shape(a))), rows)
+        spread = NamedSharding(self.program.mesh, P(AXIS))
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, jnp.result_type(a), sharding=spread), (points, records, count)
+        )
+        keys = jax.eval_shape(_keys, shapes[0].key)
+        key = jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=spread)
+        return self.program.compile(shapes[0]._replace(key=key), *shapes[1:])
 
     def sample(self) -> "Sample":
-        """One round and one evaluation of the first job, in every slot."""
-        points, records, count = self._place([[0] * self.program.slots for _ in self.devices])
+        """Seconds of a round and of an evaluation, and what the first points show after two rounds."""
+        lanes = [[at % len(self.jobs) for at in range(d, d + LOOKED_AT)] for d in range(len(self.devices))]
+        lanes = [lane[: self.program.slots] for lane in lanes]
+        points, records, count = self._place(lanes)
         running = self.compiled.begin(points, records, count)
-        if not self.program.together:
-            count = jnp.ones_like(count)
+        one = jnp.ones_like(count)
 
-        def timed(rounds: int) -> tuple[float, Seen]:
+        def visited(rounds: int, count: jax.Array) -> tuple[float, Seen]:
             nonlocal running
             marks = jax.device_put(np.full(points.marks.shape, rounds, np.int32), points.marks.sharding)
             began = time.perf_counter()
             running, seen = self.compiled.visit(
                 points._replace(marks=marks), running, records, count, np.int32(0), np.int32(1)
             )
-            seen = jax.tree.map(lambda a: np.asarray(a)[0, 0], seen)
+            seen = jax.tree.map(lambda a: np.asarray(a)[:, 0], seen)
             return time.perf_counter() - began, seen
 
-        timed(1)  # the first touches memory
-        look_s, _ = timed(1)  # already there: an evaluation alone
-        both_s, seen = timed(2)
+        _, seen = visited(2, count)  # the first time also touches memory
+        running = self.compiled.begin(points, records, count)
+        visited(1, one)
+        look_s, _ = visited(1, one)  # already there: an evaluation alone
+        both_s, _ = visited(2, one)
         width = len(self.devices) * (self.program.slots if self.program.together else 1)
-        return Sample(max(both_s - look_s, 0.0) / width, look_s / width, seen)
+        slots = [d * self.program.slots + s for d, lane in enumerate(lanes) for s in range(min(LOOKED_AT, len(lane)))]
+        shown = {job: jax.tree.map(lambda a: a[slot], seen) for slot, job in zip(slots, itertools.chain(*lanes))}  # noqa: B023
+        return Sample(max(both_s - look_s, 0.0) / width, look_s / width, shown)
 
     def run(self, progress: Callable[[float], Any] = lambda done: None) -> Iterator[tuple[int, Outcome]]:
         """Run all jobs; yields the number of a job and its outcome, as they finish.
@@ -211,51 +204,58 @@ class Group:
         progress  called after every dispatch with the number of jobs done, unfinished ones in part.
         A dispatch that fails takes down its own points only, one at a time.
         """
-        waiting = sorted(range(len(self.jobs)), key=lambda index: _base(self.jobs[index].data))
+        waiting = sorted(
+            range(len(self.jobs)), key=lambda index: (base_of(self.jobs[index].data), len(self.jobs[index].marks))
+        )
         at_once = self.program.slots if self.program.together else 1
         done = 0
         while waiting:
-            lanes, left = self._deal(waiting, at_once)
-            batch = list(itertools.chain(*lanes))
-            began = time.perf_counter()
+            lanes, waiting = self._deal(waiting, at_once)
+            batch, began = list(itertools.chain(*lanes)), time.perf_counter()
             try:
-                seen = self._run(lanes, lambda part: progress(done + part))  # noqa: B023
+                outcomes = self._outcomes(lanes, lambda part: progress(done + part))  # noqa: B023
             except Exception as error:  # whatever it is, the other points have nothing to do with it
-                if at_once > 1:
-                    at_once = 1
-                    continue
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                outcomes = [Outcome([], reason, False, 0.0) for _ in batch]
-            else:
-                seconds = (time.perf_counter() - began) / len(batch)
-                outcomes = [
-                    _outcome(self.jobs[index], jax.tree.map(lambda a: a[at], seen), seconds)  # noqa: B023
-                    for at, index in enumerate(batch)
-                ]
-                if not self.program.together:
-                    longest = seconds * len(batch) / max(map(len, lanes))
-                    at_once = max(1, min(self.program.slots, int(DISPATCH_S / longest)))
-            waiting, done = left, done + len(batch)
-            yield from zip(batch, outcomes, strict=True)
+                outcomes = self._one_by_one(lanes, error)
+            spent = time.perf_counter() - began
+            done += len(batch)
+            for index, outcome in zip(batch, outcomes, strict=True):
+                yield index, outcome._replace(seconds=spent / len(batch))
+            if not self.program.together:
+                at_once = max(1, min(self.program.slots, int(DISPATCH_S / (spent / max(map(len, lanes))))))
             progress(done)
+
+    def _one_by_one(self, lanes: list[list[int]], error: Exception) -> list[Outcome]:
+        """The jobs of a batch that failed, each alone; a single one has failed by itself."""
+        if sum(map(len, lanes)) == 1:
+            return [Outcome([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)]
+        outcomes = []
+        for at, index in ((at, index) for at, lane in enumerate(lanes) for index in lane):
+            alone = [[index] if lane == at else [] for lane in range(len(lanes))]
+            try:
+                outcomes += self._outcomes(alone, lambda part: None)
+            except Exception as own:
+                outcomes += self._one_by_one(alone, own)
+        return outcomes
 
     def _deal(self, waiting: list[int], at_once: int) -> tuple[list[list[int]], list[int]]:
         """At most `at_once` jobs for each device, all of a device on the same records; and the jobs left."""
         lanes: list[list[int]] = []
         fair = min(at_once, math.ceil(len(waiting) / len(self.devices)))
         for _ in self.devices:
-            bases = [_base(self.jobs[index].data) for index in waiting[:fair]]
+            bases = [base_of(self.jobs[index].data) for index in waiting[:fair]]
             alike = sum(1 for _ in itertools.takewhile(lambda base: base == bases[0], bases))  # noqa: B023
             lanes.append(waiting[:alike])
             waiting = waiting[alike:]
         return lanes, waiting
 
-    def _run(self, lanes: list[list[int]], progress: Callable[[float], Any]) -> Seen:
-        """All marks of the jobs in the lanes, in their order: arrays `(jobs, marks, ...)` on the host."""
+    def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any]) -> list[Outcome]:
+        """The jobs in the lanes, in their order, from their first mark to their last."""
         points, records, count = self._place(lanes)
         running = self.compiled.begin(points, records, count)
+        jobs = [self.jobs[index] for lane in lanes for index in lane]
         slots = [d * self.program.slots + s for d, lane in enumerate(lanes) for s in range(len(lane))]
-        marks, windows, at, stride = self.program.marks, [], 0, 1 if max(map(len, lanes)) == 1 else self.program.marks
+        marks = max(len(job.marks) for job in jobs)
+        windows, at, stride = [], 0, 1 if max(map(len, lanes)) == 1 else marks
         while at < marks:
             until = min(at + stride, marks)
             began = time.perf_counter()
@@ -264,27 +264,33 @@ class Group:
             stride = max(1, int(DISPATCH_S * (until - at) / (time.perf_counter() - began)))
             at = until
             progress(len(slots) * at / marks)
-        return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *windows)
+        shown = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *windows)
+        return [_outcome(job, jax.tree.map(lambda a: a[row], shown)) for row, job in enumerate(jobs)]  # noqa: B023
 
     def _place(self, lanes: list[list[int]]) -> tuple[Points, FederatedData, jax.Array]:
-        """The arrays of jobs in the slots of each device; empty slots hold a point of no rounds."""
-        slots, marks = self.program.slots, self.program.marks
+        """The arrays of jobs in the slots of each device."""
+        host = self._points(lanes)
+        points, count = jax.device_put(host, NamedSharding(self.program.mesh, P(AXIS)))
         spare = next(lane[0] for lane in lanes if lane)
-        held = [(lane + [spare] * slots)[:slots] for lane in lanes]
-        numbers = [self._numbers[index] for lane in held for index in lane]
+        datas = [self.jobs[lane[0] if lane else spare].data for lane in lanes]
+        records = self._shelf.records(datas, self._largest, self.program.mesh)
+        return points._replace(key=_keys(points.key)), records, count
+
+    def _points(self, lanes: list[list[int]]) -> tuple[Points, Any]:
+        """Jobs in slots and their number on each device, on the host; empty slots hold a point of no rounds."""
+        slots, marks, first = self.program.slots, self.program.marks, self.jobs[0]
+        spare = next(lane[0] for lane in lanes if lane)
+        held = [index for lane in lanes for index in (lane + [spare] * slots)[:slots]]
+        numbers = [self._numbers[index] for index in held]
         real = [slot < len(lane) for lane in lanes for slot in range(slots)]
-        first = self.jobs[0]
         until = [n.marks + n.marks[-1:] * (marks - len(n.marks)) if r else [0] * marks for n, r in zip(numbers, real)]
-        host = (
+        points = Points(
             jax.tree.unflatten(jax.tree.structure(first.algorithm), _stacked([n.algorithm for n in numbers])),
-            np.stack([n.key for n in numbers]),
+            np.stack([n.key for n in numbers]),  # type: ignore[arg-type]  # still words
             jax.tree.unflatten(jax.tree.structure(first.data.partition), _stacked([n.partition for n in numbers])),
-            np.array(until, np.int32), np.array([len(lane) for lane in lanes], np.int32),
-        )  # fmt: skip
-        algorithm, key, partition, stops, count = jax.device_put(host, NamedSharding(self.program.mesh, P(AXIS)))
-        points = Points(algorithm, jax.random.wrap_key_data(key, impl="threefry2x32"), partition, stops)
-        datas = [self.jobs[lane[0]].data for lane in held]
-        return points, self._shelf.records(datas, self._largest, self.program.mesh), count
+            np.array(until, np.int32),  # type: ignore[arg-type]
+        )
+        return points, np.array([len(lane) for lane in lanes], np.int32)
 
 
 class Sample(NamedTuple):
@@ -292,7 +298,7 @@ class Sample(NamedTuple):
 
     round_s: float
     look_s: float
-    seen: Seen  # after two rounds
+    seen: dict[int, Seen]  # of some jobs, after two rounds
 
     def seconds(self, jobs: Sequence[Job]) -> float:
         """An estimate for jobs."""
@@ -309,7 +315,11 @@ def fastest(group: Group) -> tuple[Group, Sample]:
         return group, sample
     rival = group.all_at_once()
     measured = rival.sample()
-    same = all(map(np.array_equal, jax.tree.leaves(sample.seen), jax.tree.leaves(measured.seen)))
+    both = sample.seen.keys() & measured.seen.keys()
+    same = all(
+        np.array_equal(a, b)
+        for job in both for a, b in zip(jax.tree.leaves(sample.seen[job]), jax.tree.leaves(measured.seen[job]))
+    )  # fmt: skip
     faster = measured.seconds(rival.jobs) < WORTH * sample.seconds(group.jobs)
     return (rival, measured) if same and faster else (group, sample)
 
@@ -326,17 +336,11 @@ def _stacked(rows: list[list[np.ndarray]]) -> list[np.ndarray]:
     return [np.stack(column) for column in zip(*rows, strict=True)]
 
 
-def _records_of(data: FederatedData, largest: int) -> FederatedData:
-    """What all partitions of a data set share."""
-    return changed(data, **dict.fromkeys(data.partition), name="", learnt=(), largest=largest)
+def _keys(words: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
-def _base(data: FederatedData) -> tuple[int, ...]:
-    """Tells the records of one data set from those of another."""
-    return tuple(id(array) for array in (data.x, data.y, data.x_test, data.y_test))
-
-
-def _outcome(job: Job, seen: Seen, seconds: float) -> Outcome:
+def _outcome(job: Job, seen: Seen) -> Outcome:
     """The history of a job from what was seen at its marks, `(marks, ...)`."""
     history: list[Evaluation] = []
     for at in range(len(job.marks)):
@@ -344,25 +348,8 @@ def _outcome(job: Job, seen: Seen, seconds: float) -> Outcome:
         for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
             if lost.any():
                 told = str(error(int(done) - 1, report.clients[lost].tolist()))
-                return Outcome(history, told, error is errors.DivergedError, seconds)
+                return Outcome(history, told, True, 0.0)
         if not math.isfinite(look.test.loss):
-            return Outcome(history, str(errors.DivergedError(int(done) - 1, [])), True, seconds)
+            return Outcome(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
         history.append(metrics.evaluation(int(done), look, report, job.data))
-    return Outcome(history, None, False, seconds)
-
-
-def _free_memory(devices: Sequence[jax.Device]) -> float:
-    """Bytes that a device may use."""
-    told = [device.memory_stats() for device in devices]
-    if all(stats and "bytes_limit" in stats for stats in told):
-        return SHARE_OF_MEMORY * min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in told)
-    return SHARE_OF_MEMORY * _free_on_host() / len(devices)
-
-
-def _free_on_host() -> float:
-    """Bytes of memory that the host has to spare."""
-    meminfo = pathlib.Path("/proc/meminfo")
-    if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return 1024.0 * int(fields["MemAvailable"].split()[0])
-    return 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Outcome(history, None, False, 0.0)

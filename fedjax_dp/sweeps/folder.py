@@ -17,23 +17,36 @@ from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
 SWEEP, LOCK, SELECTION = "sweep.toml", ".lock", "selection.json"
 
 
-@contextlib.contextmanager
-def opened(folder: pathlib.Path, sweep: SweepConfig, about: dict[str, Any]) -> Iterator[tuple[dict, list[Record]]]:
-    """The folder of a sweep for one writer: a new one, or one of the same sweep. Yields its `about` and its points.
+def held(folder: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
+    """What a folder holds of this sweep; nothing, if it is new. Raises ConfigurationError for one of something else."""
+    if not (folder / ABOUT).is_file():
+        if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
+            raise errors.refuse("out", folder, "a new or empty folder, or one of this sweep", "give another --out")
+        return about, []
+    own, records = read_records(folder)
+    if own.get("digest") != about["digest"]:
+        raise errors.refuse(
+            "out", f"{folder}, a folder of another sweep", "a new folder or one of this sweep",
+            f"give another --out; {folder / SWEEP} says what it holds",
+        )  # fmt: skip
+    return own, records
 
-    Raises ConfigurationError for a folder of something else, or one that another process writes.
+
+@contextlib.contextmanager
+def opened(
+    folder: pathlib.Path, sweep: SweepConfig, about: dict[str, Any]
+) -> Iterator[tuple[dict[str, Any], list[Record]]]:
+    """The folder of a sweep for one writer: a new one, or one of the same sweep. Yields what it holds.
+
+    Raises ConfigurationError for a folder of something else, or one that cannot be written or is by another process.
     """
-    if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.refuse("out", str(folder), "a new or empty folder, or one of this sweep", "give another --out")
-    if (folder / ABOUT).is_file():
-        held = read_records(folder)[0]
-        if held.get("digest") != about["digest"]:
-            raise errors.refuse(
-                "out", f"{folder}, a folder of another sweep", "a new folder or one of this sweep",
-                f"give another --out; {folder / SWEEP} says what it holds",
-            )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
+    held(folder, about)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise errors.refuse("out", folder, "a folder that can be written", str(error)) from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -44,7 +57,7 @@ def opened(folder: pathlib.Path, sweep: SweepConfig, about: dict[str, Any]) -> I
             report.write_atomically(folder / SWEEP, plan.to_toml(sweep))
             report.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
         _drop_torn_line(folder / POINTS)
-        yield read_records(folder)
+        yield held(folder, about)
 
 
 @contextlib.contextmanager

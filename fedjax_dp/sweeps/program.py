@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import algorithm as algorithms
@@ -132,8 +132,8 @@ class Program:
 
         return lax.fori_loop(0, count, step, results)
 
-    def compile(self, points: Points, records: FederatedData, count: jax.Array) -> "Compiled":
-        """The executable for placed arrays of these shapes."""
+    def compile(self, points: Any, records: Any, count: Any) -> "Compiled":
+        """The executables for arrays of these shapes and shardings."""
         each, all_ = P(AXIS), P()
         begin = jax.jit(
             jax.shard_map(self.begin, mesh=self.mesh, in_specs=(each,) * 3, out_specs=each, check_vma=False)
@@ -146,9 +146,13 @@ class Program:
             donate_argnums=1,
         )  # fmt: skip
         start = begin.lower(points, records, count).compile()
-        running = start(points, records, count)
+        spread = NamedSharding(self.mesh, each)
+        running = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=spread),
+            jax.eval_shape(begin, points, records, count),
+        )
         whole = visit.lower(points, running, records, count, jnp.int32(0), jnp.int32(1)).compile()
-        return Compiled(start, whole, _bytes(whole.memory_analysis()))
+        return Compiled(start, whole, max(_bytes(start.memory_analysis()), _bytes(whole.memory_analysis())))
 
 
 def _bytes(used: Any) -> int:

@@ -21,7 +21,7 @@ def read_records(folder: str | os.PathLike) -> tuple[dict[str, Any], list[Record
     """The object in `sweep.json`, and the finished points in the order of the plan.
 
     A last line that breaks off, as a killed writer leaves it, is no point yet. Of points with the same id the first
-    counts. Everything else that is not as the writer made it is refused.
+    counts that has not failed. Everything else that is not as the writer made it is refused.
     """
     folder = pathlib.Path(folder)
     if not (folder / ABOUT).is_file():
@@ -37,8 +37,8 @@ def read_records(folder: str | os.PathLike) -> tuple[dict[str, Any], list[Record
         with (folder / POINTS).open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 record = _record(line, f"line {number} of {folder / POINTS}")
-                if record is not None:
-                    found.setdefault(record["point"], record)
+                if record is not None and found.get(record["point"], {"status": "failed"})["status"] == "failed":
+                    found[record["point"]] = record
     return about, sorted(found.values(), key=lambda record: record["index"])
 
 

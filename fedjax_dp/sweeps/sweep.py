@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedjax_dp import devices, errors
 from fedjax_dp.algorithm import Algorithm
@@ -17,11 +17,11 @@ from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps import cluster
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
-from fedjax_dp.sweeps.conduct import Entry, Keep, Plan, conduct, entry_of, planned
+from fedjax_dp.sweeps.conduct import Entry, Plan, conduct, entry_of, planned
 from fedjax_dp.sweeps.cost import cost_of_choosing
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.plan import SweepConfig, expand, law_of, refuse_points
-from fedjax_dp.sweeps.ready import Sources, build, find_noise
+from fedjax_dp.sweeps.ready import Built, Ready, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best, best, summary, tidy
 
@@ -104,13 +104,16 @@ def sweep(
         "sigma_mode": sigma_mode,
     }  # fmt: skip
     common: dict[str, Any] = {"rounds": rounds, "epsilon": epsilon, "delta": delta}
-    chosen = range(seeds) if isinstance(seeds, int) else seeds
+    chosen = _seeds(seeds)
+    for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):
+        if count is not None:
+            errors.require_count(what, count)
     whole = _integers(algorithm, axes)
     drawn = (
         spans.grid(axes, integers=whole) if trials is None
         else spans.random_points(axes, trials, search_seed, integers=whole)
     )  # fmt: skip
-    points = spans.with_seeds(drawn, list(chosen))
+    points = spans.with_seeds(drawn, chosen)
     sources, entries, refused = Sources(), [], []
     datas = {seed: sources.share(data(seed) if callable(data) else data) for seed in chosen}
     for index, values in enumerate(points):
@@ -118,11 +121,13 @@ def sweep(
         run_options = common | {key: value for key, value in values.items() if key in RUN_AXES}
         varied = {key: value for key, value in values.items() if key not in (*RUN_AXES, "seed")}
         try:
+            if "noise_multiplier" in {name.split(".")[-1] for name in varied} and run_options["epsilon"] is not None:
+                raise errors.refuse("noise_multiplier", "an axis", "left out where epsilon finds the noise", "drop one")
             made = _made(algorithm, varied)
             used = model or logistic_regression(own.record_shape, own.classes)
             check(made, own, run_options["rounds"], used)
             made, promise = prepare(made, own, seed=values["seed"], model=used, **run_options, **options)
-        except errors.ConfigurationError as error:
+        except (TypeError, ValueError) as error:  # a value of a kind that its place cannot take
             refused.append((values, str(error)))
             continue
         job = Job(made, own, used, run_options["rounds"], values["seed"], evaluate_every, train_metrics, chunk_size)
@@ -131,9 +136,11 @@ def sweep(
     if refused:
         raise refuse_points(len(points), refused)
     found: list[Record] = []
-    _tell_and_run(planned(entries, screen), found.append, screen)
+    plan = planned(entries, screen)
+    _tell(plan, screen)
+    conduct(plan, found.append, screen)
     records = tuple(sorted(found, key=lambda record: record["index"]))
-    return Sweep(name, _axes(points), records, cost_of_choosing(entries, None, screen))
+    return Sweep(name, _axes(points), records, cost_of_choosing(entries, trials is not None, None, screen))
 
 
 def run_sweep(
@@ -153,30 +160,43 @@ def run_sweep(
     order = sorted(points.values(), key=lambda point: point.index)
     names = _axes([point.values for point in order])
     built = build(order, Sources())
-    with folders.opened(out, sweep, folders.about(sweep, name, names, len(order))) as (about, held):
-        finished = {record["point"] for record in held}
-        if finished:
-            screen.say(f"{out} holds {len(finished):,} of {len(order):,} points")
-        left, parts = [one for one in built if one.point.id not in finished], about["device"]["count"]
+    about = folders.about(sweep, name, names, len(order))
+    if only_plan:
+        _, held = folders.held(out, about)
+        left = _unfinished(find_noise(built, screen), held)
+        _tell(planned([entry_of(one) for one in left], screen), screen)
+        return Sweep(name, names, tuple(held))
+    with folders.opened(out, sweep, about) as (begun, held):
+        ready = find_noise(built, screen) if _unfinished(built, held) or not folders.choosing(out) else []
+        left, parts = _unfinished(ready, held), begun["device"]["count"]
+        if len(left) < len(order):
+            screen.say(f"{out} holds {len(order) - len(left):,} of {len(order):,} points")
         with folders.keeper(out) as keep:
-            if ray is None or only_plan:
-                plan = planned([entry_of(one) for one in find_noise(left, screen)], screen, parts=parts)
-                _tell_and_run(plan, keep, screen, only_plan)
-            else:
+            if left and ray is not None:
                 cluster.spread(left, ray, parts, ray_cpus, keep, screen)
-        if only_plan:
-            return Sweep(name, names, tuple(held))
-        if left or folders.choosing(out) is None:
-            entries = [entry_of(one) for one in find_noise(built, screen)]
-            folders.finish(out, cost_of_choosing(entries, law_of(sweep), screen), screen)
+            else:
+                plan = planned([entry_of(one) for one in left], screen, parts=parts)
+                _tell(plan, screen)
+                conduct(plan, keep, screen)
+        if ready:
+            entries = [entry_of(one) for one in ready]
+            cost = cost_of_choosing(entries, sweep.trials is not None, law_of(sweep), screen)
+            folders.finish(out, cost, screen)
         return Sweep(name, names, tuple(read_records(out)[1]), folders.choosing(out))
 
 
-def _tell_and_run(plan: Plan, keep: Keep, screen: Screen, only_plan: bool = False) -> None:
+B = TypeVar("B", Built, Ready)
+
+
+def _unfinished(points: Sequence[B], held: Iterable[Record]) -> list[B]:
+    """The points that are not there yet, or failed for reasons of the machine."""
+    finished = {record["point"] for record in held if record["status"] != "failed"}
+    return [one for one in points if one.point.id not in finished]
+
+
+def _tell(plan: Plan, screen: Screen) -> None:
     for line in plan.lines():
         screen.say(line)
-    if not only_plan:
-        conduct(plan, keep, screen)
 
 
 def _axes(points: Iterable[Values]) -> tuple[str, ...]:
@@ -184,16 +204,33 @@ def _axes(points: Iterable[Values]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
 
 
+def _seeds(given: int | Sequence[int]) -> list[int]:
+    """The seeds of a list, or as many as a number says, from 0 on."""
+    if isinstance(given, Iterable):
+        return list(given)
+    errors.require_count("seeds", given, "or a list such as [3, 7]")
+    return list(range(given))
+
+
 def _made(algorithm: Algorithm | Callable[..., Algorithm], values: Values) -> Algorithm:
     """The algorithm of a point."""
     if not isinstance(algorithm, Algorithm):
-        try:
-            return algorithm(**values)
-        except TypeError as error:
-            raise errors.refuse("axes", ", ".join(values), "options of the algorithm's function", str(error)) from None
+        if not callable(algorithm):
+            raise errors.refuse("algorithm", type(algorithm).__name__, "an Algorithm, or a function that makes one")
+        result = algorithm(**values)
+        if not isinstance(result, Algorithm):
+            raise errors.refuse("the algorithm's function", type(result).__name__, "one that returns an Algorithm")
+        return result
     places, made = list(_places(algorithm)), algorithm
+    taken: dict[tuple[str, ...], str] = {}
     for name, value in values.items():
-        made = _with(made, _place(name, places), value)
+        place = _place(name, places)
+        if taken.setdefault(place, name) != name:
+            raise errors.refuse("axes", f"{taken[place]} and {name}", "of different numbers", "drop one of them")
+        old = _at(algorithm, place)
+        if isinstance(value, bool) != isinstance(old, bool) or isinstance(value, str) != isinstance(old, str):
+            raise errors.refuse(name, repr(value), f"of the kind of {old!r}")
+        made = _with(made, place, value)
     return made
 
 

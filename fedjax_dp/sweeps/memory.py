@@ -1,0 +1,67 @@
+"""Where the records of a sweep lie, and how much room there is on a device."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.sweeps.program import AXIS
+from fedjax_dp.values import changed
+
+SHARE_OF_MEMORY = 0.8  # of what is free
+
+
+class Shelf:
+    """The records that each device holds: those of the data set that it was last asked for."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Any, list[jax.Array]]] = {}
+
+    def records(self, datas: Sequence[FederatedData], largest: int, mesh: Mesh) -> FederatedData:
+        """The records of each device's data set `(devices, ...)`; those that a device already holds stay there."""
+        for at, (data, device) in enumerate(zip(datas, mesh.devices.flat, strict=True)):
+            if at not in self._held or self._held[at][0] != base_of(data):
+                self._held.pop(at, None)
+                leaves = [np.asarray(a)[None] for a in jax.tree.leaves(records_of(data, largest))]
+                self._held[at] = (base_of(data), jax.device_put(leaves, device))
+        spread = NamedSharding(mesh, P(AXIS))
+        columns = zip(*(self._held[at][1] for at in range(len(datas))), strict=True)
+        whole = [
+            jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), spread, list(parts))
+            for parts in columns
+        ]
+        return jax.tree.unflatten(jax.tree.structure(records_of(datas[0], largest)), whole)
+
+
+def records_of(data: FederatedData, largest: int) -> FederatedData:
+    """What all partitions of a data set share."""
+    return changed(data, **dict.fromkeys(data.partition), name="", learnt=(), largest=largest)
+
+
+def base_of(data: FederatedData) -> tuple[float, ...]:
+    """Tells the records of one data set from those of another."""
+    arrays = tuple(id(array) for array in (data.x, data.y, data.x_test, data.y_test))
+    return (*arrays, float(data.scale), float(data.shift))
+
+
+def free_memory(devices: Sequence[jax.Device]) -> float:
+    """Bytes that a device may use."""
+    told = [device.memory_stats() for device in devices]
+    if all(stats and "bytes_limit" in stats for stats in told):
+        return SHARE_OF_MEMORY * min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in told)
+    return SHARE_OF_MEMORY * _free_on_host() / len(devices)
+
+
+def _free_on_host() -> float:
+    """Bytes of memory that the host has to spare."""
+    meminfo = pathlib.Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return 1024.0 * int(fields["MemAvailable"].split()[0])
+    return 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
