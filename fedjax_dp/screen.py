@@ -14,7 +14,7 @@ EVERY_S = 10  # between lines where there is no terminal
 
 
 class Screen:
-    """Progress on stderr: bars and tables on a terminal, one line per stage elsewhere, or nothing if `quiet`."""
+    """Progress on stderr: bars and tables on a terminal, lines now and then elsewhere, or nothing if `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
@@ -32,8 +32,14 @@ class Screen:
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             task = progress.add_task(what, total=total, completed=done, told="")
 
+            last = time.perf_counter()
+
             def show(now: float, told: str) -> None:
+                nonlocal last
                 progress.update(task, completed=now, told=told)
+                if not self.console.is_terminal and time.perf_counter() - last > EVERY_S:
+                    last = time.perf_counter()
+                    self.say(f"{what}: {now / total:.0%}" + (f", {told}" if told else ""))
 
             yield show
 

@@ -117,6 +117,51 @@ def test_a_stopped_sweep_goes_on_and_repeats_no_finished_point(whole, monkeypatc
     assert (where / "points.jsonl").read_text() == text
 
 
+def test_a_failed_point_is_run_again_and_then_counts():
+    sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.3]})
+    records = run_sweep(sweep, "failed", screen=quiet()).records
+    path = pathlib.Path("failed/points.jsonl")
+    lost = records[1] | {"status": "failed", "reason": "out of memory", "history": []}
+    path.write_text(f"{json.dumps(records[0])}\n{json.dumps(lost)}\n")
+    assert read_records("failed")[1][1]["status"] == "failed"
+    again = run_sweep(sweep, "failed", screen=quiet()).records
+    assert [record["status"] for record in again] == ["done", "done"]
+    assert again[1]["history"] == records[1]["history"]
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_what_choosing_costs_says_what_it_does_not_cover(whole):
+    found, _ = whole
+    statement = found.choosing["statement"]
+    for words in ("if every run draws its noise afresh", "share the noise of their seed", "records change clients",
+                  "All against a server that sees every upload", "not for a fixed grid"):  # fmt: skip
+        assert words in statement
+    mixed = SweepConfig(base=BASE | {"epsilon": 4.0}, axes={"algorithm": ["fedavg", "dpnfl"]})
+    told = run_sweep(mixed, "mixed", screen=quiet()).choosing
+    assert told["epsilon"] is None
+    assert "comparing them with the 1 points without privacy has no finite cost" in told["statement"]
+    views = SweepConfig(
+        base=BASE | {"algorithm": "cpfed", "noise_multiplier": 2.0}, axes={"view": ["uploads", "secure_sum"]}
+    )
+    told = run_sweep(views, "views", screen=quiet()).choosing
+    assert "not known: its points are counted against different adversaries" in told["statement"]
+    plain = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.2]})
+    assert "no point is private" in run_sweep(plain, "plain", screen=quiet()).choosing["statement"]
+
+
+def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
+    base = BASE | {"rounds": 2}
+    law = {"trials": 2, "trials_law": "geometric", "search_seed": 1}
+    alike = SweepConfig(base=base | {"epsilon": 4.0}, axes={"learning_rate": {"log": [0.1, 1.0]}}, **law)
+    told = run_sweep(alike, "alike", screen=quiet()).choosing
+    assert told["applies"] == "repetition"
+    assert "Whoever sees this folder sees all points" in told["statement"]
+    apart = SweepConfig(base=base, axes={"noise_multiplier": {"log": [1.0, 9.0]}}, **law)
+    told = run_sweep(apart, "apart", screen=quiet()).choosing
+    assert told["applies"] == "composition"
+    assert told["epsilon_repetition"] is None
+
+
 def test_equal_random_points_run_once():
     sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.3]}, trials=9)
     assert len(run_sweep(sweep, "random", screen=quiet()).records) == 2
@@ -152,7 +197,7 @@ def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
     assert cli.main(["sweep", "sweep.toml"]) == 0
     out = capsys.readouterr().out
     assert "the best of 6 settings" in out
-    assert "choosing  Choosing among 12 fixed runs costs as much as publishing them all" in out
+    assert "choosing  seeing all 12 private points costs epsilon" in out
     assert cli.main(["sweep", "sweep.toml", "--json"]) == 0
     told = capsys.readouterr()
     result = json.loads(told.out)

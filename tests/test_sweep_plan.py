@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from fedjax_dp import config, errors
-from fedjax_dp.accounting.selection import PoissonTrials
+from fedjax_dp.accounting import PoissonTrials
 from fedjax_dp.sweeps import plan
 from fedjax_dp.sweeps.plan import SweepConfig
 
@@ -275,12 +275,20 @@ def test_an_option_of_one_algorithm_is_told_to_vary_with_it():
     message = refusal(plan.expand, apart)
     assert message.startswith("1 of 2 points cannot run: algorithm=dpnfl, server_learning_rate=0.1, seed=0: ")
     assert '"algorithm, OPTION" = [["one"], ["another", 0.1]] in [axes]' in message
-    private = SweepConfig(base={"epsilon": 1.0}, axes={"algorithm": ["dpnfl", "fedavg"]})
-    assert '"algorithm, OPTION"' in refusal(plan.expand, private)
     together = SweepConfig(axes={"algorithm, server_learning_rate": [["dpnfl"], ["addpnfl", 0.1]]})
     assert len(plan.expand(together)) == 2
     other = SweepConfig(axes={"algorithm": ["dpnfl", "fedavg"], "rounds": [0]})
     assert "OPTION" not in refusal(plan.expand, other)
+
+
+def test_where_algorithms_vary_each_takes_what_it_can_of_the_base():
+    base = {"epsilon": 1.0, "delta": 1e-3, "clip_norm": 0.5, "learning_rate": 0.2}
+    private, plain = plan.expand(SweepConfig(base=base, axes={"algorithm": ["dpnfl", "fedavg"]}))
+    assert (private.config.epsilon, private.config.delta, private.config.clip_norm) == (1.0, 1e-3, 0.5)
+    assert (plain.config.epsilon, plain.config.delta, plain.config.clip_norm) == (None, None, None)
+    assert plain.config.learning_rate == private.config.learning_rate == 0.2
+    alone = SweepConfig(base=base | {"algorithm": "fedavg"}, axes={"rounds": [1, 2]})
+    assert "which is not private" in refusal(plan.expand, alone) or "does not take it" in refusal(plan.expand, alone)
 
 
 def test_refused_points_are_worded_for_any_later_check():

@@ -347,14 +347,14 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
 
 def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
     folder = sweep_folder(runnable(), points=9)
-    (folder / "selection.json").write_text(json.dumps({"statement": "choosing costs epsilon 2"}))
+    (folder / "selection.json").write_text(json.dumps({"short": "choosing costs epsilon 2"}))
     assert cli.main(["best", "sweep"]) == 0
     err = capsys.readouterr().err
     assert "choosing costs epsilon 2" in err
     assert "6 of 9 points are there: the winner may change" in err
     (folder / "selection.json").write_text("nothing")
     assert cli.main(["best", "sweep"]) == 2
-    assert "selection.json must be a JSON object with a statement" in capsys.readouterr().err
+    assert "selection.json must be a JSON object with what choosing costs" in capsys.readouterr().err
 
 
 def test_best_as_json_is_one_object_without_infinities(capsys):

@@ -11,7 +11,7 @@ from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.fields import told
 from fedjax_dp.screen import Screen
 from fedjax_dp.sweeps import table
-from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
@@ -51,7 +51,7 @@ def best_command(arguments: list[str]) -> int:
         return 0
     print(_toml(best, folder), end="")
     screen = Screen()
-    for line in _told(best, len(records), about.get("points"), statement):
+    for line in _told(best, len(records), about.get("points"), statement, _units(records)):
         screen.say(line)
     return 0
 
@@ -68,7 +68,7 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
     return configs.to_toml(configs.RunConfig(**best.config | {"out": None}))
 
 
-def _told(best: Best, points: int, planned: int | None, statement: str | None) -> list[str]:
+def _told(best: Best, points: int, planned: int | None, statement: str | None, units: int) -> list[str]:
     """What the winner reached, how it was chosen, and what choosing costs."""
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
     left_out = table.excluded_in_words(best.excluded)
@@ -82,6 +82,8 @@ def _told(best: Best, points: int, planned: int | None, statement: str | None) -
         + (f": {chosen}" if chosen else "")
         + (f"; {left_out}" if left_out else ""),
     ]
+    if units > 1:
+        lines.append("epsilons of different units, neighbours or views were compared: see the Guarantee of each point")
     if planned is not None and points < planned:
         lines.append(f"{points} of {planned} points are there: the winner may change")
     return [*lines, statement or "the privacy cost of choosing is not known before the sweep is complete"]
@@ -93,9 +95,15 @@ def _statement(folder: pathlib.Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        return str(json.loads(path.read_bytes())["statement"])
+        return f"{json.loads(path.read_bytes())['short']}; {path} says more"
     except (ValueError, KeyError, TypeError):
-        raise errors.refuse(str(path), "something else", "a JSON object with a statement") from None
+        raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs") from None
+
+
+def _units(records: list[Record]) -> int:
+    """How many different things the finite epsilons are about."""
+    told = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
+    return len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in told})
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,6 @@ from fedjax_dp.fields import told
 from fedjax_dp.screen import Screen
 from fedjax_dp.sweeps.records import read_records
 
-SUFFIXES = (".png", ".pdf", ".svg")
 DESCRIPTION = """Pictures of a sweep, finished or not.
 
 usage: fedjax-dp plot SWEEP [OPTIONS]; SWEEP is the folder of a sweep. Files that were written are named on stdout."""
@@ -53,7 +52,8 @@ def plot_command(arguments: list[str]) -> int:
     drawn = figures.pictures(
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
-    for path, draw in zip(_paths(options.out, pathlib.Path(where) / "plots", list(drawn)), drawn.values()):
+    paths = _paths(options.out, pathlib.Path(where) / "plots", list(drawn), figures.SUFFIXES)
+    for path, draw in zip(paths, drawn.values()):
         draw(path)
         print(path)
     planned = about.get("points", 0)
@@ -62,16 +62,16 @@ def plot_command(arguments: list[str]) -> int:
     return 0
 
 
-def _paths(out: str | None, usual: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
+def _paths(out: str | None, usual: pathlib.Path, names: list[str], suffixes: tuple[str, ...]) -> list[pathlib.Path]:
     """Where pictures go; makes the folder."""
     path = usual if out is None else pathlib.Path(out)
-    if path.suffix in SUFFIXES and len(names) > 1:
+    if path.suffix in suffixes and len(names) > 1:
         raise errors.refuse("out", str(path), f"a folder for {len(names)} pictures", "or give --kind, such as overview")
-    if path.suffix in SUFFIXES and not path.parent.is_dir():
+    if path.suffix in suffixes and not path.parent.is_dir():
         raise errors.refuse("out", str(path), "in an existing folder")
-    if path.suffix in SUFFIXES:
+    if path.suffix in suffixes:
         return [path]
     if path.suffix[1:].isalpha() or path.is_file():
-        raise errors.refuse("out", str(path), "a folder, or a file that ends in " + ", ".join(SUFFIXES))
+        raise errors.refuse("out", str(path), "a folder, or a file that ends in " + ", ".join(suffixes))
     path.mkdir(parents=True, exist_ok=True)
     return [path / f"{name}.png" for name in names]

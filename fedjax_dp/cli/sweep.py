@@ -4,37 +4,45 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
+import shlex
 from collections import Counter
 from typing import Annotated, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.fields import told
 from fedjax_dp.screen import Screen
+from fedjax_dp.sweeps import folder as folders
+from fedjax_dp.sweeps.conduct import counted
 from fedjax_dp.sweeps.plan import read_sweep
-from fedjax_dp.sweeps.records import STATUSES
-from fedjax_dp.sweeps.settings import settings_of
+from fedjax_dp.sweeps.records import ABOUT, STATUSES
+from fedjax_dp.sweeps.settings import Setting, settings_of
 from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 
 DESCRIPTION = """Run many configurations as few compiled programs.
 
-usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]; the same command goes on with a sweep that was stopped;
---plan tells what would run and stops there; --json prints one JSON object on stdout and nothing else.
+usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]; the same command goes on with a sweep that was stopped,
+and so does fedjax-dp sweep DIR; --plan tells what would run and stops there; --json prints one JSON object on stdout
+and nothing else. SWEEP.toml looks like this; fields are those of a run (fedjax-dp run --help):
 
-SWEEP.toml: [base] holds fields of a run (fedjax-dp run --help), [axes] what varies, seeds = 5 how often, for example
-
-    seeds = 5
-    [base]
+    seeds = 5                                         # or a list
+    [base]                                            # what all points share
     dataset = "mnist"
-    [axes]
-    algorithm = ["dpnfl", "addpnfl"]
+    [axes]                                            # what varies: every combination
     epsilon = [0.1, 0.3, 1.0]
-    clip_norm = { log = [0.3, 10.0], points = 4 }"""
+    clip_norm = { log = [0.3, 10.0], points = 4 }     # or linear
+    "algorithm, server_learning_rate" = [["dpnfl"], ["addpnfl", 0.01]]   # together; an entry may stop early
 
+[[points]] writes points out, as one more axis. trials = 50 draws points at random instead of taking the grid: from
+lists, and from ranges without points; search_seed = 1 draws others. trials_law = "poisson", "geometric" or
+"logarithmic" also draws their number, of which trials is the mean, as random repetition (Papernot and Steinke 2022)
+asks for. What an algorithm on an axis does not take is left out of [base] for it."""
 METRIC = "test_accuracy"
 SHOWN = 5  # settings
 WIDTH = 160  # of a table where there is no terminal
@@ -60,17 +68,14 @@ def sweep_command(arguments: list[str]) -> int:
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)
-    name = pathlib.Path(path).stem
-    out = pathlib.Path(options.out or pathlib.Path("sweeps") / name)
-    found = run_sweep(
-        read_sweep(path),
-        out,
-        name=name,
-        screen=Screen(),
-        only_plan=only_plan,
-        ray=options.ray,
-        ray_cpus=options.ray_cpus,
-    )
+    file = pathlib.Path(path)
+    if (file / folders.SWEEP).is_file():
+        file = file / folders.SWEEP
+    held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
+    name = file.resolve().parent.name if held else file.stem
+    out = pathlib.Path(options.out or (file.parent if held else pathlib.Path("sweeps") / name))
+    how: dict[str, Any] = {"only_plan": only_plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
+    found = run_sweep(read_sweep(file), out, name=name, screen=Screen(), **how)
     if as_json:
         print(json.dumps(_summary(found, out), allow_nan=False))
     elif not only_plan:
@@ -85,7 +90,8 @@ def _summary(found: Sweep, out: pathlib.Path) -> dict[str, Any]:
     return {
         "name": found.name, "folder": str(out), "axes": list(found.axes), "points": len(found.records),
         **{status: sum(record["status"] == status for record in found.records) for status in STATUSES},
-        "choosing": found.choosing, "settings": settings.to_dict("records"),
+        "choosing": found.choosing, "plan": None if found.plan is None else found.plan.to_dict(),
+        "settings": settings.to_dict("records"),
     }  # fmt: skip
 
 
@@ -93,17 +99,18 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
     """The best settings, and what was lost."""
     settings = settings_of(found.records, found.axes)
     scores = sorted(((s.score(METRIC), s) for s in settings if s.done), key=lambda pair: -pair[0].mean)
-    deltas = {point["guarantee"].get("delta") for setting in settings for point in setting.points} - {None}
-    proved = "proved epsilon" + (f" (delta {deltas.pop():g})" if len(deltas) == 1 else "")
-    table = Table(*found.axes, "test accuracy", "seeds", proved, box=box.SIMPLE_HEAD, title_justify="left",
-                  title=f"{found.name}: the best of {len(settings):,} settings")  # fmt: skip
+    kinds = {_whose(setting) for setting in settings} - {""}
+    apart, proved = len(kinds) > 1, "proved epsilon" + (f" ({kinds.copy().pop()})" if len(kinds) == 1 else "")
+    table = Table(*found.axes, "test accuracy", "95% interval", "seeds", proved, box=box.SIMPLE_HEAD,
+                  title_justify="left",
+                  title=f"{found.name}: the best of {counted(len(settings), 'setting')}")  # fmt: skip
     for score, setting in scores[:SHOWN]:
-        spread = "" if math.isnan(score.low) else f" +- {(score.high - score.low) / 2:.4f}"
+        interval = "-" if math.isnan(score.low) else f"{max(score.low, 0):.4f} to {min(score.high, 1):.4f}"
         lost = f", {setting.failed} lost" if setting.failed else ""
         epsilon = "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
         table.add_row(
-            *(_told(setting.values[axis]) for axis in found.axes), f"{score.mean:.4f}{spread}",
-            f"{score.seeds}{lost}", epsilon,
+            *(escape(_told(setting.values[axis])) for axis in found.axes), f"{score.mean:.4f}", interval,
+            f"{score.seeds}{lost}", f"{epsilon} ({_whose(setting)})" if apart and _whose(setting) else epsilon,
         )  # fmt: skip
     for column in table.columns:
         column.no_wrap = True
@@ -111,17 +118,26 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
     if not console.is_terminal:
         console.width = WIDTH
     console.print(table)
-    console.print(" mean over seeds at the last round, with half the width of its 95% interval", markup=False)
-    reasons = Counter(record["reason"] for record in found.records if record["status"] != "done")
-    for reason, times in reasons.most_common(3):
-        console.print(f"lost      {times:,} points: {reason}", markup=False)
+    kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
+    reasons = Counter(kept.sub("clients", r["reason"]) for r in found.records if r["status"] != "done")
+    place = shlex.quote(str(out))
     lines = [
-        *([f"choosing  {found.choosing['statement']}"] if found.choosing else []),
-        f"folder    {out} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)",
-        f"next      fedjax-dp best {out} prints the winner as a configuration, fedjax-dp plot {out} draws",
+        " mean over seeds at the last round; the interval is Student's t",
+        *(f"lost      {counted(times, 'point')}: {reason}" for reason, times in reasons.most_common(3)),
+        *([f"choosing  {found.choosing['short']}; {place}/selection.json says more"] if found.choosing else []),
+        f"folder    {place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)",
+        f"next      fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws",
     ]
     for line in lines:
         console.print(line, markup=False)
+
+
+def _whose(setting: Setting) -> str:
+    """What an epsilon of the setting is about: `delta 0.01, one record, replace-one, uploads`."""
+    told = setting.points[0]["guarantee"]
+    if math.isinf(setting.epsilon) or told.get("delta") is None:
+        return ""
+    return f"delta {told['delta']:g}, one {told['unit']}, {told['adjacency']}, {told['view']}"
 
 
 def _told(value: Any) -> str:

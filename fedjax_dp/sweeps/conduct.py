@@ -63,20 +63,30 @@ class Plan(NamedTuple):
         devices = self.groups[0].devices
         points = sum(map(len, self.entries))
         total = (
-            f"plan: {points:,} point{'s' * (points > 1)}, {len(self.groups)} program{'s' * (len(self.groups) > 1)} "
-            f"compiled and measured in {self.prepare_s:.1f} s, about {duration(sum(self.seconds))} on {len(devices)} "
-            f"{devices[0].platform} device{'s' * (len(devices) > 1)}"
+            f"plan: {counted(points, 'point')}, {counted(len(self.groups), 'program')} compiled and measured in "
+            f"{self.prepare_s:.1f} s, about {duration(sum(self.seconds))} to run on "
+            f"{counted(len(devices), f'{devices[0].platform} device')}"
         )
         return [total, *(self._line(number) for number in range(len(self.groups)))]
 
     def _line(self, number: int) -> str:
         group, entries = self.groups[number], self.entries[number]
-        where = "at once" if group.program.together else "held, run one after another"
+        how = "all at once" if group.program.together else "one after another"
         return (
-            f"program {number + 1}: {self._apart(number)}{len(entries):,} points, {group.batches} batch"
-            f"{'es' * (group.batches > 1)} of {group.program.slots} a device {where}, "
-            f"{group.compiled.bytes / 1e6:,.0f} MB a device, about {duration(self.seconds[number])}"
+            f"program {number + 1}: {self._apart(number)}{counted(len(entries), 'point')}; a device takes up to "
+            f"{group.program.slots} and runs them {how}; {group.compiled.bytes / 1e6:,.1f} MB a device, about "
+            f"{duration(self.seconds[number])}"
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: bytes of a device, estimated seconds."""
+        programs = [
+            {"points": len(entries), "apart": self._apart(number), "slots": group.program.slots,
+             "batches": group.batches, "at_once": group.program.together, "bytes": group.compiled.bytes,
+             "seconds": self.seconds[number]}
+            for number, (group, entries) in enumerate(zip(self.groups, self.entries, strict=True))
+        ]  # fmt: skip
+        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": sum(self.seconds)}
 
     def _apart(self, number: int) -> str:
         """The axes that have one value in this group and others elsewhere."""
@@ -97,7 +107,10 @@ def planned(
 
     Raises: ConfigurationError if a point does not fit the memory.
     """
+    if not entries:
+        return Plan([], [], [], 0.0)
     kinds = [[entries[index] for index in numbers] for numbers in grouped([entry.job for entry in entries])]
+    screen.say(f"{counted(len(entries), 'point')} in {counted(len(kinds), 'program')} to compile")
     shelf, began, groups, seconds = Shelf(), time.perf_counter(), [], []
     options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "shelf": shelf}
     with screen.bar("compiling", total=len(kinds)) as show:
@@ -153,6 +166,11 @@ class Watch:
         if self._best:
             texts["best so far"] = f"{self.metric} {self._best[0]:.4f} ({told(self._best[1])})"
         return texts
+
+
+def counted(number: int, what: str) -> str:
+    """`1 point`, `2 points`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def duration(seconds: float) -> str:

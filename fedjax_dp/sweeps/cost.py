@@ -12,6 +12,11 @@ from fedjax_dp.ledger import ledger_of
 from fedjax_dp.screen import Screen
 from fedjax_dp.sweeps.conduct import Entry
 
+# What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
+FREE = {
+    "learning_rate", "clip_norm", "server_learning_rate", "momentum", "b1", "b2", "pi", "nu_init", "l2", "mu", "model",
+    "hidden", "schedule", "local_rule", "local_decay",
+}  # fmt: skip
 SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
 
 
@@ -34,7 +39,8 @@ def cost_of_choosing(
         return _unknown("its points are counted against different adversaries")
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
     alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
-    known = alike or not drawn  # all that a trial may release
+    varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
+    known = not drawn or (alike and varied <= FREE)  # all that a trial may release
     trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
     try:
         with screen.bar("cost of choosing", total=1) as show:
@@ -60,11 +66,20 @@ def cost_of_choosing(
             f"That is for choosing among the private points alone: comparing them with the {others} points without "
             "privacy has no finite cost."
         )
-    return told | {"statement": " ".join([told["statement"], *notes, SIMULATED])}
+    one = f"one {cost.unit}, where one costs {_said(cost.single)}"
+    short = (
+        f"seeing all {len(private)} private points costs {_said(cost.composition)} at delta {cost.delta:g} for {one}"
+    )
+    return told | {"short": short, "statement": " ".join([told["statement"], *notes, SIMULATED])}
+
+
+def _said(epsilon: float) -> str:
+    return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
 def _unknown(reason: str) -> dict[str, Any]:
-    return {"epsilon": None, "statement": f"The cost of choosing is not known: {reason}."}
+    told = f"what choosing costs is not known: {reason}"
+    return {"epsilon": None, "short": told, "statement": told}
 
 
 def _ledger(entry: Entry) -> list[Any]:

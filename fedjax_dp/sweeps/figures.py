@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 import os
+import pathlib
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +30,9 @@ from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER, Setting, by_value, settings_of
 
 ONE = (7.2, 4.8)  # inches
+SUFFIXES = (".png", ".pdf", ".svg")
 DPI = 160  # of PNG files
-LINES = 10  # that an axis may have values for one line each
+LINES = 6  # that an axis may have values for one line each
 
 
 KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel")
@@ -243,6 +245,10 @@ def _draw(
 
 
 def _save(figure: Any, path: str | os.PathLike, note: str) -> None:
+    path = pathlib.Path(path)
+    if path.suffix not in SUFFIXES or not path.parent.is_dir():
+        plt.close(figure)
+        raise errors.refuse("picture", path, "a file in an existing folder that ends in " + ", ".join(SUFFIXES))
     unbroken = "; ".join(part.replace(" ", "\u00a0") for part in note.split("; "))  # lines end between parts only
     lines = textwrap.wrap(unbroken, int(figure.get_figwidth() * 15))
     figure.supxlabel("\n".join(lines), fontsize=8.5, color="0.35")

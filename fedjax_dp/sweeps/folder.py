@@ -99,11 +99,8 @@ def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) ->
     table.write(table.tidy(records, held["axes"]), folder)
     if any(record["status"] == "done" for record in records):
         figures.overview(records, held["axes"], "test_accuracy", held["name"], folder / "sweep.png")
-    no_privacy = {
-        "epsilon": None,
-        "statement": "No point of the sweep is private: choosing among them costs nothing more.",
-    }
-    report.write_json(folder / SELECTION, cost or no_privacy)
+    no_privacy = "no point is private, so choosing has no epsilon"
+    report.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
 
 
 def choosing(folder: pathlib.Path) -> dict[str, Any] | None:

@@ -17,12 +17,14 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
-from fedjax_dp.config import RunConfig, resolve
+from fedjax_dp.catalogue import CATALOGUE, options_of
+from fedjax_dp.config import ENTRY_OPTIONS, RunConfig, resolve
 from fedjax_dp.fields import kinds, typed
 from fedjax_dp.sweeps import axes
 from fedjax_dp.sweeps.axes import Values
 
 _ETAS = {"geometric": 1.0, "logarithmic": 0.0}
+PRIVATE = {"epsilon", "epsilon_high", "delta", "noise_multiplier"}  # fields of private algorithms only
 LAWS = ("fixed", "poisson", *_ETAS)
 _HINTS = typing.get_type_hints(RunConfig)
 _INTEGERS = frozenset(name for name, hint in _HINTS.items() if int in kinds(hint))
@@ -105,7 +107,7 @@ def expand(sweep: SweepConfig) -> list[Point]:
     points, refused = [], []
     for index, varied in enumerate(values):
         try:
-            config = resolve(RunConfig(**sweep.base, **varied))
+            config = resolve(RunConfig(**_shared(sweep.base, varied), **varied))
         except errors.ConfigurationError as error:
             refused.append((varied, str(error)))
         else:
@@ -124,6 +126,16 @@ def law_of(sweep: SweepConfig) -> Trials | None:
     if sweep.trials_law == "poisson":
         return PoissonTrials(sweep.trials)
     return NegativeBinomialTrials.of_mean(sweep.trials, _ETAS[sweep.trials_law])
+
+
+def _shared(base: Values, varied: Values) -> Values:
+    """What of `[base]` a point takes: where algorithms vary, nothing that its own has no use for."""
+    algorithm = varied.get("algorithm")
+    if algorithm not in CATALOGUE:
+        return base
+    taken = options_of(algorithm)
+    unused = ENTRY_OPTIONS - set(taken) | (set() if "noise_multiplier" in taken else PRIVATE)
+    return {name: value for name, value in base.items() if name not in unused}
 
 
 def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.ConfigurationError:

@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from fedjax_dp import devices, errors
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data import FederatedData
@@ -20,7 +22,7 @@ from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.conduct import Entry, Plan, conduct, entry_of, planned
 from fedjax_dp.sweeps.cost import cost_of_choosing
 from fedjax_dp.sweeps.engine import Job
-from fedjax_dp.sweeps.plan import SweepConfig, expand, law_of, refuse_points
+from fedjax_dp.sweeps.plan import SweepConfig, checked, expand, law_of, refuse_points
 from fedjax_dp.sweeps.ready import Built, Ready, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best, best, summary, tidy
@@ -28,6 +30,7 @@ from fedjax_dp.sweeps.table import Best, best, summary, tidy
 if TYPE_CHECKING:
     import pandas
 
+ALIASES = {"batch_size": "batches.size", "local_steps": "local.steps", "cohort_size": "cohort.size"}  # constructors'
 RUN_AXES = ("rounds", "epsilon", "delta")  # of a sweep over an algorithm value: what is not part of it
 
 
@@ -39,6 +42,7 @@ class Sweep:
     axes: tuple[str, ...]
     records: tuple[Record, ...]
     choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
+    plan: Plan | None = None  # of what is left, where only that was asked for
 
     def table(self) -> "pandas.DataFrame":
         """One row per point and evaluated round, with everything that is known of it."""
@@ -59,6 +63,8 @@ class Sweep:
         """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel."""
         from fedjax_dp.sweeps import figures  # slow to import
 
+        if kind == "all":
+            raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))
         drawn = figures.pictures(self.records, self.axes, self.name, kind, metric, x, y, by)
         next(iter(drawn.values()))(path)
 
@@ -98,6 +104,9 @@ def sweep(
     Raises: ConfigurationError for all points that cannot run, before any runs.
     """
     screen = Screen(quiet=not progress)
+    if not isinstance(axes, Mapping) or not all(isinstance(name, str) for name in axes):
+        raise errors.refuse("axes", repr(axes)[:60], "names with lists or ranges", 'such as {"clip_norm": [1.0, 3.0]}')
+    axes = {name: _plain(values) for name, values in axes.items()}
     devices.cache_programs()
     options: dict[str, Any] = {
         "accountant": accountant, "participation": participation, "view": view, "colluders": colluders,
@@ -115,7 +124,7 @@ def sweep(
     )  # fmt: skip
     points = spans.with_seeds(drawn, chosen)
     sources, entries, refused = Sources(), [], []
-    datas = {seed: sources.share(data(seed) if callable(data) else data) for seed in chosen}
+    datas = {seed: sources.share(_federated(data(seed) if callable(data) else data)) for seed in chosen}
     for index, values in enumerate(points):
         own = datas[values["seed"]]
         run_options = common | {key: value for key, value in values.items() if key in RUN_AXES}
@@ -155,6 +164,9 @@ def run_sweep(
     Raises: ConfigurationError for points that cannot run, or a folder of something else.
     """
     screen, out = screen or Screen(), pathlib.Path(out)
+    if not isinstance(sweep, SweepConfig):
+        raise errors.refuse("sweep", type(sweep).__name__, "a SweepConfig", "read_sweep reads one from a file")
+    sweep = checked(sweep)
     devices.cache_programs()
     points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
     order = sorted(points.values(), key=lambda point: point.index)
@@ -163,9 +175,9 @@ def run_sweep(
     about = folders.about(sweep, name, names, len(order))
     if only_plan:
         _, held = folders.held(out, about)
-        left = _unfinished(find_noise(built, screen), held)
-        _tell(planned([entry_of(one) for one in left], screen), screen)
-        return Sweep(name, names, tuple(held))
+        plan = planned([entry_of(one) for one in _unfinished(find_noise(built, screen), held)], screen)
+        _tell(plan, screen)
+        return Sweep(name, names, tuple(held), plan=plan)
     with folders.opened(out, sweep, about) as (begun, held):
         ready = find_noise(built, screen) if _unfinished(built, held) or not folders.choosing(out) else []
         left, parts = _unfinished(ready, held), begun["device"]["count"]
@@ -204,6 +216,21 @@ def _axes(points: Iterable[Values]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
 
 
+def _plain(values: Any) -> Any:
+    """Arrays and numbers of NumPy as Python's; ranges of Python as lists."""
+    if isinstance(values, np.ndarray | np.generic):
+        return values.tolist()
+    if isinstance(values, Mapping):
+        return {key: _plain(value) for key, value in values.items()}
+    return [_plain(value) for value in values] if isinstance(values, list | tuple | range) else values
+
+
+def _federated(data: Any) -> FederatedData:
+    if not isinstance(data, FederatedData):
+        raise errors.refuse("data", type(data).__name__, "FederatedData", "fedjax_dp.federate makes it of a Dataset")
+    return data
+
+
 def _seeds(given: int | Sequence[int]) -> list[int]:
     """The seeds of a list, or as many as a number says, from 0 on."""
     if isinstance(given, Iterable):
@@ -235,10 +262,14 @@ def _made(algorithm: Algorithm | Callable[..., Algorithm], values: Values) -> Al
 
 
 def _integers(algorithm: Algorithm | Callable[..., Algorithm], axes: Mapping[str, Any]) -> set[str]:
-    """Axes whose ranges hold integers: the rounds, and places of the algorithm that hold one."""
+    """Axes whose ranges hold integers: the rounds, and places of the algorithm that hold one.
+
+    Of a function nothing is known: there a linear range between integers holds integers.
+    """
     names = [field for name in axes for field in spans.fields_of(name) if field not in RUN_AXES]
     if not isinstance(algorithm, Algorithm):
-        return {"rounds"}
+        ends = {name: values.get("linear", [0.0]) for name, values in axes.items() if isinstance(values, Mapping)}
+        return {"rounds"} | {name for name, pair in ends.items() if all(isinstance(end, int) for end in pair)}
     places = list(_places(algorithm))
     return {"rounds"} | {name for name in names if type(_at(algorithm, _place(name, places))) is int}
 
@@ -273,7 +304,7 @@ def _places(part: Any, above: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]
 
 def _place(name: str, places: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """The place that a name means; a field comes before a hyperparameter of a rule that it is handed to."""
-    words = tuple(name.split("."))
+    words = tuple(ALIASES.get(name, name).split("."))
     ending = [place for place in places if place[-len(words) :] == words]
     ending = [place for place in ending if "hyperparameters" not in place] or ending
     if not ending:
