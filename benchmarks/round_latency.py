@@ -269,7 +269,10 @@ def spread(one, execution):
 
 def commit():
     """The commit that is measured."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    here = pathlib.Path(__file__).parent
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
     return found.stdout.strip()
 
 

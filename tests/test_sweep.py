@@ -89,7 +89,7 @@ def test_all_at_once_equals_one_after_another_up_to_rounding(data):
             assert a.round == b.round
 
 
-def test_a_group_is_traced_as_often_as_a_single_point(data, monkeypatch):
+def test_a_group_is_traced_once(data, monkeypatch):
     """Numbers, seeds, partitions and rounds are traced; only structure is compiled again."""
     traced = []
     run_rounds = program.run_rounds
@@ -99,7 +99,7 @@ def test_a_group_is_traced_as_often_as_a_single_point(data, monkeypatch):
         traced.clear()
         outcomes(jobs)
         counts.append(len(traced))
-    assert counts[0] == counts[1] <= 2  # the shapes of the results, and the program
+    assert counts == [1, 1]
 
 
 def test_partitions_seeds_rounds_and_data_sets_of_equal_shape_share_a_program():
@@ -295,9 +295,33 @@ def test_a_function_of_the_axes_makes_the_algorithm(data):
     assert {record["status"] for record in found.records} == {"done"}
 
 
+def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
+    axes = {"learning_rate": [0.1, 0.3], "clip_norm": np.array([0.5, 1.0]), "batch_size": range(2, 4)}
+
+    def again(algorithm=None, **changes):
+        return fdp.sweep(
+            algorithm or dpnfl(), data, rounds=2, model=MODEL, delta=0.1, progress=False, out=tmp_path / "out",
+            axes=axes | changes,
+        )  # fmt: skip
+
+    first, path = again(), tmp_path / "out" / "points.jsonl"
+    lines = path.read_text().splitlines()
+    assert len({record["point"] for record in first.records}) == len(lines) == 8
+    path.write_text("\n".join(lines[:3]) + "\n")
+    second = again()
+    assert path.read_text().splitlines()[:3] == lines[:3]
+    assert [record["history"] for record in second.records] == [record["history"] for record in first.records]
+    assert "a folder of another sweep" in refusal(lambda: again(learning_rate=[0.1, 0.4]))
+    assert "a folder of another sweep" in refusal(lambda: again(dpnfl(local_steps=1)))
+    assert first.choosing == second.choosing
+
+
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
+        ({"learning_rate": ["a"]}, "learning_rate must be of the kind of 0.3, got 'a'"),
+        ({"batches.size": [2], "batch_size": [3]}, "axes must be of different numbers"),
+        (None, "axes must be names with lists or ranges"),
         ({"clip_nrom": [1.0]}, "did you mean clip_norm"),
         ({"size": [2]}, "say cohort.size or"),
         ({"learning_rate": [0.1, -1.0]}, "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate must be"),
@@ -311,6 +335,28 @@ def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, da
     )
     options = {} if "epsilon" in axes else {"delta": 0.1}
     assert words in refusal(lambda: fdp.sweep(algorithm, data, rounds=1, axes=axes, progress=False, **options))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": fdp.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)}, "data must be FederatedData, got Dataset"),
+        ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one"),
+        ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
+        ({"seeds": 2.5}, "seeds must be an integer of at least 1"),
+        ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
+        ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(change, words, data):
+    given = {
+        "algorithm": dpnfl(),
+        "data": data,
+        "delta": 0.1,
+        "rounds": 1,
+        "axes": {"learning_rate": [0.1, 0.2]},
+    } | change
+    assert words in refusal(lambda: fdp.sweep(progress=False, **given))
 
 
 def test_what_somebody_who_waits_is_told():

@@ -182,7 +182,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
 def test_a_folder_has_one_writer(whole):
     _, where = whole
     about = read_records(where)[0]
-    with folder.opened(where, SWEEP, about):
+    with folder.opened(where, about, None):
         words = refusal(lambda: run_sweep(SWEEP, where, screen=quiet()))
     assert "which is being written" in words
 

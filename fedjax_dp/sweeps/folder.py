@@ -10,8 +10,6 @@ from typing import Any
 
 from fedjax_dp import errors, report
 from fedjax_dp.screen import Screen
-from fedjax_dp.sweeps import plan
-from fedjax_dp.sweeps.plan import SweepConfig
 from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
 
 SWEEP, LOCK, SELECTION = "sweep.toml", ".lock", "selection.json"
@@ -21,20 +19,20 @@ def held(folder: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], l
     """What a folder holds of this sweep; nothing, if it is new. Raises ConfigurationError for one of something else."""
     if not (folder / ABOUT).is_file():
         if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
-            raise errors.refuse("out", folder, "a new or empty folder, or one of this sweep", "give another --out")
+            raise errors.refuse("out", folder, "a new or empty folder, or one of this sweep", "give another out")
         return about, []
     own, records = read_records(folder)
     if own.get("digest") != about["digest"]:
         raise errors.refuse(
             "out", f"{folder}, a folder of another sweep", "a new folder or one of this sweep",
-            f"give another --out; {folder / SWEEP} says what it holds",
+            f"give another out; {folder / ABOUT} says what it holds",
         )  # fmt: skip
     return own, records
 
 
 @contextlib.contextmanager
 def opened(
-    folder: pathlib.Path, sweep: SweepConfig, about: dict[str, Any]
+    folder: pathlib.Path, about: dict[str, Any], text: str | None
 ) -> Iterator[tuple[dict[str, Any], list[Record]]]:
     """The folder of a sweep for one writer: a new one, or one of the same sweep. Yields what it holds.
 
@@ -54,7 +52,8 @@ def opened(
                 "out", f"{folder}, which is being written", "free", "wait for the other sweep"
             ) from None
         if not (folder / ABOUT).is_file():
-            report.write_atomically(folder / SWEEP, plan.to_toml(sweep))
+            if text is not None:
+                report.write_atomically(folder / SWEEP, text)
             report.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
         _drop_torn_line(folder / POINTS)
         yield held(folder, about)
@@ -83,10 +82,10 @@ def _drop_torn_line(path: pathlib.Path) -> None:
             lines.truncate(content.rfind(b"\n") + 1)
 
 
-def about(sweep: SweepConfig, name: str, axes: Sequence[str], points: int) -> dict[str, Any]:
-    """What `sweep.json` says of a sweep."""
+def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int) -> dict[str, Any]:
+    """What `sweep.json` says of a sweep; `digest` tells it from others."""
     return {
-        "name": name, "digest": plan.digest(sweep), "axes": list(axes), "points": points, "seeds": list(sweep.seeds),
+        "name": name, "digest": digest, "axes": list(axes), "points": points, "seeds": list(seeds),
         "versions": report.versions(), "device": report.device(),
     }  # fmt: skip
 

@@ -72,7 +72,7 @@ class Program:
             data = changed(shared, **point.partition)
             return Running(algorithms.init(point.algorithm, self.model, data, point.key), jnp.bool_(True))
 
-        return self._over_points(one, points, count[0])
+        return self._over_points(one, points, count[0], jax.eval_shape(one, _first(points)))
 
     def visit(
         self, points: Points, running: Running, records: FederatedData, count: jax.Array, first: jax.Array,
@@ -85,20 +85,26 @@ class Program:
         """
         shared = jax.tree.map(lambda a: a[0], records)
 
-        def one(entry: tuple[Points, Running]) -> tuple[Running, Seen]:
-            return self._stretch(*entry, shared, first, last)
+        first_point, first_running = _first((points, running))
+        data = changed(shared, **first_point.partition)
+        nobody = nothing(first_point.algorithm.cohort.members(data.num_clients))
+        shape = jax.eval_shape(self._see, data, first_running.state, nobody)
+        unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
 
-        return self._over_points(one, (points, running), count[0])
+        def one(entry: tuple[Points, Running]) -> tuple[Running, Seen]:
+            return self._stretch(*entry, shared, unseen, first, last)
+
+        return self._over_points(one, (points, running), count[0], (first_running, unseen))
+
+    def _see(self, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
+        """What there is to see of a point whose last round gave `report`."""
+        return Seen(state.round, metrics.look(state.params, data, model=self.model, train=self.train_metrics), report)
 
     def _stretch(
-        self, point: Points, running: Running, records: FederatedData, first: jax.Array, last: jax.Array
+        self, point: Points, running: Running, records: FederatedData, unseen: Seen, first: jax.Array, last: jax.Array
     ) -> tuple[Running, Seen]:
-        """One point from mark to mark."""
+        """One point from mark to mark; `unseen` is what is seen where nobody looked."""
         data = changed(records, **point.partition)
-
-        def see(state: ServerState, report: RoundReport) -> Seen:
-            seen = metrics.look(state.params, data, model=self.model, train=self.train_metrics)
-            return Seen(state.round, seen, report)
 
         def to_mark(at: jax.Array, carry: Any) -> Any:
             (state, sound), seen = carry
@@ -106,17 +112,17 @@ class Program:
             state, report = run_rounds(
                 point.algorithm, state, data, point.key, until, model=self.model, execution=self.execution
             )
-            now = see(state, report)
+            now = self._see(data, state, report)
             sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.loss)
             return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
 
-        members = point.algorithm.cohort.members(data.num_clients)
-        shapes = jax.eval_shape(see, running.state, nothing(members))
-        seen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shapes)
-        return lax.fori_loop(first, last, to_mark, (running, seen))
+        return lax.fori_loop(first, last, to_mark, (running, unseen))
 
-    def _over_points(self, one: Callable[[Any], Any], points: Any, count: jax.Array) -> Any:
-        """`one` of each of the first `count` points, stacked; whatever stands in the other slots means nothing."""
+    def _over_points(self, one: Callable[[Any], Any], points: Any, count: jax.Array, like: Any) -> Any:
+        """`one` of each of the first `count` points, stacked; whatever stands in the other slots means nothing.
+
+        `like` has the shapes of one result, so that nothing is traced to find them.
+        """
         if self.together:
             return jax.vmap(one)(points)
 
@@ -125,12 +131,11 @@ class Program:
 
         if self.slots == 1:
             return jax.tree.map(lambda a: a[None], at(0))
-        results = jax.tree.map(lambda a: jnp.zeros((self.slots, *a.shape), a.dtype), jax.eval_shape(at, 0))
 
         def step(slot: jax.Array, results: Any) -> Any:
             return jax.tree.map(lambda table, row: table.at[slot].set(row), results, at(slot))
 
-        return lax.fori_loop(0, count, step, results)
+        return lax.fori_loop(0, count, step, jax.tree.map(lambda a: jnp.zeros((self.slots, *a.shape), a.dtype), like))
 
     def compile(self, points: Any, records: Any, count: Any) -> "Compiled":
         """The executables for arrays of these shapes and shardings."""
@@ -153,6 +158,10 @@ class Program:
         )
         whole = visit.lower(points, running, records, count, jnp.int32(0), jnp.int32(1)).compile()
         return Compiled(start, whole, max(_bytes(start.memory_analysis()), _bytes(whole.memory_analysis())))
+
+
+def _first(points: Any) -> Any:
+    return jax.tree.map(lambda a: a[0], points)
 
 
 def _bytes(used: Any) -> int:

@@ -1,14 +1,17 @@
 """Sweeps from Python: `sweep` over an algorithm value, `run_sweep` over configurations in a folder."""
 
 import dataclasses
+import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from fedjax_dp import devices, errors
+from fedjax_dp import devices, errors, report
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data import FederatedData
 from fedjax_dp.models import Model, logistic_regression
@@ -19,19 +22,17 @@ from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps import cluster
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
-from fedjax_dp.sweeps.conduct import Entry, Plan, conduct, entry_of, planned
+from fedjax_dp.sweeps.conduct import Entry, Keep, Plan, conduct, entry_of, planned
 from fedjax_dp.sweeps.cost import cost_of_choosing
 from fedjax_dp.sweeps.engine import Job
-from fedjax_dp.sweeps.plan import SweepConfig, checked, expand, law_of, refuse_points
-from fedjax_dp.sweeps.ready import Built, Ready, Sources, build, find_noise
+from fedjax_dp.sweeps.places import RUN_AXES, integer_axes, made
+from fedjax_dp.sweeps.plan import SweepConfig, checked, digest, expand, law_of, refuse_points, to_toml
+from fedjax_dp.sweeps.ready import Ready, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best, best, summary, tidy
 
 if TYPE_CHECKING:
     import pandas
-
-ALIASES = {"batch_size": "batches.size", "local_steps": "local.steps", "cohort_size": "cohort.size"}  # constructors'
-RUN_AXES = ("rounds", "epsilon", "delta")  # of a sweep over an algorithm value: what is not part of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,7 @@ def sweep(
     train_metrics: bool = False,
     chunk_size: int | None = None,
     name: str = "sweep",
+    out: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Sweep:
     """Run an algorithm at every point of `axes`, with every seed, as few compiled programs.
@@ -99,7 +101,8 @@ def sweep(
     data       for all seeds, or a function of the seed;
     axes       lists and ranges of `sweeps.axes`; beside the algorithm's, `rounds`, `epsilon` and `delta` may vary;
     seeds      a number of them, or which;
-    trials     draw so many points at random, by `search_seed`, instead of the whole grid.
+    trials     draw so many points at random, by `search_seed`, instead of the whole grid;
+    out        a folder that points are written to as they finish; the same call goes on where it was stopped.
     The rest is as for `fedjax_dp.run`. On a CPU every point equals its single run bit for bit.
     Raises: ConfigurationError for all points that cannot run, before any runs.
     """
@@ -117,7 +120,7 @@ def sweep(
     for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):
         if count is not None:
             errors.require_count(what, count)
-    whole = _integers(algorithm, axes)
+    whole = integer_axes(algorithm, axes)
     drawn = (
         spans.grid(axes, integers=whole) if trials is None
         else spans.random_points(axes, trials, search_seed, integers=whole)
@@ -125,6 +128,7 @@ def sweep(
     points = spans.with_seeds(drawn, chosen)
     sources, entries, refused = Sources(), [], []
     datas = {seed: sources.share(_federated(data(seed) if callable(data) else data)) for seed in chosen}
+    digests = {seed: report.digest(own) for seed, own in datas.items()} if out is not None else {}
     for index, values in enumerate(points):
         own = datas[values["seed"]]
         run_options = common | {key: value for key, value in values.items() if key in RUN_AXES}
@@ -132,24 +136,33 @@ def sweep(
         try:
             if "noise_multiplier" in {name.split(".")[-1] for name in varied} and run_options["epsilon"] is not None:
                 raise errors.refuse("noise_multiplier", "an axis", "left out where epsilon finds the noise", "drop one")
-            made = _made(algorithm, varied)
+            value = made(algorithm, varied)
             used = model or logistic_regression(own.record_shape, own.classes)
-            check(made, own, run_options["rounds"], used)
-            made, promise = prepare(made, own, seed=values["seed"], model=used, **run_options, **options)
+            check(value, own, run_options["rounds"], used)
+            value, promise = prepare(value, own, seed=values["seed"], model=used, **run_options, **options)
         except (TypeError, ValueError) as error:  # a value of a kind that its place cannot take
             refused.append((values, str(error)))
             continue
-        job = Job(made, own, used, run_options["rounds"], values["seed"], evaluate_every, train_metrics, chunk_size)
+        job = Job(value, own, used, run_options["rounds"], values["seed"], evaluate_every, train_metrics, chunk_size)
         counted = options | {"delta": run_options["delta"]}
-        entries.append(Entry(index, str(index), values, run_options, counted, job, promise))
+        identity = str(index) if out is None else _identity(values, job, digests[values["seed"]])
+        entries.append(Entry(index, identity, values, run_options, counted, job, promise))
     if refused:
         raise refuse_points(len(points), refused)
+    names = _axes(points)
+
+    def price() -> dict[str, Any] | None:
+        return cost_of_choosing(entries, trials is not None, None, screen)
+
+    if out is not None:
+        ids = sorted(entry.id for entry in entries)
+        about = folders.about(name, hashlib.sha256("".join(ids).encode()).hexdigest()[:12], names, chosen, len(entries))
+        return _in_folder(pathlib.Path(out), about, None, lambda: entries, price, screen)
     found: list[Record] = []
     plan = planned(entries, screen)
     _tell(plan, screen)
     conduct(plan, found.append, screen)
-    records = tuple(sorted(found, key=lambda record: record["index"]))
-    return Sweep(name, _axes(points), records, cost_of_choosing(entries, trials is not None, None, screen))
+    return Sweep(name, names, tuple(sorted(found, key=lambda record: record["index"])), price())
 
 
 def run_sweep(
@@ -172,38 +185,71 @@ def run_sweep(
     order = sorted(points.values(), key=lambda point: point.index)
     names = _axes([point.values for point in order])
     built = build(order, Sources())
-    about = folders.about(sweep, name, names, len(order))
+    about = folders.about(name, digest(sweep), names, sweep.seeds, len(order))
+    ready: list[Ready] = []
+
+    def entries() -> list[Entry]:
+        ready[:] = find_noise(built, screen)
+        return [entry_of(one) for one in ready]
+
+    def price() -> dict[str, Any] | None:
+        return cost_of_choosing([entry_of(one) for one in ready], sweep.trials is not None, law_of(sweep), screen)
+
+    def on_cluster(left: Sequence[Entry], keep: Keep, parts: int) -> None:
+        ids = {entry.id for entry in left}
+        cluster.spread([one for one in ready if one.point.id in ids], str(ray), parts, ray_cpus, keep, screen)
+
     if only_plan:
         _, held = folders.held(out, about)
-        plan = planned([entry_of(one) for one in _unfinished(find_noise(built, screen), held)], screen)
+        plan = planned(_unfinished(entries(), held), screen)
         _tell(plan, screen)
         return Sweep(name, names, tuple(held), plan=plan)
-    with folders.opened(out, sweep, about) as (begun, held):
-        ready = find_noise(built, screen) if _unfinished(built, held) or not folders.choosing(out) else []
-        left, parts = _unfinished(ready, held), begun["device"]["count"]
-        if len(left) < len(order):
-            screen.say(f"{out} holds {len(order) - len(left):,} of {len(order):,} points")
+    return _in_folder(out, about, to_toml(sweep), entries, price, screen, on_cluster if ray is not None else None)
+
+
+def _in_folder(
+    out: pathlib.Path, about: dict[str, Any], text: str | None, entries: Callable[[], list[Entry]],
+    price: Callable[[], dict[str, Any] | None], screen: Screen,
+    run: Callable[[Sequence[Entry], Keep, int], None] | None = None,
+) -> Sweep:  # fmt: skip
+    """Run what a folder does not hold yet, and finish it; `text` is the sweep as it was written, if it was.
+
+    run  instead of this process: called with the entries, what keeps their records, and the parts of a cohort's sum.
+    """
+    with folders.opened(out, about, text) as (begun, held):
+        complete = len(_finished(held)) == about["points"]
+        everything = [] if complete and folders.choosing(out) else entries()
+        left, parts = _unfinished(everything, held), begun["device"]["count"]
+        if held:
+            screen.say(f"{out} holds {len(_finished(held)):,} of {about['points']:,} points")
         with folders.keeper(out) as keep:
-            if left and ray is not None:
-                cluster.spread(left, ray, parts, ray_cpus, keep, screen)
+            if left and run is not None:
+                run(left, keep, parts)
             else:
-                plan = planned([entry_of(one) for one in left], screen, parts=parts)
+                plan = planned(left, screen, parts=parts)
                 _tell(plan, screen)
                 conduct(plan, keep, screen)
-        if ready:
-            entries = [entry_of(one) for one in ready]
-            cost = cost_of_choosing(entries, sweep.trials is not None, law_of(sweep), screen)
-            folders.finish(out, cost, screen)
-        return Sweep(name, names, tuple(read_records(out)[1]), folders.choosing(out))
+        if everything:
+            folders.finish(out, price(), screen)
+        return Sweep(begun["name"], tuple(begun["axes"]), tuple(read_records(out)[1]), folders.choosing(out))
 
 
-B = TypeVar("B", Built, Ready)
+def _finished(held: Iterable[Record]) -> set[str]:
+    """Points that are there; one that failed for reasons of the machine is to run again."""
+    return {record["point"] for record in held if record["status"] != "failed"}
 
 
-def _unfinished(points: Sequence[B], held: Iterable[Record]) -> list[B]:
-    """The points that are not there yet, or failed for reasons of the machine."""
-    finished = {record["point"] for record in held if record["status"] != "failed"}
-    return [one for one in points if one.point.id not in finished]
+def _unfinished(entries: Sequence[Entry], held: Iterable[Record]) -> list[Entry]:
+    finished = _finished(held)
+    return [entry for entry in entries if entry.id not in finished]
+
+
+def _identity(values: Values, job: Job, data: str) -> str:
+    """12 hexadecimal digits of everything that decides a point, the same in every process."""
+    leaves, structure = jax.tree.flatten(job.algorithm)
+    words = f"{structure} {job.model!r} {values!r} {job._replace(algorithm=None, data=None, model=None)!r}"  # type: ignore
+    told = re.sub(r" at 0x[0-9a-f]+", "", words).encode() + data.encode()
+    return hashlib.sha256(told + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
 
 
 def _tell(plan: Plan, screen: Screen) -> None:
@@ -237,94 +283,3 @@ def _seeds(given: int | Sequence[int]) -> list[int]:
         return list(given)
     errors.require_count("seeds", given, "or a list such as [3, 7]")
     return list(range(given))
-
-
-def _made(algorithm: Algorithm | Callable[..., Algorithm], values: Values) -> Algorithm:
-    """The algorithm of a point."""
-    if not isinstance(algorithm, Algorithm):
-        if not callable(algorithm):
-            raise errors.refuse("algorithm", type(algorithm).__name__, "an Algorithm, or a function that makes one")
-        result = algorithm(**values)
-        if not isinstance(result, Algorithm):
-            raise errors.refuse("the algorithm's function", type(result).__name__, "one that returns an Algorithm")
-        return result
-    places, made = list(_places(algorithm)), algorithm
-    taken: dict[tuple[str, ...], str] = {}
-    for name, value in values.items():
-        place = _place(name, places)
-        if taken.setdefault(place, name) != name:
-            raise errors.refuse("axes", f"{taken[place]} and {name}", "of different numbers", "drop one of them")
-        old = _at(algorithm, place)
-        if isinstance(value, bool) != isinstance(old, bool) or isinstance(value, str) != isinstance(old, str):
-            raise errors.refuse(name, repr(value), f"of the kind of {old!r}")
-        made = _with(made, place, value)
-    return made
-
-
-def _integers(algorithm: Algorithm | Callable[..., Algorithm], axes: Mapping[str, Any]) -> set[str]:
-    """Axes whose ranges hold integers: the rounds, and places of the algorithm that hold one.
-
-    Of a function nothing is known: there a linear range between integers holds integers.
-    """
-    names = [field for name in axes for field in spans.fields_of(name) if field not in RUN_AXES]
-    if not isinstance(algorithm, Algorithm):
-        ends = {name: values.get("linear", [0.0]) for name, values in axes.items() if isinstance(values, Mapping)}
-        return {"rounds"} | {name for name, pair in ends.items() if all(isinstance(end, int) for end in pair)}
-    places = list(_places(algorithm))
-    return {"rounds"} | {name for name in names if type(_at(algorithm, _place(name, places))) is int}
-
-
-def _at(part: Any, place: tuple[str, ...]) -> Any:
-    """What stands at a place."""
-    for name in place:
-        part = (
-            part[name]
-            if isinstance(part, dict)
-            else part[int(name)]
-            if isinstance(part, tuple)
-            else getattr(part, name)
-        )
-    return part
-
-
-def _places(part: Any, above: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
-    """The way to every number and structure of a value."""
-    if dataclasses.is_dataclass(part):
-        below = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    elif isinstance(part, dict):
-        below = part
-    elif isinstance(part, tuple):
-        below = {str(number): entry for number, entry in enumerate(part)}
-    else:
-        yield above
-        return
-    for name, inner in below.items():
-        yield from _places(inner, (*above, name))
-
-
-def _place(name: str, places: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The place that a name means; a field comes before a hyperparameter of a rule that it is handed to."""
-    words = tuple(ALIASES.get(name, name).split("."))
-    ending = [place for place in places if place[-len(words) :] == words]
-    ending = [place for place in ending if "hyperparameters" not in place] or ending
-    if not ending:
-        known = sorted({place[-1] for place in places if not place[-1].isdecimal()})
-        errors.require_choice("an axis", name, [*known, *RUN_AXES])
-    if len(ending) > 1:
-        raise errors.refuse(
-            "an axis", repr(name), "the name of one number", "say " + " or ".join(map(".".join, ending))
-        )
-    return ending[0]
-
-
-def _with(part: Any, place: tuple[str, ...], value: Any) -> Any:
-    """The same value with another number, or structure, at a place."""
-    if not place:
-        return value
-    first, rest = place[0], place[1:]
-    if isinstance(part, dict):
-        return part | {first: _with(part[first], rest, value)}
-    if isinstance(part, tuple):
-        at = int(first)
-        return (*part[:at], _with(part[at], rest, value), *part[at + 1 :])
-    return dataclasses.replace(part, **{first: _with(getattr(part, first), rest, value)})
