@@ -330,10 +330,9 @@ def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
     ],
 )
 def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, data):
-    algorithm = (
-        dpnfl() if "epsilon" in axes else fdp.fedavg(**COMMON) if "size" in axes else dpnfl(noise_multiplier=0.0)
-    )
-    options = {} if "epsilon" in axes else {"delta": 0.1}
+    named = axes or {}
+    algorithm = fdp.fedavg(**COMMON) if "size" in named else dpnfl()
+    options = {} if "epsilon" in named else {"delta": 0.1}
     assert words in refusal(lambda: fdp.sweep(algorithm, data, rounds=1, axes=axes, progress=False, **options))
 
 
