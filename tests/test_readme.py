@@ -9,6 +9,7 @@ import re
 import pytest
 
 from fedjax_dp.accounting import claim_rows
+from fedjax_dp.sweeps.plan import expand, read_sweep
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -74,6 +75,12 @@ def test_accuracy_of_the_cnn_is_the_recorded_one(similarity):
     assert f"{100 * told['test_accuracy']:.1f}% at" in README
     assert f"{told['rounds']} rounds" in README.replace("\n", " ")
     assert told["rounds_to_within_one_point"] is not None
+
+
+def test_the_sweep_that_is_shown_can_be_read(tmp_path):
+    (text,) = blocks("toml")
+    (tmp_path / "sweep.toml").write_text(text)
+    assert len(expand(read_sweep(tmp_path / "sweep.toml"))) == 3 * 4 * 3 * 3 * 5
 
 
 def test_numbers_of_the_sweep_are_the_measured_ones():

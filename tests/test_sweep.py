@@ -75,6 +75,7 @@ def test_a_point_equals_its_single_run_bit_for_bit(data):
         assert outcome.history == single(job)
 
 
+@pytest.mark.slow
 def test_order_of_points_is_irrelevant(data):
     jobs = jobs_on(data, GRID, rounds=2)
     there, back = outcomes(jobs), outcomes(jobs[::-1])
@@ -139,7 +140,8 @@ def test_a_test_loss_that_is_not_finite_ends_a_point(data):
     assert "the test set" in found.reason
 
 
-def test_a_secure_sum_that_overflows_fails_its_point_only():
+@pytest.mark.slow
+def test_a_secure_sum_that_overflows_ends_its_point_only():
     data = ragged_data([4, 4, 4])
     x = np.asarray(data.x) * np.repeat([1, 1e6, 1], 4)[:, None].astype(np.float32)
     common = {"cohort_size": None, "batch_size": 2, "local_steps": 1, "secure": True}
@@ -152,6 +154,7 @@ def test_a_secure_sum_that_overflows_fails_its_point_only():
     assert "secure sum overflowed in round 0" in lost.reason
 
 
+@pytest.mark.slow
 def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
     jobs = jobs_on(data, GRID, seeds=range(3), rounds=2)
     group = Group(jobs)
@@ -170,6 +173,7 @@ def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
     assert found[6].reason == "RuntimeError: out of memory somewhere"
 
 
+@pytest.mark.slow
 def test_batches_fit_the_memory_by_the_compilers_own_account(data):
     jobs = jobs_on(data, GRID, seeds=range(6), rounds=2)
     whole = Group(jobs, together=True)
@@ -184,6 +188,7 @@ def test_batches_fit_the_memory_by_the_compilers_own_account(data):
     assert "memory of a device must be at least the" in words
 
 
+@pytest.mark.slow
 def test_progress_grows_to_the_number_of_points(data):
     seen = []
     group = Group(jobs_on(data, GRID, rounds=6))
@@ -192,6 +197,7 @@ def test_progress_grows_to_the_number_of_points(data):
     assert seen[-1] == 6
 
 
+@pytest.mark.slow
 def test_another_way_to_run_is_taken_only_if_it_shows_the_same_numbers(data, monkeypatch):
     monkeypatch.setattr(engine, "TRIAL_S", 0.0)
     group = Group(jobs_on(data, GRID))
@@ -263,6 +269,7 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
 # Sweeps over an algorithm value
 
 
+@pytest.mark.slow
 def test_axes_name_fields_of_the_value_and_of_the_run(data):
     found = fdp.sweep(
         dpnfl(), data, rounds=2, seeds=2, delta=1e-2, model=MODEL, progress=False,
@@ -295,6 +302,7 @@ def test_a_function_of_the_axes_makes_the_algorithm(data):
     assert {record["status"] for record in found.records} == {"done"}
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
     axes = {"learning_rate": [0.1, 0.3], "clip_norm": np.array([0.5, 1.0]), "batch_size": range(2, 4)}
 

@@ -56,6 +56,7 @@ def whole(tmp_path_factory):
     return run_sweep(SWEEP, where, screen=quiet()), where
 
 
+@pytest.mark.slow
 def test_a_row_is_the_run_of_its_configuration(whole, capsys):
     found, _ = whole
     record = found.records[7]
@@ -130,6 +131,7 @@ def test_a_failed_point_is_run_again_and_then_counts():
     assert len(path.read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_what_choosing_costs_says_what_it_does_not_cover(whole):
     found, _ = whole
     statement = found.choosing["statement"]
@@ -149,6 +151,7 @@ def test_what_choosing_costs_says_what_it_does_not_cover(whole):
     assert "no point is private" in run_sweep(plain, "plain", screen=quiet()).choosing["statement"]
 
 
+@pytest.mark.slow
 def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
     base = BASE | {"rounds": 2}
     law = {"trials": 2, "trials_law": "geometric", "search_seed": 1}
