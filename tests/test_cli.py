@@ -103,7 +103,8 @@ def test_help_shows_every_option_with_its_default(capsys, monkeypatch):
 
 BAD = [
     ([], "usage: fedjax-dp run"),
-    (["rnu"], "command must be one of run, account, calibrate, claims, catalogue, data, got 'rnu'; did you mean run?"),
+    (["rnu"], "command must be one of run, sweep, best,"),
+    (["rnu"], "got 'rnu'; did you mean run?"),
     (["run", "--epsilonn", "1"], "did you mean --epsilon?"),
     (["run", "--rounds", "ten"], "--rounds must be an integer, got 'ten'"),
     (["run", "--rounds"], "--rounds must be followed by a value"),

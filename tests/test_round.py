@@ -226,6 +226,7 @@ def test_changing_any_number_compiles_nothing_new(data):
     assert simulation.advance._cache_size() == before + 1
 
 
+@pytest.mark.slow
 def test_a_vmapped_sweep_equals_its_single_runs(data):
     grid = [catalogue.dpnfl(**settings_of(learning_rate=a, noise_multiplier=z)) for a in (0.1, 0.2) for z in (0.0, 1.0)]
     model, execution = logistic_regression((3,), 3), one_device()

@@ -82,6 +82,7 @@ def test_order_of_points_is_irrelevant(data):
     assert [o.history for o in there] == [o.history for o in back[::-1]]
 
 
+@pytest.mark.slow
 def test_all_at_once_equals_one_after_another_up_to_rounding(data):
     jobs = jobs_on(data, GRID)
     for one, other in zip(outcomes(jobs, together=False), outcomes(jobs, together=True), strict=True):
@@ -290,6 +291,7 @@ def test_axes_name_fields_of_the_value_and_of_the_run(data):
     assert found.best("test_loss").values["learning_rate"] in (0.1, 0.3)
 
 
+@pytest.mark.slow
 def test_a_function_of_the_axes_makes_the_algorithm(data):
     def make(entry, clip_norm):
         return CATALOGUE[entry](**COMMON, clip_norm=clip_norm, noise_multiplier=0.3)

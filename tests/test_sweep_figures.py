@@ -11,7 +11,7 @@ from test_sweep_table import point, slow_interval, sweep_folder
 
 from fedjax_dp import cli, errors
 from fedjax_dp.metrics import PROBES
-from fedjax_dp.sweeps import bundles, figures, looks, panels
+from fedjax_dp.sweeps.pictures import bundles, figures, looks, panels
 from fedjax_dp.sweeps.settings import BETTER, settings_of
 
 AXES = ["epsilon", "algorithm", "clip_norm"]

@@ -46,7 +46,7 @@ def plot_command(arguments: list[str]) -> int:
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     about, records = read_records(where)
-    from fedjax_dp.sweeps import figures  # loads matplotlib
+    from fedjax_dp.sweeps.pictures import figures  # loads matplotlib
 
     title = str(about.get("name", where))
     drawn = figures.pictures(

@@ -92,7 +92,8 @@ def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], poi
 
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
     """Tables, pictures, and what choosing among a sweep's points costs."""
-    from fedjax_dp.sweeps import figures, table  # slow to import
+    from fedjax_dp.sweeps import table  # slow to import, like the next
+    from fedjax_dp.sweeps.pictures import figures
 
     held, records = read_records(folder)
     table.write(table.tidy(records, held["axes"]), folder)

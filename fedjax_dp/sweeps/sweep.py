@@ -62,7 +62,7 @@ class Sweep:
         y: str | None = None, by: str | None = None,
     ) -> None:  # fmt: skip
         """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel."""
-        from fedjax_dp.sweeps import figures  # slow to import
+        from fedjax_dp.sweeps.pictures import figures  # slow to import
 
         if kind == "all":
             raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))

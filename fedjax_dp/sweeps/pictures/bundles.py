@@ -13,9 +13,9 @@ from matplotlib import patheffects
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp.sweeps import looks
-from fedjax_dp.sweeps.looks import Line
-from fedjax_dp.sweeps.marks import CROSS, best_over, finish, legend_head, title
+from fedjax_dp.sweeps.pictures import looks
+from fedjax_dp.sweeps.pictures.looks import Line
+from fedjax_dp.sweeps.pictures.marks import CROSS, best_over, finish, legend_head, title
 from fedjax_dp.sweeps.settings import Interval, Setting, by_value, interval, pick, ranked
 
 CURVES = 8  # settings whose learning curves stand out

@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fedjax_dp import errors
-from fedjax_dp.sweeps import bundles, panels
+from fedjax_dp.sweeps.pictures import bundles, panels
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER, Setting, by_value, settings_of
 

@@ -14,8 +14,18 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fedjax_dp.sweeps import looks
-from fedjax_dp.sweeps.marks import Placed, best_over, coloured, dots, finish, intervals, legend_head, level, title
+from fedjax_dp.sweeps.pictures import looks
+from fedjax_dp.sweeps.pictures.marks import (
+    Placed,
+    best_over,
+    coloured,
+    dots,
+    finish,
+    intervals,
+    legend_head,
+    level,
+    title,
+)
 from fedjax_dp.sweeps.settings import Setting, by_value, goodness, pick, ranked, same
 
 MANY = 12  # an axis with more values was drawn at random rather than listed

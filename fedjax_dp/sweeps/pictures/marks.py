@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.cm import ScalarMappable
 
-from fedjax_dp.sweeps import looks
-from fedjax_dp.sweeps.looks import FAILED, Line
+from fedjax_dp.sweeps.pictures import looks
+from fedjax_dp.sweeps.pictures.looks import FAILED, Line
 from fedjax_dp.sweeps.settings import Setting, judged_by, pick, same
 
 Placed = tuple[float, Setting | None]  # where it stands, and the setting; None where every setting failed
