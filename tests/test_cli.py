@@ -269,6 +269,7 @@ def test_interrupted_folder_resumes_bit_for_bit(monkeypatch):
     same_state(pathlib.Path("whole"), pathlib.Path("cut"))
 
 
+@pytest.mark.slow
 def test_progress_stays_off_stdout_and_off_pipes():
     done = subprocess.run(command("run", *QUICK, "--json"), capture_output=True, text=True, check=True)
     json.loads(done.stdout)
@@ -276,6 +277,7 @@ def test_progress_stays_off_stdout_and_off_pipes():
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 def test_users_own_arrays_and_natural_clients_run(capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 5)).astype(np.float32)
@@ -308,6 +310,7 @@ def runs(entry, capsys, *words):
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["rfedavg", "dp_fedavg"])
 def test_an_entry_runs_and_prints_its_guarantee(entry, capsys):
     runs(entry, capsys, *QUICK)

@@ -190,6 +190,7 @@ def check_against_gradients_taken_one_by_one(model, params, x, y, clip_norm):
 KINDS = ("dense", "again", "conv", "dilated", "layer", "scale", "group", "rms", "lstm", "old")
 
 
+@pytest.mark.slow
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), records=st.integers(1, 4),
     positions=st.integers(7, 20), clip_norm=st.floats(1e-2, 10), seed=st.integers(0, 99),

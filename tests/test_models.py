@@ -33,6 +33,7 @@ def test_parameter_counts(model, count):
     assert parameters(model) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "width"),
     [(cnn((8, 8), 3), 512), (mlp((6,), 3, (5, 4)), 4), (lstm((7,), 2, hidden=9, layers=1), 9)],
@@ -117,6 +118,7 @@ def test_a_module_never_seen_before_runs_privately_and_unchanged():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
+@pytest.mark.slow
 def test_gradients_built_a_few_at_a_time_are_the_same_gradients():
     data = ragged_data([20, 30, 25])
     model = FlaxModel(Unseen(), data.record_shape)

@@ -131,6 +131,7 @@ def test_large_models_train_one_after_another_on_a_cpu_unless_told_otherwise():
     assert clients.Execution(chunk_size=40).portion(10, 7850) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 @pytest.mark.parametrize("members", [1, 5, None])
 def test_spreading_over_devices_changes_nothing_beyond_rounding(data, members):
@@ -166,6 +167,7 @@ def test_padding_clients_contribute_exactly_zero():
         np.testing.assert_array_equal(reports, ids)
 
 
+@pytest.mark.slow
 def test_zero_noise_and_loose_clip_is_fedavg(data):
     common = settings_of()
     del common["clip_norm"], common["noise_multiplier"]

@@ -134,6 +134,7 @@ def test_a_point_that_diverges_says_so_and_takes_nobody_down(data):
     assert found[1].history == []
 
 
+@pytest.mark.slow
 def test_a_test_loss_that_is_not_finite_ends_a_point(data):
     spoiled = dataclasses.replace(data, x_test=np.full_like(np.asarray(data.x_test), np.nan))
     (found,) = outcomes([Job(GRID[0], spoiled, MODEL, 2, 0, 1)])

@@ -118,6 +118,7 @@ def test_a_stopped_sweep_goes_on_and_repeats_no_finished_point(whole, monkeypatc
     assert (where / "points.jsonl").read_text() == text
 
 
+@pytest.mark.slow
 def test_a_failed_point_is_run_again_and_then_counts():
     sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.3]})
     records = run_sweep(sweep, "failed", screen=quiet()).records
