@@ -263,8 +263,12 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
     jobs = [Job(CATALOGUE[entry](**options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
     assert len(grouped(jobs)) == 1
     first, second = outcomes(jobs)
-    assert first.history == single(jobs[0])
-    assert second.history == single(jobs[1])
+    for outcome, job in ((first, jobs[0]), (second, jobs[1])):
+        for seen, alone in zip(outcome.history, single(job), strict=True):
+            # the probe of noise that the server adds is scalar arithmetic, which the compiler may contract
+            assert (seen.noise_to_signal is None) == (alone.noise_to_signal is None)
+            assert (seen.noise_to_signal or 0) == pytest.approx(alone.noise_to_signal or 0, rel=1e-6)
+            assert seen._replace(noise_to_signal=None) == alone._replace(noise_to_signal=None)
     assert first.history[-1].test_loss != second.history[-1].test_loss
 
 
