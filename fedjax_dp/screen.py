@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -23,7 +24,9 @@ class Screen:
         self.console.print(text, style="dim", markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def bar(self, what: str, total: int, done: int = 0) -> Iterator[Callable[[float, str], None]]:
+    def bar(
+        self, what: str, total: int, done: int = 0, every_s: float = EVERY_S
+    ) -> Iterator[Callable[[float, str], None]]:
         """Yields a function that sets how much is done and what to show beside it."""
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"),
@@ -31,13 +34,12 @@ class Screen:
         )  # fmt: skip
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             task = progress.add_task(what, total=total, completed=done, told="")
-
             last = time.perf_counter()
 
             def show(now: float, told: str) -> None:
                 nonlocal last
                 progress.update(task, completed=now, told=told)
-                if not self.console.is_terminal and time.perf_counter() - last > EVERY_S:
+                if not self.console.is_terminal and time.perf_counter() - last > every_s:
                     last = time.perf_counter()
                     self.say(f"{what}: {now / total:.0%}" + (f", {told}" if told else ""))
 
@@ -46,17 +48,8 @@ class Screen:
     @contextlib.contextmanager
     def counter(self, what: str) -> Iterator[Callable[[int, int], None]]:
         """Yields a function for (done, in all) of something short: a bar, or elsewhere a line every two seconds."""
-        last = time.perf_counter()
-        with self.bar(what, total=1) as show:
-
-            def count(done: int, total: int) -> None:
-                nonlocal last
-                show(done / total, f"{done} of {total}")
-                if not self.console.is_terminal and time.perf_counter() - last > 2:
-                    last = time.perf_counter()
-                    self.say(f"{what}: {done} of {total}")
-
-            yield count
+        with self.bar(what, total=1, every_s=2) as show:
+            yield lambda done, total: show(done / total, f"{done} of {total}")
 
     @contextlib.contextmanager
     def live(self, what: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
@@ -69,7 +62,7 @@ class Screen:
                 if self.console.is_terminal:
                     table = Table(box=box.SIMPLE, show_header=False, title=what, title_justify="left")
                     for name, text in texts.items():
-                        table.add_row(name, text)
+                        table.add_row(name, escape(text))
                     live.update(table, refresh=True)
                 elif time.perf_counter() - last > EVERY_S:
                     last = time.perf_counter()

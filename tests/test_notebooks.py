@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -38,8 +39,7 @@ def test_committed_notebooks_show_results_and_no_machine(path):
     assert any("image/png" in output.get("data", {}) for output in shown)
     assert all(output["output_type"] != "error" and output.get("name") != "stderr" for output in shown)
     assert all(cell["execution_count"] for cell in cells(path, "code"))
-    text = path.read_text()
-    assert not [word for word in ("/home/", "/tmp/", "/work/", "site-packages") if word in text]
+    assert not re.search(r"/[\w.-]+/[\w./-]*\.py\b", path.read_text())  # files of somebody's machine, as warnings name
 
 
 @pytest.mark.slow

@@ -103,7 +103,8 @@ def sweep(
     seeds      a number of them, or which;
     trials     draw so many points at random, by `search_seed`, instead of the whole grid;
     out        a folder that points are written to as they finish; the same call goes on where it was stopped.
-    The rest is as for `fedjax_dp.run`. On a CPU every point equals its single run bit for bit.
+    The rest is as for `fedjax_dp.run`. On a CPU model and test metrics of every point equal its single run's bit
+    for bit.
     Raises: ConfigurationError for all points that cannot run, before any runs.
     """
     screen = Screen(quiet=not progress)
