@@ -84,4 +84,5 @@ def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
     names = list(choices)
     if value not in names:
         near = nearest(value, names)
-        raise refuse(what, repr(value), "one of " + ", ".join(names), f"did you mean {near[0]}?" if near else "")
+        listed = f"one of {len(names)} names" if near and len(names) > 30 else "one of " + ", ".join(names)
+        raise refuse(what, repr(value), listed, f"did you mean {near[0]}?" if near else "")
