@@ -13,6 +13,8 @@ _HOME = {
     "accounting": ["Adjacency", "Claim", "Guarantee", "Unit", "Verdict", "View"],
     "aggregate": ["ESTIMATORS", "BoundedMean", "Estimator", "FairRatio"],
     "algorithm": ["Algorithm", "ServerState", "run_round"],
+    "audits.audit": ["Audit", "audit", "audit_mechanism"],
+    "audits.picture": ["plot_audit"],
     "batches": ["EpochBatches", "FixedBatches", "FullBatches", "PoissonBatches", "ReplacementBatches"],
     "bound": ["ClipBatch", "ClipRecords", "ClipTensorsAtMedian", "ScaleGradients", "Unbounded"],
     "catalogue": [

@@ -52,6 +52,17 @@ def place(state: ServerState, execution: Execution) -> ServerState:
     return light._replace(memories=memories, rules=execution.place_tables(state.rules))
 
 
+class Heard(NamedTuple):
+    """What a listener makes of the messages of a round, as one adversary or another receives them."""
+
+    uploads: Any  # of each member's message, zeros where it did not arrive (members, ...)
+    total: Any  # of their sum
+    update: Any  # of the mean update that the server moves by, its noise included
+
+
+Listener = Callable[[Any, jax.Array], Any]  # (the parameters that clients received, a flat message) -> arrays
+
+
 class RoundReport(NamedTuple):
     """Probes of a round (the simulator's view), per cohort member."""
 
@@ -63,6 +74,7 @@ class RoundReport(NamedTuple):
     noise: jax.Array  # expected |noise|^2 on the same; 0 without privacy, NaN where it is not known
     finite: jax.Array  # bool: loss and update of this client are finite
     overflow: jax.Array  # bool: its message did not fit into the ring of a secure sum
+    heard: Any = ()  # `Heard`, where somebody listens
 
 
 def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
@@ -157,9 +169,13 @@ class _Member(NamedTuple):
 
 
 def run_round(
-    algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array, state: ServerState, execution: Execution
-) -> tuple[ServerState, RoundReport]:
-    """One round. `key` is the run's key: every draw is named by role, round, client and step."""
+    algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array, state: ServerState, execution: Execution,
+    listen: Listener | None = None,
+) -> tuple[ServerState, RoundReport]:  # fmt: skip
+    """One round. `key` is the run's key: every draw is named by role, round, client and step.
+
+    listen  sees the messages as they travel, before masks: first the update with its weight, then what else is sent.
+    """
     data = jax.tree.map(jnp.asarray, data)
     corrections, aggregate, transport = algorithm.local.corrections, algorithm.aggregate, algorithm.transport
     members = draw_cohort(algorithm.cohort, key, state.round, data.shares)
@@ -188,6 +204,7 @@ def run_round(
         )
         message, split = ravel_numbers(parts)
         back[:] = [split]
+        heard = () if listen is None else listen(state.params, jnp.where(member.present, message, 0.0))
         words, overflow = algorithm.transport.message(
             role_key(key, "masks"), state.round, member.position, ids, invited, message
         )
@@ -195,7 +212,7 @@ def run_round(
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
         report = RoundReport(
             member.id, member.present, result.report.loss, result.report.clipped, result.report.signal,
-            result.report.noise, sound | ~member.present, overflow & member.present,
+            result.report.noise, sound | ~member.present, overflow & member.present, heard,
         )  # fmt: skip
         return words, (result.own, result.rule if algorithm.local.rule.keep else (), report)
 
@@ -226,6 +243,9 @@ def run_round(
     update, upload = algorithm.upload.release(
         role_key(key, "server noise"), state.round, update, extra, state.upload, reach, messages
     )
+    if listen is not None:
+        heard = Heard(report.heard, listen(state.params, message), listen(state.params, update))
+        report = report._replace(heard=heard)
     params, optimizer = algorithm.server.move(state.round, unravel(update), state.optimizer, state.params)
     memories = tuple(
         Memory(

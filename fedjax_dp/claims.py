@@ -137,7 +137,7 @@ def _output_004(run: Run) -> tuple[Claim, ...]:
         reason = f"condition not met: epsilon / (2q) <= 1, which is {claimed / (2 * rate):.3g}; {proved:.4g} is proved"
     else:
         verdict, reason = Verdict.HEURISTIC, f"conditions not met, but above the {proved:.4g} proved for one round"
-    return (Claim("004 Theorem 1 (one round, first rates)", claimed, run.delta, verdict, reason),)
+    return (Claim("004 Theorem 1 (one round, first rates)", claimed, run.delta, verdict, reason, rounds=1),)
 
 
 def _personal_003(run: Run) -> tuple[Claim, ...]:
@@ -162,7 +162,8 @@ def _personal_003(run: Run) -> tuple[Claim, ...]:
         verdict, reason = Verdict.CONDITIONAL, f"{proved[client]:.4g} is proved for client {client}"
     else:
         verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {proved[client]:.4g}"
-    return (Claim(f"003 Theorem 1 with constant 1, client {client}", claimed, run.delta, verdict, reason),)
+    told = f"003 Theorem 1 with constant 1, client {client}"
+    return (Claim(told, claimed, run.delta, verdict, reason, client),)
 
 
 def has_theorem1_003(algorithm: Algorithm) -> bool:

@@ -21,7 +21,7 @@ FLOORS = [
     {"runs", "checkpoint", "plots"},
     {"population"},
     {"config"},
-    {"report", "folder", "overview", "sweeps"},
+    {"report", "folder", "overview", "sweeps", "audits", "testing"},
     {"cli", "__main__", "__init__"},
 ]
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -19,7 +19,15 @@ from fedjax_dp.accounting.accountants import (
 from fedjax_dp.accounting.calibrate import noise_factor_for, noise_multiplier_for
 from fedjax_dp.accounting.correlated import best_bands, inverse_root_bands, prefix_error
 from fedjax_dp.accounting.correlated import sensitivity as correlated_sensitivity
-from fedjax_dp.accounting.empirical import clopper_pearson_epsilon
+from fedjax_dp.accounting.empirical import (
+    ErrorBounds,
+    Plan,
+    choose_test,
+    clopper_pearson_epsilon,
+    epsilon_of_any,
+    error_bounds,
+    mu_of,
+)  # fmt: skip
 from fedjax_dp.accounting.events import (
     Adjacency,
     AnyStep,
@@ -48,6 +56,7 @@ from fedjax_dp.accounting.gaussian import (
     gaussian_trade_off,
 )  # fmt: skip
 from fedjax_dp.accounting.guarantee import Claim, Guarantee, Verdict
+from fedjax_dp.accounting.one_run import choose_guesses, one_run_contradicts, one_run_epsilon, one_run_mu
 from fedjax_dp.accounting.papers import claim_rows
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail, within_quantile
 from fedjax_dp.accounting.personal import budgeted_participations, noise_terms, sampling_probabilities
@@ -60,19 +69,30 @@ from fedjax_dp.accounting.selection import (
 )  # fmt: skip
 from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
+from fedjax_dp.accounting.trade_off import (
+    TradeOff,
+    contradicts,
+    epsilon_at_least,
+    noise_at_most,
+    trade_off,
+    trials_needed,
+)  # fmt: skip
 from fedjax_dp.accounting.trials import NegativeBinomialTrials, PoissonTrials, Trials
 from fedjax_dp.accounting.views import View, seen
 from fedjax_dp.accounting.zcdp import Zcdp, zcdp_budget, zcdp_epsilon, zcdp_epsilon_standard
 
 __all__ = [
-    "ACCOUNTANTS", "ATTAINED", "WANG_RDP", "Accountant", "Adjacency", "AnyStep", "Claim", "Composed", "Event",
-    "FullBatch", "GaussianSteps", "Gdp", "Guarantee", "NegativeBinomialTrials", "NotCoveredError", "Poisson",
-    "PoissonTrials", "RandomParticipation", "Release", "Sampling", "SelectionCost", "Shuffled", "SkellamSums", "Tcdp",
-    "TcdpConditionError", "Trials", "Unit", "Verdict", "View", "WithReplacement", "WithoutReplacement", "Zcdp",
-    "best_bands", "budgeted_participations", "claim_rows", "classical_gaussian_noise", "clopper_pearson_epsilon",
-    "composition_epsilons", "correlated_sensitivity", "cost_of", "epsilon_of", "epsilons_of", "gaussian_delta",
-    "gaussian_epsilon", "gaussian_noise", "gaussian_trade_off", "inverse_root_bands", "noise_factor_for",
-    "noise_multiplier_for", "noise_terms", "participation_quantile", "participation_tail", "prefix_error",
-    "renyi_divergence", "repeated", "repetition_epsilons", "sampling_probabilities", "seen", "selection_cost",
-    "skellam_divergence", "within_quantile", "zcdp_budget", "zcdp_epsilon", "zcdp_epsilon_standard",
+    "ACCOUNTANTS", "ATTAINED", "WANG_RDP", "Accountant", "Adjacency", "AnyStep", "Claim", "Composed", "ErrorBounds",
+    "Event", "FullBatch", "GaussianSteps", "Gdp", "Guarantee", "NegativeBinomialTrials", "NotCoveredError", "Plan",
+    "Poisson", "PoissonTrials", "RandomParticipation", "Release", "Sampling", "SelectionCost", "Shuffled",
+    "SkellamSums", "Tcdp", "TcdpConditionError", "TradeOff", "Trials", "Unit", "Verdict", "View", "WithReplacement",
+    "WithoutReplacement", "Zcdp", "best_bands", "budgeted_participations", "choose_guesses", "choose_test",
+    "claim_rows", "classical_gaussian_noise", "clopper_pearson_epsilon", "composition_epsilons",
+    "contradicts", "correlated_sensitivity", "cost_of", "epsilon_at_least", "epsilon_of", "epsilon_of_any",
+    "epsilons_of", "error_bounds", "gaussian_delta", "gaussian_epsilon", "gaussian_noise", "gaussian_trade_off",
+    "inverse_root_bands", "mu_of", "noise_at_most", "noise_factor_for", "noise_multiplier_for", "noise_terms",
+    "one_run_contradicts", "one_run_epsilon", "one_run_mu", "participation_quantile", "participation_tail",
+    "prefix_error", "renyi_divergence", "repeated", "repetition_epsilons", "sampling_probabilities", "seen",
+    "selection_cost", "skellam_divergence", "trade_off", "trials_needed", "within_quantile", "zcdp_budget",
+    "zcdp_epsilon", "zcdp_epsilon_standard",
 ]  # fmt: skip

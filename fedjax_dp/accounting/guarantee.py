@@ -30,6 +30,8 @@ class Claim:
     delta: float
     verdict: Verdict
     reason: str
+    client: int | None = None  # whom it is about, where not about all
+    rounds: int | None = None  # how many of a client's rounds it is about, where not about all
 
     def __str__(self) -> str:
         said = "no epsilon" if self.epsilon is None else f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"

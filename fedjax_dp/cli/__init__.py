@@ -12,6 +12,7 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]
        fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
+       fedjax-dp audit [CONFIG.toml] [OPTIONS] [--trials N] [--plot FILE.png] [--json]
        fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp claims [--paper NAME] [--json]
@@ -23,6 +24,7 @@ commands:
   sweep      seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop
   best       the winner of a sweep as a configuration for run
   plot       pictures of a sweep
+  audit      attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated
   account    the epsilon of noisy steps by every accountant, side by side
   calibrate  the noise multiplier that each accountant asks for
   claims     what the papers' theorems say on the papers' own settings, and what can be proved
@@ -33,13 +35,14 @@ fedjax-dp COMMAND --help shows every option with its default.
 """
 
 COMMANDS = {
-    "run": "run", "sweep": "sweep", "best": "best", "plot": "plot", "account": "account", "calibrate": "account",
-    "claims": "account", "catalogue": "catalogue", "data": "data",
+    "run": "run", "sweep": "sweep", "best": "best", "plot": "plot", "audit": "audit", "account": "account",
+    "calibrate": "account", "claims": "account", "catalogue": "catalogue", "data": "data",
 }  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 training diverged or a secure sum overflowed, 2 bad input, 130 interrupted."""
+    """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input, 130
+    interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)

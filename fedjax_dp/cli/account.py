@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
-import pathlib
 from typing import Annotated, Any
 
 import numpy as np
@@ -33,7 +31,7 @@ from fedjax_dp.accounting import (
     seen,
 )  # fmt: skip
 from fedjax_dp.accounting.papers import Row
-from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.fields import told
 from fedjax_dp.screen import Screen
 
@@ -89,7 +87,7 @@ def account_command(arguments: list[str]) -> int:
         AccountOptions(),
         "The epsilon of noisy steps by every accountant." + JSON_TOO,
     )
-    _check_plot(options.plot)
+    check_plot(options.plot)
     _require(options, "noise_multiplier", "steps", "delta", "adjacency")
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
@@ -119,7 +117,7 @@ def calibrate_command(arguments: list[str]) -> int:
         CalibrateOptions(),
         "The noise multiplier that each accountant asks for." + JSON_TOO,
     )
-    _check_plot(options.plot)
+    check_plot(options.plot)
     _require(options, "epsilon", "steps", "delta", "adjacency")
     errors.require_positive("epsilon", options.epsilon, "it is the budget in nats")
     answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
@@ -138,17 +136,6 @@ def calibrate_command(arguments: list[str]) -> int:
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
     _print_answers(header, "noise multiplier", answers, warnings)
     return 0
-
-
-def _check_plot(path: str | None) -> None:
-    """Refuses a file that could not be written, before anything is computed for it."""
-    if path is None:
-        return
-    folder = pathlib.Path(path).parent
-    if pathlib.Path(path).suffix != ".png":
-        raise errors.refuse("plot", path, "a file name that ends in .png", "rename it")
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
-        raise errors.refuse("plot", path, "in a folder that exists and can be written to", "choose another")
 
 
 def _require(options: Any, *names: str, why: str = "") -> None:
@@ -305,7 +292,7 @@ def claims_command(arguments: list[str]) -> int:
         ClaimsOptions(),
         "The papers' theorems, and what can be proved." + JSON_TOO,
     )
-    _check_plot(options.plot)
+    check_plot(options.plot)
     with Screen().counter("claims") as count:
         rows = claim_rows(options.paper, count)
     if options.plot:

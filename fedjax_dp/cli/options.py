@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import io
+import os
+import pathlib
 import typing
 from typing import TypeVar
 
@@ -28,6 +30,17 @@ def take_option(arguments: list[str], name: str, wanted: str) -> tuple[str | Non
         if argument.startswith(name + "="):
             return argument.split("=", 1)[1], arguments[:index] + arguments[index + 1 :]
     return None, arguments
+
+
+def check_plot(path: str | None) -> None:
+    """Refuses a file that could not be written, before anything is computed for it."""
+    if path is None:
+        return
+    folder = pathlib.Path(path).parent
+    if pathlib.Path(path).suffix != ".png":
+        raise errors.refuse("plot", path, "a file name that ends in .png", "rename it")
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
+        raise errors.refuse("plot", path, "in a folder that exists and can be written to", "choose another")
 
 
 def parse(command: str, arguments: list[str], default: T, description: str) -> tuple[T, set[str]]:

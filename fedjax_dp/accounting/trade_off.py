@@ -1,0 +1,227 @@
+"""What an event's accountant promises about every attack: a trade-off curve, and what it means to find it broken.
+
+The trade-off curve f of an event gives, for each false positive rate, the smallest false negative rate of any attack on
+its releases (Dong, Roth, Su 2022, arXiv:1905.02383, Definition 2.1). An attack with rates below the curve refutes the
+promise, and tells how much less noise there must be. An epsilon at one delta is one pair of tangents of the curve: it
+throws away most of what the accountant knows, which costs an audit more trials than there are.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.signal import lfilter
+from scipy.special import ndtr, ndtri
+
+from fedjax_dp import errors
+from fedjax_dp.accounting.accountants import ATTAINED, Accountant, cost_of, epsilon_of
+from fedjax_dp.accounting.empirical import ErrorBounds, epsilon_of_any, mu_of
+from fedjax_dp.accounting.events import LEAST_NOISE, MOST_NOISE, Event, NotCoveredError
+from fedjax_dp.accounting.gaussian import Gdp, gaussian_trade_off
+from fedjax_dp.accounting.losses import LossDistribution
+from fedjax_dp.accounting.pld import Losses
+
+STEEPEST = 700.0  # nats; e to this power is still a float
+TANGENTS = 400  # per way of spacing them; four ways for each direction
+DELTAS = np.concatenate([np.geomspace(1e-16, 0.5, 400), 1 - np.geomspace(1e-6, 0.5, 100)[:-1]])
+PRECISION = 5e-4  # of the noise that an attack leaves possible, relative
+LEAST_RATE = 1e-12  # of errors that any number of trials could show
+LEAST_SEARCHED, MOST_SEARCHED = 0.05, 1e6  # noise in clip norms
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TradeOff:
+    """The smallest false negative rate that any attack can have, per false positive rate: call it on rates in [0, 1].
+
+    Either that of mu-GDP, or the highest of the lines that (`epsilons[k]`, `deltas[k]`)-privacy in both directions
+    puts below every attack: 1 - delta - e^epsilon fp and e^-epsilon (1 - delta - fp). No lines: everything is revealed.
+    Shapes: any; returns the same. The curve falls from at most 1 to 0 and is convex.
+    Source: Dong, Roth, Su 2022, equation (6) for mu, Proposition 2.12 for the lines.
+
+    >>> TradeOff(mu=1.0)(np.array([0.0, 0.05, 1.0])).round(3).tolist()
+    [1.0, 0.74, 0.0]
+    """
+
+    mu: float | None = None
+    epsilons: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0))
+    deltas: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0))
+
+    def __call__(self, false_positive: "np.ndarray | float") -> np.ndarray:
+        rates = np.asarray(false_positive, float)
+        if not ((rates >= 0) & (rates <= 1)).all():
+            raise errors.refuse("false positive rates", rates, "in [0, 1]")
+        if self.mu is not None:
+            return gaussian_trade_off(self.mu, rates)
+        steep, kept = np.exp(self.epsilons), 1 - self.deltas
+        curve = np.zeros(rates.size)
+        for k, rate in enumerate(rates.ravel()):  # one at a time: thousands of lines for each
+            curve[k] = max(np.max(kept - steep * rate, initial=0.0), np.max((kept - rate) / steep, initial=0.0))
+        return curve.reshape(rates.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def trade_off(event: Event, accountant: str | Accountant = "pld") -> TradeOff:
+    """The trade-off curve that an accountant promises for an event, between any two neighbours in either order.
+
+    Adjacency: the event's. Limits: nothing released -> 1 - fp; a release without noise -> 0.
+    Errors:    none for "gaussian", nor for "pld" where that is exact. Else "pld" lies below the curve of its pairs, by
+               at most 1e-3 of mu where both rates are above 1e-12. The others know an epsilon per delta only; theirs is
+               the curve of all these, and as loose as they are.
+    Raises:    NotCoveredError if the accountant has no theorem for the event.
+    """
+    released = [step for step, _ in event.leaves()]
+    if not released:
+        return TradeOff(mu=0.0)
+    if any(step.reveals_everything for step in released):
+        return TradeOff()
+    cost = cost_of(event, accountant)
+    if isinstance(cost, Gdp):
+        return TradeOff(mu=cost.mu)
+    if isinstance(cost, Losses):
+        epsilons, deltas = _profile(cost)
+    else:
+        epsilons, deltas = np.array([cost.epsilon(float(delta)) for delta in DELTAS]), DELTAS
+    usable = epsilons <= STEEPEST
+    return TradeOff(None, epsilons[usable], deltas[usable])
+
+
+def contradicts(bounds: ErrorBounds, curve: TradeOff) -> bool:
+    """Whether no mechanism that keeps the promise `curve` has error rates within the bounds.
+
+    Proved: if the promise is kept this happens in at most a fraction `bounds.significance` of audits. For a joint test
+    it is the case if and only if the sum of both rates is below the least x + curve(x).
+    """
+    fp, fn = bounds.corner
+    return bool(fn < curve(fp))
+
+
+def noise_at_most(bounds: ErrorBounds, event: Event, accountant: str | Accountant = "pld") -> float:
+    """The largest factor s on all noise of `event` for which `event.scaled(s)` is not contradicted; inf if none is.
+
+    Proved: if what was attacked is `event.scaled(s)` for some s, that is the sampling, the number of releases, the clip
+            norms and the kind of noise are as stated, then s is at most this, with confidence 1 - `significance`. Below
+            1 the noise is less than stated. Should the attack beat even noise multipliers of 0.05, that factor is
+            returned: s is at most that as well, and the mechanism is probably not of this kind.
+    Errors: 1e-3 above the largest such factor, relative; closed form where the accountant's curve is Gaussian.
+    Raises: NotCoveredError if the accountant has no theorem for the event, ConfigurationError if it adds no noise.
+    """
+    evidence, (fp, _) = mu_of(bounds), bounds.corner
+    noises = [step.noise_multiplier for step, _ in event.leaves()]
+    if not noises or min(noises) == 0:
+        got = "a release without noise" if noises else "no release"
+        raise errors.refuse("the event to audit", got, "made of at least one release, all of them noisy")
+    if not evidence > 0:  # coin flips have such rates
+        return math.inf
+    start = trade_off(event, accountant)
+    if start.mu is not None:
+        return start.mu / evidence
+
+    def excess(log_factor: float) -> float:
+        """Above zero where the curve still allows the rates; close to linear."""
+        curve = trade_off(event.scaled(math.exp(log_factor)), accountant)
+        allowed = float(-ndtri(fp) - ndtri(np.maximum(curve(fp), 1e-300)))
+        return math.log(max(allowed, 1e-12) / evidence)
+
+    least, most = math.log(LEAST_SEARCHED / min(noises)), math.log(MOST_SEARCHED / max(noises))
+    low = high = 0.0
+    value = excess(0.0)
+    while value > 0 and high < most:
+        low, high = high, min(high + 1.2 * value + 0.02, most)
+        value = excess(high)
+    while value <= 0 and low > least and (low == high or excess(low) <= 0):
+        high, low = low, max(low - 1.0, least)
+    if excess(low) <= 0:
+        return math.exp(low)
+    if excess(high) > 0:
+        return math.inf
+    root = brentq(excess, low, high, xtol=PRECISION, rtol=1e-12)
+    return math.exp(root + PRECISION)  # on the side that is contradicted
+
+
+def epsilon_at_least(bounds: ErrorBounds, event: Event, delta: float, accountant: str | Accountant = "pld") -> float:
+    """Epsilon at `delta` that the attacked mechanism has at least, if it is `event` with some other amount of noise.
+
+    Proved: let what was attacked be `event.scaled(s)` for some s > 0. With confidence 1 - `significance` s is at most
+            `noise_at_most`, and with that much noise two real neighbours attain the epsilon given here: those of
+            `ATTAINED`, for which there is a closed form. Less noise can only cost more. Without the hypothesis only
+            `epsilon_of_any` is proved; it follows from the same bounds, so the larger of the two counts, and it alone
+            where no pair of neighbours is known in closed form.
+    Limits: 0 where the bounds contradict nothing. For Gaussian events the exact epsilon of the mu that `mu_of` gives.
+    Errors: 1e-3 below, and, as losses are discretised upwards, at most 5e-4 above, both relative.
+    Raises: NotCoveredError if the accountant has no theorem for the event; ConfigurationError for a delta outside
+            (0, 1) or an event that adds no noise.
+    """
+    anyway = epsilon_of_any(bounds, delta)
+    factor = noise_at_most(bounds, event, accountant)
+    if math.isinf(factor):
+        return anyway
+    noises = [step.noise_multiplier * factor for step, _ in event.leaves()]
+    if max(noises) > MOST_NOISE:
+        return anyway
+    factor *= max(LEAST_NOISE / min(noises), 1.0)
+    try:
+        return max(epsilon_of(event.scaled(factor), delta, ATTAINED), anyway)
+    except NotCoveredError:
+        return anyway
+
+
+def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
+    """The smallest number of trials per world after which a flawless attack would contradict the curve.
+
+    By the joint test, which then needs fewer trials than the one by halves. With fewer, no outcome of either test can
+    refute the promise, so an audit says nothing. An honest attack needs several times more.
+    Raises: ConfigurationError if an attack with error rates of 1e-12 would keep the promise.
+    """
+    errors.require_in_unit_interval("significance", significance)
+    if float(curve(LEAST_RATE)) <= LEAST_RATE:
+        raise errors.refuse(
+            "the promise to audit", f"one that allows attacks with error rates below {LEAST_RATE:g}",
+            "one that an attack can break in a trillion trials", "use more noise, or test a smaller claim",
+        )  # fmt: skip
+    # the corner of a flawless attack is on the diagonal, and contradicts the curve below the rate at which they meet
+    rate = math.exp(
+        brentq(
+            lambda log: math.log(max(float(curve(math.exp(log))), 1e-300)) - log, math.log(LEAST_RATE), 0.0, xtol=1e-13
+        )
+    )
+    return math.floor(max(math.log(significance) / math.log1p(-rate), 1 / rate) / 2) + 1
+
+
+def _profile(cost: Losses) -> tuple[np.ndarray, np.ndarray]:
+    """Epsilons at which the curve's tangents are taken, and their deltas in the worse direction."""
+    spacing = cost.directions[0].spacing
+    rows = np.unique(np.concatenate([_tangents(loss) for loss in cost.directions]))
+    deltas = np.max([_deltas(loss, rows) for loss in cost.directions], axis=0)
+    return rows * spacing, deltas
+
+
+def _tangents(loss: LossDistribution) -> np.ndarray:
+    """Grid indices >= 0 of losses, evenly spaced in nats and in the probits of both error rates of the best tests."""
+    last = min(loss.lowest + loss.masses.size - 1, int(STEEPEST / loss.spacing))
+    if last <= 0:
+        return np.zeros(1, int)
+    first = max(loss.lowest, 0)
+    probits = np.linspace(-8.2, 8.2, TANGENTS)
+    below = np.cumsum(loss.masses)  # false negative rates
+    above = loss.infinite + np.cumsum(loss.masses[::-1])[::-1]
+    rarer = np.cumsum((loss.masses * np.exp(-np.maximum(loss.losses, -STEEPEST)))[::-1])[::-1]  # false positive rates
+    rows = np.concatenate([
+        np.searchsorted(below, ndtr(probits)),
+        below.size - np.searchsorted(above[::-1], ndtr(probits)),
+        below.size - np.searchsorted(rarer[::-1], ndtr(probits)),
+    ]) + loss.lowest  # fmt: skip
+    rows = np.concatenate([rows, np.linspace(first, last, TANGENTS).astype(int), [0]])
+    return np.unique(rows[(rows >= 0) & (rows <= last)])
+
+
+def _deltas(loss: LossDistribution, rows: np.ndarray) -> np.ndarray:
+    """Delta at epsilon = row * spacing: the mass from there on, less the same discounted by e^(epsilon - loss)."""
+    mass = np.cumsum(loss.masses[::-1])[::-1]
+    discounted = lfilter([1.0], [1.0, -math.exp(-loss.spacing)], loss.masses[::-1])[::-1]
+    at = np.maximum(rows - loss.lowest, 0)  # the first loss that is not below epsilon
+    inside = at < mass.size
+    at = np.where(inside, at, 0)
+    gap = np.exp(np.minimum((rows - loss.lowest - at) * loss.spacing, 0.0))
+    return loss.infinite + np.where(inside, np.maximum(mass[at] - gap * discounted[at], 0.0), 0.0)

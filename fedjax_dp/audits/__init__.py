@@ -1,0 +1,1 @@
+"""Auditing: attacks on thousands of simulated runs prove lower bounds on epsilon."""

@@ -1,0 +1,133 @@
+"""How an adversary scores what it received: learnt on pilot trials, then frozen.
+
+Received is `(trials, times, roles, numbers)`; a score `(trials,)` is larger the more it speaks for the canary. None of
+this needs to be right for a bound to hold: a bad attack only proves less.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy.special import logsumexp
+from scipy.stats import binom
+
+Score = Callable[[np.ndarray], np.ndarray]
+LEAST_SPREAD = 1e-9  # of a number, relative to its size: less is rounding
+RIDGE = 1e-6  # on correlations: small, so that noise that two numbers share cancels
+PER_NUMBER = 4  # pilot trials that a learnt coefficient takes
+
+
+class Attack(Protocol):
+    """Learns a score from pilot trials of both worlds; None where it has nothing to learn from."""
+
+    def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None: ...
+
+
+class Scale(NamedTuple):
+    """The centre and spread of every number in the world without the canary."""
+
+    centre: np.ndarray
+    spread: np.ndarray
+    told: np.ndarray  # bool: whether a number tells anything
+
+    @staticmethod
+    def of(absent: np.ndarray, present: np.ndarray) -> "Scale":
+        size = np.maximum(np.abs(absent).max(0), np.abs(present).max(0))
+        spread = np.maximum(absent.std(0), LEAST_SPREAD * np.maximum(size, 1e-30))
+        return Scale(absent.mean(0), spread, (absent.std(0) > 0) | (present.std(0) > 0) | (absent[0] != present[0]))
+
+    def __call__(self, received: np.ndarray) -> np.ndarray:
+        return np.where(self.told, (received - self.centre) / self.spread, 0.0)
+
+
+def _discriminant(absent: np.ndarray, present: np.ndarray, ridge: float) -> np.ndarray:
+    """Fisher's linear discriminant of rows `(trials, numbers)`: the weights of the numbers."""
+    shift = present.mean(0) - absent.mean(0)
+    spread = np.atleast_2d((np.cov(absent, rowvar=False) + np.cov(present, rowvar=False)) / 2)
+    unit = np.sqrt(np.maximum(np.diag(spread), 1e-30))
+    alike = spread / np.outer(unit, unit)
+    alike[np.diag_indices_from(alike)] = 1 + ridge
+    return np.linalg.solve(alike, shift / unit) / unit
+
+
+class Summed(NamedTuple):
+    """Numbers are summed over times, each in units of its own spread, and weighed by Fisher's discriminant.
+
+    The likelihood ratio itself for a canary that is in every batch and noise that is independent and Gaussian.
+    times     `(times,)` bool: when the canary may show;
+    changes   what is received are changes of something that the client keeps, so their running sums tell more.
+    """
+
+    times: np.ndarray
+    changes: bool = False
+
+    def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
+        def seen(received: np.ndarray) -> np.ndarray:
+            numbers = np.concatenate([received, received.cumsum(1)], -1) if self.changes else received
+            return numbers[:, self.times]
+
+        scale = Scale.of(seen(absent), seen(present))
+
+        def summed(received: np.ndarray) -> np.ndarray:
+            return scale(seen(received)).sum(1).reshape(len(received), -1)
+
+        weights = _discriminant(summed(absent), summed(present), RIDGE)
+        return lambda received: summed(received) @ weights
+
+
+class Weighed(NamedTuple):
+    """All numbers of all times, weighed by Fisher's discriminant: noise that returns or is missing somewhere shows."""
+
+    ridge: float = RIDGE
+
+    def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
+        scale = Scale.of(absent, present)
+        count = int(scale.told.sum())
+        if not 0 < count <= (len(absent) + len(present)) / PER_NUMBER:
+            return None
+
+        def flat(received: np.ndarray) -> np.ndarray:
+            return scale(received)[:, scale.told]
+
+        weights = _discriminant(flat(absent), flat(present), self.ridge)
+        return lambda received: flat(received) @ weights
+
+
+class LikelihoodRatio(NamedTuple):
+    """The likelihood ratio where a record joins some of the batches between two messages, nobody knows which.
+
+    At each time the number of batches it joins is binomial (`steps`, `rate`), each moves the message equally far, and
+    the noise is Gaussian.
+    times  `(times,)` bool: when the canary may show.
+    """
+
+    times: np.ndarray
+    steps: int
+    rate: float
+
+    def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
+        scale = Scale.of(absent, present)
+
+        def by_time(received: np.ndarray) -> np.ndarray:
+            return scale(received).reshape(*received.shape[:2], -1)[:, self.times]
+
+        low, high = by_time(absent), by_time(present)
+        numbers = low.shape[-1]
+        weights = _discriminant(low.reshape(-1, numbers), high.reshape(-1, numbers), RIDGE)
+        line = [low @ weights, high @ weights]
+        centre, spread = line[0].mean(), line[0].std()
+        if not spread > 0:
+            return None
+        each = (line[1].mean() - centre) / spread / (self.steps * self.rate)
+        hits = np.arange(self.steps + 1)
+        weight = binom(self.steps, self.rate).logpmf(hits)
+        hits, weight = hits[weight > -40], weight[weight > -40]  # the others never happen
+
+        def score(received: np.ndarray) -> np.ndarray:
+            z = (by_time(received) @ weights - centre) / spread
+            total = np.zeros(len(z))
+            for column in z.T:  # times
+                total += logsumexp(weight + np.outer(column, hits * each) - (hits * each) ** 2 / 2, axis=1)
+            return total
+
+        return score

@@ -1,0 +1,324 @@
+"""Auditing: the stated epsilon is put to the test by attacks on simulated runs in neighbouring worlds."""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
+from fedjax_dp.accounting.guarantee import finite
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
+from fedjax_dp.audits.duel import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
+from fedjax_dp.audits.game import Game
+from fedjax_dp.audits.one_run import Guesses, guess
+from fedjax_dp.audits.scene import CANARY_NAMES, Scene, set_scene
+from fedjax_dp.audits.trials import Trials
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.ledger import noise_of, with_noise
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.simulation import check, run_key
+from fedjax_dp.values import changed, role_key
+
+TRACED = 256  # trials without noise in which a canary has to leave a trace
+LEAST_CLAIM = 1e-3  # an epsilon that is told from 0
+LEAST_TRACE = 1e-5  # of the largest number that is received
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """What was stated, and what was proved against it.
+
+    epsilon       stated for the audited client at the Guarantee's delta;
+    claim         an epsilon that somebody claims instead, or None;
+    lower         epsilon that is proved with confidence 1 - significance, if noise and sampling are of the kind that
+                  is stated and only their size is in doubt;
+    of_any        epsilon that is proved whatever the mechanism is: with n trials at most about ln n;
+    noise         the noise is at most so many times what is stated, under the same hypothesis as `lower`;
+    violated      the attack errs less often than any attack on the stated mechanism could, or `lower` is above `claim`;
+    repeat        the call that does the same again.
+    """
+
+    guarantee: Guarantee
+    client: int
+    epsilon: float
+    claim: float | None
+    lower: float
+    of_any: float
+    noise: float
+    violated: bool
+    canary: str
+    outcome: Outcome | Guesses
+    event: Event
+    accountant: str
+    trials: int
+    significance: float
+    seed: int
+    seconds: float
+    repeat: str
+
+    @property
+    def confidence(self) -> str:
+        """In percent."""
+        return f"{100 * (1 - self.significance):.4g}%"
+
+    @property
+    def tested(self) -> float:
+        """The claim, or else the epsilon that is stated."""
+        return self.epsilon if self.claim is None else self.claim
+
+    @property
+    def refuted(self) -> tuple[str, ...]:
+        """Claims of papers about this run that `lower` contradicts."""
+        return tuple(
+            str(claim) for claim in self.guarantee.claims
+            if claim.epsilon is not None and claim.delta == self.guarantee.delta and claim.epsilon < self.lower
+            and claim.client in (None, self.client) and claim.rounds is None
+        )  # fmt: skip
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        whom = f"at delta {self.guarantee.delta:g} for {self._whom} against {self.guarantee.view}"
+        said = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
+        sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
+        if not self.violated:
+            return f"consistent: {said}; at least {self.lower:.4g} is proved {sure} by {evidence}"
+        if self.lower > self.tested:
+            proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}"
+        else:
+            proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
+        less = f"; the noise is at most {self.noise:.3g} times what is stated" if self.noise < 1 else ""
+        return f"VIOLATED: {said}, but {proved}{less}; repeat: {self.repeat}"
+
+    @property
+    def _whom(self) -> str:
+        return f"one record of client {self.client}" if self.guarantee.unit is Unit.RECORD else f"client {self.client}"
+
+    def __str__(self) -> str:
+        return self.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "violated": self.violated, "verdict": self.verdict, "epsilon_stated": finite(self.epsilon),
+            "epsilon_tested": finite(self.tested),
+            "epsilon_lower": self.lower, "epsilon_lower_of_any_mechanism": self.of_any,
+            "noise_at_most": finite(self.noise), "delta": self.guarantee.delta, "confidence": 1 - self.significance,
+            "claim": self.claim, "client": self.client, "view": self.guarantee.view.value, "canary": self.canary,
+            "trials": self.trials, "seed": self.seed, "seconds": self.seconds, "repeat": self.repeat,
+            **self.outcome.to_dict(),
+            "refuted_claims": list(self.refuted), "guarantee": self.guarantee.to_dict(),
+        }  # fmt: skip
+
+
+def audit(
+    algorithm: Algorithm, data: FederatedData, *, rounds: int, delta: float | None, seed: int = 0,
+    model: Model | None = None, view: str | None = None, colluders: int = 0, accountant: str = "pld",
+    canary: str = "gradient", client: int | None = None, record: int = 0, trials: int = 10_000,
+    one_run: int | None = None, significance: float = 0.05, claim: float | None = None, parameters: int = 20,
+    lanes: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Audit:  # fmt: skip
+    """Run `algorithm` `trials` times, half of them with a canary, and prove a lower bound on epsilon.
+
+    The worlds are neighbours under unit and adjacency of the algorithm's Guarantee. The cohorts are those of `seed`
+    where the adversary of the view knows them; all else is fresh in every trial.
+    view        what the adversary receives, as in `privacy.guarantee`; default the strongest that is hidden from;
+    canary      "gradient": the worst case. Records are gradients of a linear model of `parameters` parameters: the
+                canary's is C e, that of what it replaces -C e, in every step; what the others' are is chosen to tell
+                the most, see `worlds.gradient_game`. Every layer of the algorithm is run but the user's model.
+                "label-flip", "blank", "mislabelled": the user's model and data, with record number `record` of the
+                client (all of them, where whole clients are hidden) changed so, or absent in the other world;
+    client      whose record it is; default the one with the largest epsilon;
+    claim       an epsilon that somebody states at this delta, to be tested instead of the Guarantee's;
+    trials      runs in all, of which some tenths only choose the attack and its threshold;
+    one_run     a number: one run instead, with so many canaries (records of the client, or clients), each there by a
+                coin of its own, for models that cannot be trained often. Proves less;
+    significance  chance of a wrong VIOLATED, at most;
+    lanes       trials at once on a device;
+    progress    called with (runs done, runs in all).
+    Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
+            leaves no trace.
+    """
+    asked, began = dict(locals()), time.perf_counter()
+    errors.require_choice("canary", canary, CANARY_NAMES)
+    errors.require_in_unit_interval("significance", significance)
+    for name, count in (("trials", trials), ("lanes", 1 if lanes is None else lanes)):
+        errors.require_count(name, count)
+    if claim is not None:
+        errors.require_not_negative("claim", claim)
+    own = model or logistic_regression(data.record_shape, data.classes)
+    check(algorithm, data, rounds, own)
+    scene = set_scene(
+        algorithm, data, own, rounds=rounds, delta=delta, seed=seed, view=view, colluders=colluders,
+        accountant=accountant, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters,
+    )  # fmt: skip
+    curve = _tested(scene, claim, accountant)
+    if one_run is None:
+        _require_trials(trials, len(scene.games), curve, scene.epsilon if claim is None else claim, significance)
+    field = Trials(next(iter(scene.games.values())), seed, lanes, scene.bits)
+    traces = {name: _trace(field, game) for name, game in scene.games.items()}
+    times = np.any(list(traces.values()), axis=0)
+    if not times.any():
+        raise errors.refuse(
+            "canary",
+            f"{canary} at client {scene.client}",
+            "one that leaves a trace once gradients are clipped",
+            "take another canary, record or client",
+        )
+    outcome: Outcome | Guesses
+    if one_run is None:
+        outcome = duel(
+            {name: functools.partial(field.run, game) for name, game in scene.games.items() if traces[name].any()},
+            _attacks(algorithm, data, scene, times), curve, trials=trials, significance=significance,
+            progress=progress,
+        )  # fmt: skip
+    else:
+        name, game = next(iter(scene.games.items()))
+        outcome = guess(field, game, name, scene.epsilon if claim is None else claim, scene.delta, seed, significance)
+    return _judged(
+        scene, outcome, accountant, claim=claim, canary=canary, trials=trials if one_run is None else 1,
+        significance=significance, seed=seed, seconds=time.perf_counter() - began, repeat=_call("audit", asked),
+    )  # fmt: skip
+
+
+def audit_mechanism(
+    mechanism: Callable[[jax.Array, jax.Array], Any], event: Event, *, delta: float, seed: int = 0,
+    accountant: str = "pld", trials: int = 10_000, significance: float = 0.05, claim: float | None = None,
+    lanes: int = 256, progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Audit:  # fmt: skip
+    """Audit any function: `mechanism(key, there)` is what an adversary receives with the canary, or without it.
+
+    mechanism  jax code, vmapped over trials; `there` is a traced bool. It returns numbers in any arrays; if it is one
+               matrix, its rows are releases that follow one another;
+    event      what it is said to release.
+    The other options are those of `audit`. Raises: ConfigurationError as there.
+    """
+    asked, began = dict(locals()), time.perf_counter()
+    errors.require_in_unit_interval("significance", significance)
+    errors.require_count("trials", trials)
+    epsilon = accounting.epsilon_of(event, delta, accountant)
+    if math.isinf(epsilon):
+        raise errors.refuse("event", "no epsilon", "one that has an epsilon to be tested")
+    step = next(step for step, _ in event.leaves())
+    promise = Guarantee(
+        (epsilon,), delta, step.unit, step.adjacency, View.UPLOADS, accounting.ACCOUNTANTS[accountant].about,
+        (f"the function releases {event}",),
+    )  # fmt: skip
+    scene = Scene(promise, delta, 0, epsilon, event, {"function": None}, ())
+    curve = _tested(scene, claim, accountant)
+    _require_trials(trials, 1, curve, epsilon if claim is None else claim, significance)
+    key = role_key(run_key(seed), "audit")
+
+    @jax.jit
+    def received(numbers: jax.Array, worlds: jax.Array) -> jax.Array:
+        def one(number: jax.Array, there: jax.Array) -> jax.Array:
+            found = mechanism(jax.random.fold_in(key, number), there)
+            if isinstance(found, jax.Array) and found.ndim == 2:
+                return found
+            return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(found)])[None]
+
+        return jax.vmap(one)(numbers, worlds)[:, :, None]
+
+    def play(first: int, worlds: np.ndarray, told: Callable[[int], None]) -> np.ndarray:
+        found = []
+        for at in range(0, len(worlds), lanes):
+            numbers = np.arange(first + at, first + at + lanes, dtype=np.int32)
+            found.append(np.asarray(received(numbers, np.resize(worlds[at : at + lanes], lanes))))
+            told(min(at + lanes, len(worlds)))
+        return np.concatenate(found)[: len(worlds)]
+
+    times = np.ones(jax.eval_shape(received, np.zeros(1, np.int32), np.zeros(1, bool)).shape[1], bool)
+    outcome = duel(
+        {"function": play}, _attacks_on(event, times, 1), curve, trials=trials, significance=significance,
+        progress=progress,
+    )  # fmt: skip
+    return _judged(
+        scene, outcome, accountant, claim=claim, canary="function", trials=trials, significance=significance,
+        seed=seed, seconds=time.perf_counter() - began, repeat=_call("audit_mechanism", asked),
+    )  # fmt: skip
+
+
+def _call(function: str, asked: dict[str, Any]) -> str:
+    """The call with all options that are plain values."""
+    told = [f"{name}={value!r}" for name, value in asked.items() if isinstance(value, int | float | str)]
+    return f"{function}(..., {', '.join(told)})"
+
+
+def _judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim: float | None, **told: Any) -> Audit:
+    """What the outcome proves."""
+    lower = outcome.epsilon_at_least(scene.event, scene.delta, accountant)
+    violated = (
+        lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(scene.event, accountant))
+    )
+    return Audit(
+        guarantee=scene.guarantee, client=scene.client, epsilon=scene.epsilon, claim=claim, lower=lower,
+        of_any=outcome.epsilon_of_any(scene.delta), noise=outcome.noise_at_most(scene.event, accountant),
+        violated=violated, outcome=outcome, event=scene.event, accountant=accountant, **told,
+    )  # fmt: skip
+
+
+def _tested(scene: Scene, claim: float | None, accountant: str) -> TradeOff:
+    """The curve against which attacks are chosen: what is stated, or what would have to be true for the claim.
+
+    That is the same kind of mechanism with the noise at which two real neighbours attain the claim; where no such pair
+    is known, the claim itself.
+    """
+    if claim is None:
+        return accounting.trade_off(scene.event, accountant)
+    try:
+        factor = accounting.noise_factor_for(scene.event, max(claim, LEAST_CLAIM), scene.delta, accounting.ATTAINED)
+        return accounting.trade_off(scene.event.scaled(factor), accountant)
+    except errors.ConfigurationError:  # no such pair, or no such noise
+        return TradeOff(None, np.array([claim]), np.array([scene.delta]))
+
+
+def _require_trials(trials: int, games: int, curve: TradeOff, epsilon: float, significance: float) -> None:
+    """Refuse trials with which nothing could ever be proved."""
+    needed = accounting.trials_needed(curve, significance)
+    if counted_trials(trials, games) < needed:
+        least = max(math.ceil(2 * needed / (1 - games * PILOT)), games * LEAST_PILOT + 2 * needed)
+        raise errors.refuse(
+            "trials", trials, f"at least {least}",
+            f"with fewer not even a flawless attack would contradict epsilon {epsilon:.3g} with confidence "
+            f"{100 * (1 - significance):.4g}%",
+        )  # fmt: skip
+
+
+def _trace(field: Trials, game: Game) -> np.ndarray:
+    """When the canary changes what the adversary receives, the noise left out `(times,)`."""
+    algorithm = game.algorithm
+    quiet = changed(game, algorithm=with_noise(algorithm, np.zeros_like(np.asarray(noise_of(algorithm)))))
+    trials = 1 if field.bits else TRACED  # with many canaries one run is enough
+    worlds = (np.full((trials, *field.bits), there) for there in (False, True))
+    absent, present = (field.run(quiet, 0, world)[:, :, 0] for world in worlds)
+    size = max(np.abs(absent).max(), np.abs(present).max())
+    return np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2))
+
+
+def _attacks(algorithm: Algorithm, data: FederatedData, scene: Scene, times: np.ndarray) -> dict[str, Attack]:
+    """Those that may tell something here."""
+    local, unit = algorithm.local, scene.guarantee.unit
+    tau = local.batches.count(local.steps, int(data.sizes[scene.client])) if unit is Unit.RECORD else 1
+    released = sum(count for _, count in scene.event.leaves())
+    steps = released if scene.guarantee.view is View.FINAL_MODEL else tau
+    found = _attacks_on(scene.event, times, steps)
+    if any(correction.keeps for correction in local.corrections):
+        found["summed changes"] = Summed(times, changes=True)
+    return found
+
+
+def _attacks_on(event: Event, times: np.ndarray, steps: int) -> dict[str, Attack]:
+    """Those that suit releases of this kind, `steps` of them at a time."""
+    found: dict[str, Attack] = {"summed": Summed(times), "weighed": Weighed(), "weighed, shrunk": Weighed(0.1)}
+    sampled = [step.sampling.rate for step, _ in event.leaves() if step.sampling.rate < 1]
+    if sampled:
+        found["likelihood ratio"] = LikelihoodRatio(times, steps, sampled[-1])
+    return found

@@ -1,0 +1,91 @@
+"""Thousands of runs of a game as one compiled program: trials are an axis, in lanes on every device."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp.audits.game import Game
+from fedjax_dp.simulation import run_key
+from fedjax_dp.sweeps.memory import free_memory
+from fedjax_dp.values import role_key
+
+AXIS = "trials"
+MOST_LANES = 1024
+CACHE = 2**21  # bytes that the lanes of a CPU core may work on at once
+AHEAD = 3  # dispatches that wait
+
+
+class Trials:
+    """A compiled game. Trial numbers name keys, so a trial is the same whatever runs beside it.
+
+    lanes  trials that a device plays at once; None: as many as its memory, or a CPU core's cache, holds;
+    bits   shape of what says whether the canary is there.
+    """
+
+    def __init__(self, game: Game, seed: int, lanes: int | None = None, bits: tuple[int, ...] = ()):
+        devices = jax.local_devices()
+        self.mesh = Mesh(devices, (AXIS,))
+        spread, whole = NamedSharding(self.mesh, P(AXIS)), NamedSharding(self.mesh, P())
+        self.whole, self.bits = whole, bits
+        game = self._placed(game)
+        self.key = jax.device_put(role_key(run_key(seed), "audit"), whole)
+        self.lanes = lanes or 1
+        while True:
+            count = self.lanes * len(devices)
+            numbers = jax.ShapeDtypeStruct((count,), jnp.int32, sharding=spread)
+            worlds = jax.ShapeDtypeStruct((count, *bits), jnp.bool_, sharding=spread)
+            self.program = self._jitted().lower(game, self.key, numbers, worlds).compile()
+            used = self.program.memory_analysis()
+            each = max(used.temp_size_in_bytes + used.output_size_in_bytes, 1) / self.lanes if used else 1.0
+            if lanes is not None or self.lanes > 1:
+                break
+            room = CACHE if devices[0].platform == "cpu" else 0.5 * free_memory(devices)
+            self.lanes = 2 ** int(math.log2(min(max(room / each, 1), MOST_LANES)))
+            if self.lanes == 1:
+                break
+        self.spread = spread
+
+    def _jitted(self) -> Any:
+        def play(game: Game, key: jax.Array, numbers: jax.Array, worlds: jax.Array) -> jax.Array:
+            return jax.vmap(lambda number, there: game.play(jax.random.fold_in(key, number), there))(numbers, worlds)
+
+        return jax.jit(
+            jax.shard_map(
+                play, mesh=self.mesh, in_specs=(P(), P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), check_vma=False
+            )
+        )
+
+    def _placed(self, game: Game) -> Game:
+        return jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
+
+    def run(
+        self, game: Game, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None
+    ) -> np.ndarray:
+        """Trials number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
+
+        game  the one it was compiled for, or one that differs from it in numbers.
+        """
+        placed = self._placed(game)
+        width = self.lanes * self.mesh.size
+        waiting: list[Any] = []
+        found: list[np.ndarray] = []
+
+        def collect() -> None:
+            found.append(np.asarray(waiting.pop(0)))
+            progress(min(len(found) * width, len(worlds)))
+
+        for at in range(0, len(worlds), width):
+            numbers = np.arange(first + at, first + at + width, dtype=np.int32)
+            there = np.resize(worlds[at : at + width], (width, *worlds.shape[1:])).astype(bool)
+            waiting.append(self.program(placed, self.key, *jax.device_put((numbers, there), self.spread)))
+            if len(waiting) > AHEAD:
+                collect()
+        while waiting:
+            collect()
+        return np.concatenate(found)[: len(worlds)]

@@ -1,0 +1,211 @@
+"""`fedjax-dp audit`."""
+
+import dataclasses
+import inspect
+import json
+import shlex
+from typing import Annotated, Any
+
+from rich.console import Console
+
+from fedjax_dp import config as configs
+from fedjax_dp import devices, report
+from fedjax_dp.accounting import Guarantee, Unit
+from fedjax_dp.audits.audit import Audit, audit
+from fedjax_dp.audits.duel import Outcome
+from fedjax_dp.cli.options import check_plot, parse, take_flag
+from fedjax_dp.config import RunConfig
+from fedjax_dp.fields import told
+from fedjax_dp.runs import prepare
+from fedjax_dp.screen import Screen
+
+DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
+
+usage: fedjax-dp audit [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run, and after them those of the
+audit. --json prints one JSON object on stdout and nothing else. Exit code 1 says that what is stated is violated: with
+--significance 0.05 at most one sound run in twenty is told so."""
+USUAL = {name: parameter.default for name, parameter in inspect.signature(audit).parameters.items()}
+OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
+IDLE = ("evaluate_every", "train_metrics", "target_accuracy", "checkpoint_every", "chunk_size", "out")
+
+_IF = "          if noise and sampling are of the stated kind, and only how much noise there is is in doubt"
+_UNTESTED = "untested  your model, which is not run: this canary chooses gradients, and all that is done to them is run"
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditOptions(RunConfig):
+    """The run, and how to attack it."""
+
+    trials: Annotated[int, told("runs in all; some tenths of them are only learnt from")] = USUAL["trials"]
+    one_run: Annotated[
+        int | None,
+        told("one run with so many canaries instead of many runs with one; proves less", "(default: many runs)", "INT"),
+    ] = USUAL["one_run"]
+    canary: Annotated[
+        str,
+        told(
+            "gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of "
+            "your data in your model"
+        ),
+    ] = USUAL["canary"]
+    client: Annotated[int | None, told("whom to attack", "(default: the one with the largest epsilon)", "INT")] = USUAL[
+        "client"
+    ]
+    record: Annotated[int, told("of that client, where single records are hidden")] = USUAL["record"]
+    significance: Annotated[float, told("chance of a wrong VIOLATED, at most")] = USUAL["significance"]
+    claim: Annotated[float | None, told("an epsilon to test instead of the one stated", "(default: none)", "FLOAT")] = (
+        USUAL["claim"]
+    )
+    parameters: Annotated[int, told("of the model that the gradient canary is run in")] = USUAL["parameters"]
+    lanes: Annotated[
+        int | None, told("runs at once on a device", "(default: what fits into its memory, or cache)", "INT")
+    ] = USUAL["lanes"]
+    plot: Annotated[str | None, told("write a picture to this PNG file", "(default: none)", "FILE")] = None
+
+
+def audit_command(arguments: list[str]) -> int:
+    """Run an audit and print what it found; 1 where what is stated is violated."""
+    given = list(arguments)
+    as_json, arguments = take_flag(arguments, "--json")
+    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    options, flagged = parse("audit", arguments, AuditOptions(**(configs.read(path) if path else {})), DESCRIPTION)
+    check_plot(options.plot)
+    screen = Screen()
+    idle = [f"--{name.replace('_', '-')}" for name in IDLE if name in flagged]
+    if idle:
+        screen.say(f"of no effect on an audit: {', '.join(idle)}")
+    devices.cache_programs()
+    config = configs.resolve(RunConfig(**{name: getattr(options, name) for name in _names(RunConfig)}))
+    found, promise = _audited(config, options, screen)
+    found = dataclasses.replace(found, repeat=_again(given))
+    if options.plot:
+        from fedjax_dp.audits.picture import plot_audit  # slow to import, and only needed here
+
+        plot_audit(found, options.plot)
+        screen.say(f"picture in {options.plot}")
+    if as_json:
+        own = {name: getattr(options, name) for name in _names(AuditOptions) if name not in _names(RunConfig)}
+        content = found.to_dict() | {
+            "options": own, "config": dataclasses.asdict(config), "versions": report.versions(),
+            "device": report.device(),
+        }  # fmt: skip
+        print(json.dumps(content, allow_nan=False))
+    else:
+        _print(found, promise, options)
+    return int(found.violated)
+
+
+def _names(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[Audit, Guarantee]:
+    """The audit of a resolved configuration, and the Guarantee of its run."""
+    data = configs.build_data(config)
+    model = configs.build_model(config, data)
+    algorithm = configs.build_algorithm(config, data)
+    common: dict[str, Any] = {
+        "rounds": config.rounds, "seed": config.seed, "delta": config.delta, "accountant": config.accountant,
+        "view": config.view, "colluders": config.colluders, "model": model,
+    }  # fmt: skip
+    with screen.counter("calibrating noise") as count:
+        algorithm, promise = prepare(
+            algorithm, data, epsilon=configs.budgets(config, data), participation=config.participation,
+            sigma_mode=config.sigma_mode, progress=count, **common,
+        )  # fmt: skip
+    with screen.bar("auditing", total=options.trials) as show:
+        found = audit(
+            algorithm, data, canary=options.canary, client=options.client, record=options.record,
+            trials=options.trials, one_run=options.one_run, significance=options.significance, claim=options.claim,
+            parameters=options.parameters, lanes=options.lanes, progress=lambda done, total: show(done, ""), **common,
+        )  # fmt: skip
+    return found, promise
+
+
+def _again(arguments: list[str]) -> str:
+    """The command that repeats an audit, as it can be pasted; how its result was shown is left out."""
+    words = ["fedjax-dp", "audit"]
+    rest = [word for word in arguments if word != "--json"]
+    while rest:
+        word = rest.pop(0)
+        if word == "--plot":
+            rest.pop(0)
+        elif not word.startswith("--plot="):
+            words.append(word)
+    return shlex.join(words)
+
+
+def _print(found: Audit, promise: Guarantee, options: AuditOptions) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    sure = f"with confidence {found.confidence}"
+    noise = f"at most {found.noise:.3g} times what is stated" if found.noise < 1e3 else "nothing is proved about it"
+    lines = [
+        found.verdict,
+        f"stated    {found.guarantee}",
+        *_own_statement(found, promise, options),
+        *([] if found.claim is None else [f"claimed   epsilon {found.claim:g}, which is what was tested"]),
+        f"proved    {_at_least(found.lower)} {sure}; {_runs(found)}",
+        *([_IF] if found.lower > found.of_any else []),
+        f"anyway    {_at_least(found.of_any)} {sure}, whatever the mechanism is",
+        f"noise     {noise}",
+        f"attack    {_attack(found, options)}",
+        *_errors(found),
+        *([_UNTESTED] if found.canary == "gradient" else []),
+        *(f"warning   {text}" for text in found.guarantee.warnings),
+        *(f"{'REFUTED' if str(claim) in found.refuted else 'claim':<10}{claim}" for claim in found.guarantee.claims),
+        f"time      {found.seconds:.1f} s",
+    ]
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _own_statement(found: Audit, promise: Guarantee, options: AuditOptions) -> list[str]:
+    """What the run itself states of the audited client, where that is another number."""
+    own = promise.epsilons[found.client]
+    if abs(own - found.epsilon) <= 1e-6 * own:
+        return []
+    told = f"its own model and participation {options.participation}"
+    return [f"          the run itself states {own:.4g} of client {found.client}, for {told}"]
+
+
+def _runs(found: Audit) -> str:
+    """How many runs say so."""
+    if isinstance(found.outcome, Outcome):
+        return f"{found.outcome.evidence} counted, {found.outcome.pilot:,} more only learnt from"
+    return found.outcome.evidence
+
+
+def _at_least(epsilon: float) -> str:
+    return f"epsilon at least {epsilon:.4g}" if epsilon > 0 else "nothing"
+
+
+def _attack(found: Audit, options: AuditOptions) -> str:
+    """`summed; canary gradient in record 0 of client 2, all other gradients zero`."""
+    by_record, where = found.guarantee.unit is Unit.RECORD, f"client {found.client}"
+    if not isinstance(found.outcome, Outcome):
+        count = found.outcome.canaries
+        where = f"{count} records of {where}" if by_record else f"{count} clients"
+    elif by_record:
+        where = f"record {options.record} of {where}"
+    others = ""
+    if found.canary == "gradient":
+        kind = {"opposite": "opposite to it", "following": "following the model"}.get(
+            found.outcome.game, found.outcome.game
+        )
+        others = f", all other gradients {kind}"
+    return f"{found.outcome.attack}; canary {found.canary} in {where}{others}"
+
+
+def _errors(found: Audit) -> list[str]:
+    """How often the attack erred."""
+    if not isinstance(found.outcome, Outcome):
+        return []
+    bounds = found.outcome.bounds
+    if bounds.mean is None:
+        most = f"rates at most {bounds.false_positive:.3g} and {bounds.false_negative:.3g}"
+    else:
+        most = f"mean of both rates at most {bounds.mean:.3g}"
+    return [
+        f"errors    canary seen in {bounds.false_positives:,} of {bounds.negatives:,} runs without it, missed in "
+        f"{bounds.false_negatives:,} of {bounds.positives:,} with it; {most}"
+    ]

@@ -1,0 +1,61 @@
+"""A fast audit: attacks may not prove more than is stated, and must prove it of a wrong program."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Event
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.audits.audit import Audit, audit, audit_mechanism
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.testing.verdict import Report, rejections, require
+from fedjax_dp.testing.wrong import Wrong, half_noise
+
+SIGNIFICANCE = 1e-6  # chance that a right program is rejected
+
+
+def check_audit(
+    subject: Algorithm | Callable, data: FederatedData | None = None, *, delta: float, rounds: int = 1,
+    event: Event | None = None, wrong: Wrong | Callable | Iterable[Callable] | None = half_noise,
+    trials: int = 4_000, seed: int = 0, **options: Any,
+) -> list[Report]:  # fmt: skip
+    """No attack on `trials` runs in neighbouring worlds contradicts the stated privacy.
+
+    subject  an algorithm with its data, run for `rounds` rounds as `fedjax_dp.audit` does; or a function
+             `mechanism(key, there)` of what an adversary receives with the canary and without it, with the `event` that
+             it is said to release;
+    wrong    programs that the same audit must reject: by default half the noise for an algorithm. For a function none
+             can be made from outside: give functions that make one from it;
+    options  of `fedjax_dp.audit` or `audit_mechanism`, such as view or canary.
+    Errors:  right programs fail with probability at most 1e-6. How much too little noise is noticed depends on epsilon
+             and trials: that half of it is, is tried here.
+    Raises:  AssertionError; ConfigurationError for an algorithm without epsilon or too few trials.
+    """
+
+    def examine(subject: Any) -> Report:
+        if isinstance(subject, Algorithm):
+            if data is None:
+                raise errors.refuse("data", None, "given with an algorithm")
+            found = audit(
+                subject, data, rounds=rounds, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE,
+                **options,
+            )  # fmt: skip
+        else:
+            if event is None:
+                raise errors.refuse("event", None, "given with a function", "say what it is to release")
+            found = audit_mechanism(
+                subject, event, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE, **options
+            )
+        return _required(found)
+
+    if wrong is half_noise and not isinstance(subject, Algorithm):
+        wrong = None
+    return [examine(subject), *rejections(examine, subject, wrong, "raise trials, or audit a larger epsilon")]
+
+
+def _required(found: Audit) -> Report:
+    return require(
+        not found.violated, "audited privacy", f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
+        f"at most {found.tested:.4g} at delta {found.guarantee.delta:g} against {found.guarantee.view}",
+        f"false alarm {SIGNIFICANCE:g}",
+    )  # fmt: skip

@@ -1,0 +1,205 @@
+"""Nothing but the records, the clients and the keys may matter: neither padding nor any order."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.batches import Batch
+from fedjax_dp.bound import ClipRecords, Records
+from fedjax_dp.clients import Execution
+from fedjax_dp.cohort import AllClients, Members
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.noise import Place
+from fedjax_dp.simulation import check
+from fedjax_dp.testing import probe
+from fedjax_dp.testing.probe import Setup
+from fedjax_dp.testing.verdict import Report, rejections, require
+from fedjax_dp.testing.wrong import Wrong, posing
+from fedjax_dp.values import changed
+
+TRIALS = 4
+ROUNDING = 2e-5  # relative to the largest number
+
+
+def counts_padding(algorithm: Algorithm) -> Algorithm:
+    """Rows of a batch that are padding count like records."""
+    local = algorithm.local
+    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _counts_padding)))
+
+
+def _counts_padding(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+    return right.gradient(key, place, model, params, records._replace(mask=jnp.ones_like(records.mask)))
+
+
+def drops_first(algorithm: Algorithm) -> Algorithm:
+    """The first row of every batch is left out. For batches of several records, where their order shows it."""
+    local = algorithm.local
+    if getattr(local.batches, "size", 2) < 2:
+        raise errors.refuse("batch_size", 1, "at least 2 for this wrong program", "one record has no order")
+    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _drops_first)))
+
+
+def _drops_first(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+    return right.gradient(key, place, model, params, records._replace(mask=records.mask.at[0].set(False)))
+
+
+def check_padding(
+    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = counts_padding, seed: int = 0,
+) -> list[Report]:  # fmt: skip
+    """Padding contributes exactly zero: rows that no record fills, and positions of a cohort that no client fills.
+
+    Batches get two more rows that point to a record of enormous features and to one of NaN (only where each record is
+    clipped: a plain mean does not promise to survive NaN), marked as padding; every step's gradient must stay as it is.
+    Cohorts get two more positions that point to a client of NaN, marked as not invited; the new model must stay.
+    wrong    a program that the same check must reject: padding that counts.
+    Errors:  none by chance; sums may differ by a relative 2e-5, because more rows are added in another order.
+    Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
+    """
+    model = model or logistic_regression(data.record_shape, data.classes)
+    check(algorithm, data, 1, model)
+
+    def examine(algorithm: Algorithm) -> list[Report]:
+        found = _padded_batches(algorithm, data, model, seed)
+        return found + (_padded_cohort(algorithm, data, model, seed) if data.num_clients > 1 else [])
+
+    return examine(algorithm) + rejections(examine, algorithm, wrong, "give records with larger gradients")
+
+
+def check_order(
+    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = drops_first, seed: int = 0,
+) -> list[Report]:  # fmt: skip
+    """The order of a batch's records, of a cohort's clients, and the portions they run in change only rounding.
+
+    Every step's gradient with the rows of all batches turned round; the new model with the positions of the cohort
+    turned round (clients keep their ids, hence keys), and with two clients at a time.
+    wrong    a program that the same check must reject: one that loses the first row of a batch.
+    Errors:  none by chance; a relative 2e-5 of rounding is allowed, and the resolution of a secure sum.
+    Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
+    """
+    model = model or logistic_regression(data.record_shape, data.classes)
+    check(algorithm, data, 1, model)
+
+    def examine(algorithm: Algorithm) -> list[Report]:
+        return _turned_batches(algorithm, data, model, seed) + _turned_cohort(algorithm, data, model, seed)
+
+    return examine(algorithm) + rejections(examine, algorithm, wrong, "give batches of several different records")
+
+
+def _same(law: str, pair: list[np.ndarray], resolution: float = 0.0) -> Report:
+    """Equal up to rounding, NaN nowhere."""
+    one, other = pair
+    with np.errstate(invalid="ignore"):
+        apart = float(np.max(np.abs(one.astype(float) - other), initial=0.0))
+        allowed = ROUNDING * float(np.max(np.abs(one), initial=0.0)) + resolution
+    return require(
+        apart <= allowed, law, f"numbers {apart:.2g} apart", f"at most {allowed:.2g}, rounding", "no chance in it"
+    )
+
+
+def _batches(algorithm: Algorithm, deed: Any) -> Algorithm:
+    local = algorithm.local
+    return changed(algorithm, local=changed(local, batches=posing(local.batches, "sample", deed)))
+
+
+def _with_padding(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    batch = right.sample(key, records, steps, largest)
+    shape = (batch.positions.shape[0], 2)
+    more = jnp.broadcast_to(jnp.asarray(records, batch.positions.dtype), shape)  # the row after the client's own
+    return batch._replace(
+        positions=jnp.concatenate([batch.positions, more], 1),
+        mask=jnp.concatenate([batch.mask, jnp.zeros(shape, bool)], 1),
+    )
+
+
+def _turned(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    batch = right.sample(key, records, steps, largest)
+    return batch._replace(positions=batch.positions[:, ::-1], mask=batch.mask[:, ::-1])
+
+
+def _turned_members(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    return jax.tree.map(lambda a: a[::-1], right.sample(key, round_index, shares))
+
+
+def _all_but_last(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    return jax.tree.map(lambda a: a[:-1], right.sample(key, round_index, shares))
+
+
+def _last_as_padding(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    members = right.sample(key, round_index, shares)
+    last = Members(members.ids[-1:], jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
+    others = jax.tree.map(lambda a: a[:-1], members)
+    return jax.tree.map(lambda *a: jnp.concatenate(a), others, last, last)
+
+
+def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+    algorithm, data = probe.few(probe.bare(algorithm), data, most=1)
+    data = probe.own_records(data)
+    clips = isinstance(getattr(algorithm.local.privatizer, "bound", None), ClipRecords)
+    poisons = (
+        [data.x[0]] if data.tokens else [1e4 * (1 + np.abs(data.x[0]))] + [np.full_like(data.x[0], np.nan)] * clips
+    )
+    x = np.stack([np.concatenate([data.x, poison[None]]).astype(data.x.dtype) for poison in poisons])
+    y = np.repeat(np.concatenate([data.y, data.y[:1]])[None], len(x), 0)
+    longer = changed(data, rows=np.arange(len(data.y) + 1, dtype=np.int32))
+    setup = Setup(probe.keys_of(seed, len(x)), x, y)
+    seen = [
+        np.asarray(probe.observe(probe.still(twin, data), longer, model, setup).gradients)
+        for twin in (algorithm, _batches(algorithm, _with_padding))
+    ]
+    return [_same("padding rows of a batch contribute nothing", seen)]
+
+
+def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+    algorithm, data = probe.few(changed(probe.silent(algorithm), server=probe.adding()), data)
+    data = probe.own_records(data)
+    x = np.array(data.x)
+    if not data.tokens:
+        x[int(data.offsets[-1]) :] = np.nan
+    spoiled, setup = changed(data, x=x), Setup(probe.keys_of(seed, TRIALS))
+    seen = [
+        np.asarray(
+            probe.observe(
+                changed(algorithm, cohort=posing(AllClients(), "sample", deed)), spoiled, model, setup
+            ).params
+        )
+        for deed in (_all_but_last, _last_as_padding)
+    ]  # fmt: skip
+    return [_same("padding of a cohort contributes nothing", seen, _grain(algorithm, data))]
+
+
+def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+    algorithm, data = probe.few(probe.bare(algorithm), data, most=3)
+    setup = Setup(probe.keys_of(seed, TRIALS))
+    seen = [
+        np.asarray(probe.observe(probe.still(twin, data), data, model, setup).gradients)
+        for twin in (algorithm, _batches(algorithm, _turned))
+    ]
+    return [_same("the order of a batch's records changes only rounding", seen)]
+
+
+def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+    algorithm = changed(probe.silent(algorithm), server=probe.adding())
+    setup = Setup(probe.keys_of(seed, TRIALS))
+    turned = changed(algorithm, cohort=posing(algorithm.cohort, "sample", _turned_members))
+    whole, back, portions = (
+        np.asarray(probe.observe(twin, data, model, setup, execution=execution).params)
+        for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))
+    )
+    grain = _grain(algorithm, data)
+    return [
+        _same("the order of a cohort's clients changes only rounding", [whole, back], grain),
+        _same("the portions in which clients run change only rounding", [whole, portions], grain),
+    ]
+
+
+def _grain(algorithm: Algorithm, data: FederatedData) -> float:
+    """What rounding to a ring may change in a sum."""
+    return 2 * algorithm.transport.resolution * min(data.num_clients, algorithm.cohort.members(data.num_clients))

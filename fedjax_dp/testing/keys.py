@@ -1,0 +1,161 @@
+"""Is every draw fresh, and the same again for the same seed?"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from fedjax_dp import errors
+from fedjax_dp.accounting.events import Unit
+from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.clients import Execution
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.ledger import noise_of, unit_of
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.simulation import check, numbers
+from fedjax_dp.testing import probe
+from fedjax_dp.testing.probe import Setup
+from fedjax_dp.testing.sampling import DRAWS, drawn_batches, first_records
+from fedjax_dp.testing.verdict import Report, certainty, count_deviate, largest_deviate, limit, rejections, require
+from fedjax_dp.testing.wrong import Wrong, frozen_server_noise, reused_round_key
+from fedjax_dp.values import changed
+
+TRIALS = 4  # runs whose noise is compared
+CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
+COORDINATES = 64  # compared
+
+REUSED = (reused_round_key, frozen_server_noise)
+
+
+def check_keys(
+    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = REUSED, seed: int = 0, draws: int = DRAWS,
+) -> list[Report]:  # fmt: skip
+    """No noise vector and no batch is used twice; the same seed gives the same bits, another one others.
+
+    Looked at: the noise of every (run, round, client, local step) among 4 runs, 3 rounds and up to 6 clients, or of
+    every (run, round) for noise on whole clients, each against each other; how often two batches of one client are
+    identical, against chance (batches without replacement and Poisson batches); one run traced and run twice.
+    wrong    programs that the same check must reject, those that do not apply left out: the same noise every round, by
+             clients or by the server. For an algorithm without noise: the first records.
+    Errors:  distinct noise is taken for equal with probability below 1e-12 a pair from 6 coordinates on, equal noise is
+             always found. Models of fewer than 6 parameters are refused. False alarm of batches 1e-6; a batch that is
+             always used again is found.
+    Raises:  AssertionError; ConfigurationError.
+    """
+    model = model or logistic_regression(data.record_shape, data.classes)
+    if probe.size_of(model) < 6:
+        raise errors.refuse("model", f"{probe.size_of(model)} parameters", "of at least 6, to tell noise apart")
+    check(algorithm, data, 1, model)
+    noisy = noise_of(algorithm) is not None and bool(np.any(np.asarray(noise_of(algorithm)) > 0))
+
+    def examine(algorithm: Algorithm) -> list[Report]:
+        found = _of_noise(algorithm, data, model, seed) if noisy else []
+        return found + _of_batches(algorithm, data, seed, draws)
+
+    found = examine(algorithm) + _twice(algorithm, data, model, seed)
+    if wrong is REUSED and not noisy:
+        wrong = first_records
+    return found + rejections(examine, algorithm, wrong, "raise draws")
+
+
+def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+    rounds = 3
+    if unit_of(algorithm) is Unit.CLIENT:
+        size = probe.size_of(model)
+        watched = probe.still(changed(algorithm, server=probe.adding()), data)
+        setup = Setup(probe.keys_of(seed, TRIALS), params=jnp.zeros((TRIALS, size)))
+        noise = np.diff(np.asarray(probe.observe(watched, data, model, setup, rounds).params, float), axis=1)
+        names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:2])]
+    else:
+        algorithm, data = probe.few(probe.bare(algorithm), data)
+        watched, setup = probe.still(algorithm, data), Setup(probe.keys_of(seed, TRIALS))
+        loud, quiet = (
+            np.asarray(probe.observe(twin, data, model, setup, rounds).gradients, float)
+            for twin in (watched, probe.silent(watched))
+        )
+        noise = loud - quiet
+        names = [f"run {r}, round {t}, client {i}, step {s}" for r, t, i, s in np.ndindex(noise.shape[:-1])]
+    size = noise.shape[-1]
+    rows = noise.reshape(-1, size)[:, np.unique(np.linspace(0, size - 1, min(size, COORDINATES)).astype(int))]
+    used = np.flatnonzero(np.any(rows != 0, -1))
+    rows = rows[used]
+    scale = np.sqrt(np.mean(rows**2, -1, keepdims=True))
+    rows = rows / np.where(rows[:, :1] < 0, -scale, scale)  # the same noise at another scale is the same noise
+    # equal vectors are neighbours in the order of any coordinate, up to others that come as close there
+    equal = None
+    order = np.argsort(rows[:, 0], kind="stable")
+    for gap in range(1, min(8, len(rows))):
+        near = np.flatnonzero(np.abs(rows[order[gap:]] - rows[order[:-gap]]).max(-1) < CLOSE)
+        if near.size:
+            equal = sorted((int(used[order[near[0]]]), int(used[order[near[0] + gap]])))
+            break
+    told = "none" if equal is None else f"that of {names[equal[0]]} again at {names[equal[1]]}"
+    return [
+        require(
+            equal is None, f"no noise is used twice, among {len(rows)} places", told, "none",
+            "distinct noise is taken for equal with probability below 1e-12 a pair",
+        )
+    ]  # fmt: skip
+
+
+def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
+    algorithm, data = probe.few(algorithm, data, most=3)
+    (drawn, _), laws = drawn_batches(algorithm, data, seed, draws)
+    found = []
+    for i, (counts, law) in enumerate(zip(drawn, laws, strict=True)):
+        trials, _, _, members = counts.shape
+        if isinstance(law, WithoutReplacement):
+            chance = 1 / float(special.comb(members, law.batch_size))
+        elif isinstance(law, Poisson):
+            chance = float((law.rate**2 + (1 - law.rate) ** 2) ** members)
+        else:
+            continue
+        if chance > 0.99:  # all records, always
+            continue
+        flat = counts.reshape(trials, -1, members)  # the places of a run
+        half = flat.shape[1] // 2
+        for what, one, other in (
+            ("rounds", counts[:, 0], counts[:, 1]),
+            ("steps", flat[:, 0 : 2 * half : 2], flat[:, 1 : 2 * half : 2]),
+            ("runs", flat[: trials // 2], flat[trials // 2 : 2 * (trials // 2)]),
+        ):
+            same = np.all(one == other, -1)
+            away = float(count_deviate(same.sum(), same.size, chance))
+            found.append(
+                require(
+                    abs(largest_deviate(away)) < limit(), f"client {i}: batches of {what} are identical by chance",
+                    f"{same.mean():.4g} of pairs", f"{chance:.4g}", certainty(),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+    """Traces and runs a round twice, so that a draw made while tracing would show."""
+    given = (numbers(algorithm), data, Setup(probe.keys_of(seed, 2)))
+    static: Any = {"model": model, "rounds": 1, "execution": Execution()}
+
+    def trace() -> Any:
+        return jax.jit(lambda *given: probe.unjitted(*given, **static), compiler_options=probe.QUICK).lower(*given)
+
+    first, second = trace(), trace()
+    run = first.compile()
+    again = run if first.as_text() == second.as_text() else second.compile()
+    one, other = (np.asarray(program(*given).params) for program in (run, again))
+    found = [
+        require(
+            np.array_equal(one, other, equal_nan=True), "the same seed gives the same bits",
+            f"{np.mean(one != other):.1%} of parameters differ", "none", "exact",
+        )
+    ]  # fmt: skip
+    if noise_of(algorithm) is None:
+        return found
+    moved = one[:, 1] - one[:, 0]
+    same = np.array_equal(moved[0], moved[1])
+    told = "the same" if same else "others"
+    return [*found, require(not same, "another seed gives other bits", told, "others", "exact")]

@@ -1,0 +1,334 @@
+"""Do batches and cohorts follow the law that the accountants are told?"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import events
+from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
+from fedjax_dp.algorithm import Algorithm, draw_cohort
+from fedjax_dp.batches import FullBatches
+from fedjax_dp.cohort import Members
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.ledger import ledger_of, noise_of, unit_of
+from fedjax_dp.simulation import check
+from fedjax_dp.testing import probe
+from fedjax_dp.testing.probe import Setup
+from fedjax_dp.testing.verdict import (
+    Report,
+    certainty,
+    count_deviate,
+    largest_deviate,
+    limit,
+    rejections,
+    require,
+    seen_from,
+)  # fmt: skip
+from fedjax_dp.testing.wrong import RunWords, Wrong, first_records, posing
+from fedjax_dp.values import changed
+
+DRAWS = 4_000  # batches of a client, or cohorts
+POSITIONS = 40  # whose pairs are looked at
+
+
+def first_clients(algorithm: Algorithm) -> Algorithm:
+    """Every cohort is the same clients, though they are told to be drawn."""
+    if not algorithm.cohort.drawn:
+        raise errors.refuse("cohort", type(algorithm.cohort).__name__, "one that is drawn, for this wrong program")
+    return changed(algorithm, cohort=posing(algorithm.cohort, "sample", _first_clients))
+
+
+def _first_clients(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    return right.sample(jax.random.key(0, impl=jax.random.key_impl(key)), jnp.zeros_like(round_index), shares)
+
+
+FROZEN = (first_records, first_clients)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """A linear loss whose gradient is the record's features: one-hot features tell which records are in a batch."""
+
+    size: int
+
+    def init(self, key: jax.Array) -> dict[str, jax.Array]:
+        return {"idle": jnp.zeros(1), "of records": jnp.zeros(self.size)}
+
+    def losses(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return x @ params["of records"]
+
+    def logits(self, params: Any, x: jax.Array) -> jax.Array:
+        return jnp.stack([self.losses(params, x, x), 0 * self.losses(params, x, x)], -1)
+
+
+def check_sampling(
+    subject: Algorithm | Callable[[jax.Array], jax.Array], data: FederatedData | None = None, *,
+    sampling: Sampling | None = None, wrong: Wrong | Callable | Iterable[Callable] | None = FROZEN, seed: int = 0,
+    draws: int = DRAWS,
+) -> list[Report]:  # fmt: skip
+    """Batches and cohorts are drawn as the accountants are told, whatever the records say.
+
+    subject  an algorithm with its data: the real local steps run on one-hot records with a linear loss, so that each
+             clipped mean gradient tells who was in the batch, for `draws` batches of up to 3 clients in two rounds; the
+             law is that of the ledger's event for the client's number of records. Cohorts are drawn as rounds draw
+             them. Or a function from a key to how often each member is drawn `(members,)`, with its `sampling`;
+    wrong    programs that the same check must reject, those that do not apply left out; by default the first records,
+             and the same clients, every time.
+    Looked at: sizes of batches, how often each position is drawn and each pair of (up to 40) positions together (exact
+             binomial tails); overlap of consecutive draws, and of clients; that other features give the same batches.
+    Errors:  each assertion fails for the right law with probability at most 1e-6, or about so for the overlaps, which
+             are compared by their own standard error; the reports say what deviation is missed once in 1000.
+    Padding: a drawn padding row would show as a batch of another size, or of a record too many.
+    Raises:  AssertionError; ConfigurationError for a function without sampling.
+    """
+    errors.require_count("draws", draws)
+    examine: Callable[[Any], list[Report]]
+    if isinstance(subject, Algorithm):
+        if data is None:
+            raise errors.refuse("data", None, "given with an algorithm")
+        check(subject, data, 1)
+        if isinstance(subject.local.batches, FullBatches) and not subject.cohort.drawn:
+            wrong = None  # nothing is drawn
+
+        def examine(algorithm: Any) -> list[Report]:
+            return _of_batches(algorithm, data, seed, draws) + _of_cohorts(algorithm, data, seed, draws)
+
+    else:
+        if not isinstance(sampling, Sampling):
+            raise errors.refuse("sampling", sampling, "given with a function, such as Poisson(0.01)")
+        wrong = (_frozen,) if wrong is FROZEN else wrong
+
+        def examine(function: Any) -> list[Report]:
+            counts = np.asarray(jax.jit(jax.vmap(function))(probe.keys_of(seed, draws)))
+            return _examine("the function", counts[:, None], sampling)
+
+    found = examine(subject)
+    return found + rejections(examine, subject, wrong, "raise draws")
+
+
+def _frozen(function: Callable) -> Callable:
+    return lambda key: function(jax.random.key(0, impl=jax.random.key_impl(key)))
+
+
+_frozen.__name__ = "one draw for ever"
+
+
+def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
+    algorithm, data = probe.few(algorithm, data, most=3)
+    found: list[Report] = []
+    (drawn, others), laws = drawn_batches(algorithm, data, seed, draws)
+    for i, (counts, again, law) in enumerate(zip(drawn, others, laws, strict=True)):
+        found.append(
+            require(
+                np.array_equal(counts, again), f"batches of client {i} do not depend on its records",
+                f"{np.mean(counts != again):.1%} of draws differ for other features and labels", "none", "exact",
+            )
+        )  # fmt: skip
+        found += _examine(f"client {i}", counts.reshape(len(counts), -1, counts.shape[-1]), law)
+    for i, (a, b) in enumerate(itertools.pairwise(drawn)):
+        least, common = min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3])
+        found += _overlap(f"clients {i} and {i + 1}", a[:, :, :least, :common], b[:, :, :least, :common])
+    return found
+
+
+def drawn_batches(
+    algorithm: Algorithm, data: FederatedData, seed: int, draws: int
+) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], list[Sampling]]:
+    """How often each record of each client is in each batch of two rounds, and what the accountants are told of it.
+
+    Shapes: for each client `(trials, 2, steps, records)`, once for one-hot records, once for such of 50 times the size
+            and other labels, by the same keys; `draws` is the least trials x 2 x steps.
+    """
+    algorithm, local = probe.bare(algorithm), algorithm.local
+    steps = local.batches.count(local.steps, data.largest)
+    sizes = np.asarray(data.sizes)
+    x = np.concatenate([np.eye(data.largest, dtype=np.float32)[:n] for n in sizes])
+    tally = changed(
+        data, x=x, y=np.zeros(len(x), np.int32), rows=np.arange(len(x), dtype=np.int32),
+        offsets=(np.cumsum(sizes) - sizes).astype(np.int32), scale=1.0, shift=0.0, tokens=False,
+    )  # fmt: skip
+    idle = tuple(c for c in local.corrections if type(c) is RunWords)  # the others would join the gradients
+    quiet = probe.silent(changed(algorithm, local=changed(local, corrections=idle)))
+    model, setup = Tally(data.largest), Setup(probe.keys_of(seed, math.ceil(draws / (2 * steps))))
+    laws = [_told(algorithm, data, i) for i in range(len(sizes))]
+    seen = []
+    for store in (tally, changed(tally, x=50 * x, y=np.ones_like(tally.y))):
+        gradients = np.asarray(probe.observe(probe.still(quiet, tally), store, model, setup, 2).gradients)[..., 1:]
+        taken = [local.batches.count(local.steps, int(n)) for n in sizes]
+        seen.append([_counts(gradients[:, :, i, : taken[i], :n], law) for i, (n, law) in enumerate(zip(sizes, laws))])
+    return (seen[0], seen[1]), laws
+
+
+def _told(algorithm: Algorithm, data: FederatedData, client: int) -> Sampling:
+    """What the accountants are told of a client's batches."""
+    records = int(np.asarray(data.sizes)[client])
+    law = algorithm.local.batches.sampling(records)
+    if noise_of(algorithm) is None or unit_of(algorithm) is not events.Unit.RECORD:
+        return law
+    told = next(step.sampling for step, _ in ledger_of(algorithm, data, 1, 0, "worst", "uploads")[client].leaves())
+    return told if isinstance(told, Poisson | WithoutReplacement | WithReplacement | Shuffled) else law
+
+
+def _counts(gradients: np.ndarray, law: Sampling) -> np.ndarray:
+    """How often each record is in each batch, from mean gradients that are proportional to it."""
+    gradients = np.maximum(np.nan_to_num(gradients), 0.0)
+    if isinstance(law, WithReplacement):
+        total = gradients.sum(-1, keepdims=True)
+        return np.rint(gradients * law.draws / np.where(total > 0, total, 1.0)).astype(int)
+    return (gradients > 0.01 * gradients.max(initial=0.0)).astype(int)
+
+
+def _examine(name: str, counts: np.ndarray, law: Sampling) -> list[Report]:
+    """The assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
+    members = counts.shape[-1]
+    rows = counts.reshape(-1, members)
+    size, total, draws = rows.sum(1), len(rows), rows.sum(0)
+    known = isinstance(law, WithoutReplacement | Shuffled)
+    sized = law.batch_size if known else law.draws if isinstance(law, WithReplacement) else members  # type: ignore
+    found: list[Report] = []
+    if isinstance(law, Poisson):
+        apart = float(count_deviate(size.sum(), total * members, law.rate))
+        spread = total * np.var(size) / max(members * law.rate * (1 - law.rate), 1e-12)
+        kurtosis = (1 - 6 * law.rate * (1 - law.rate)) / max(members * law.rate * (1 - law.rate), 1e-12)
+        wide = (spread / total - 1) / math.sqrt((2 + kurtosis) / total) if law.rate < 1 else 0.0
+        error = math.sqrt((1 - law.rate) / max(law.rate * total * members, 1e-12))
+        found += [
+            require(
+                abs(apart) < limit(), f"{name}: mean size of a batch", f"{size.mean():.4g}",
+                f"{members * law.rate:.4g}", f"{certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
+            ),
+            require(
+                abs(wide) < limit(), f"{name}: variance of the size", f"{np.var(size):.4g}",
+                f"{members * law.rate * (1 - law.rate):.4g}", certainty(),
+            ),
+        ]  # fmt: skip
+    else:
+        wrong = np.unique(size[size != sized])
+        found.append(
+            require(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}", "exact")
+        )  # fmt: skip
+    if isinstance(law, FullBatch):
+        return found
+    rate = sized / members if known else law.rate
+    if isinstance(law, Shuffled):
+        # whoever is in the first batch of an epoch is in no other of it
+        epochs = counts.reshape(-1, law.steps_per_epoch, members).sum(1)
+        found.append(
+            require(epochs.max() <= 1, f"{name}: an epoch takes a record once", f"{epochs.max()}", "1", "exact")
+        )
+        rows = counts[:, :: law.steps_per_epoch].reshape(-1, members)
+        total, draws = len(rows), rows.sum(0)
+    trials, each = (total * law.draws, 1 / members) if isinstance(law, WithReplacement) else (total, rate)
+    away = count_deviate(draws, trials, each)
+    error = math.sqrt((1 - each) / (each * trials))
+    found.append(
+        require(
+            np.abs(away).max() < limit(members), f"{name}: how often each is drawn",
+            f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}", f"{each:.4g}"
+            if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
+            f"{certainty(members)}, off by {seen_from(error, members):.0%} is missed once in 1000",
+        )
+    )  # fmt: skip
+    if isinstance(law, WithReplacement):
+        away = count_deviate((rows > 0).sum(0), total, law.rate)
+        found.append(
+            require(
+                np.abs(away).max() < limit(members), f"{name}: how often each is drawn at all",
+                f"{(rows > 0).mean(0)[np.argmax(np.abs(away))]:.4g} by number {int(np.argmax(np.abs(away)))}",
+                f"{law.rate:.4g}", certainty(members),
+            )
+        )  # fmt: skip
+    some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
+    if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
+        together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
+        both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
+        away = count_deviate(together, total, both)
+        found.append(
+            require(
+                np.abs(away).max() < limit(away.size), f"{name}: how often each pair is drawn together",
+                f"{together[np.argmax(np.abs(away))] / total:.4g}", f"{both:.4g}", certainty(away.size),
+            )
+        )  # fmt: skip
+    if not isinstance(law, Shuffled):
+        found += _overlap(f"{name}: consecutive draws", counts[:, :-1], counts[:, 1:])
+    found += _overlap(f"{name}: runs", counts[:-1], counts[1:])
+    return found
+
+
+def _overlap(name: str, a: np.ndarray, b: np.ndarray) -> list[Report]:
+    """Draws that are independent have in common what their rates make of them."""
+    if not a.size or not b.size or a.shape[-1] < 2:
+        return []
+    a, b = a.reshape(-1, a.shape[-1]).astype(float), b.reshape(-1, b.shape[-1]).astype(float)
+    products = np.sum((a - a.mean(0)) * (b - b.mean(0)), -1)
+    error = products.std() / math.sqrt(len(products))
+    same = bool(np.array_equal(a, b) and a.std(0).max() > 0)
+    away = products.mean() / error if error > 0 else 0.0
+    return [
+        require(
+            abs(away) < limit() and not same, f"{name} are independent of one another",
+            f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors", "0",
+            f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
+        )
+    ]  # fmt: skip
+
+
+def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
+    cohort, shares, clients = algorithm.cohort, jnp.asarray(data.shares), data.num_clients
+    trials = math.ceil(draws / 4)
+
+    @jax.jit
+    def sample(keys: jax.Array) -> Members:
+        over_rounds = jax.vmap(lambda key, t: draw_cohort(cohort, key, t, shares), in_axes=(None, 0))
+        return jax.vmap(over_rounds, in_axes=(0, None))(keys, jnp.arange(4))
+
+    members = jax.device_get(sample(probe.keys_of(seed + 1, trials)))
+    ids = np.where(members.invited, members.ids, clients)
+    invited = np.apply_along_axis(np.bincount, -1, ids, minlength=clients + 1)[..., :clients]
+    arrived = np.zeros((*ids.shape[:2], clients))
+    np.add.at(arrived, (*np.indices(ids.shape)[:2], np.minimum(ids, clients - 1)), members.drawn * members.invited)
+    found = []
+    rates = cohort.rates(np.asarray(data.shares, float))
+    flat = arrived.reshape(-1, clients)
+    if rates is not None and cohort.drawn:
+        error = np.maximum(flat.std(0), np.sqrt(rates * np.maximum(1 - rates / cohort.turns, 0))) / math.sqrt(len(flat))
+        away = (flat.mean(0) - rates) / np.maximum(error, 1e-9)
+        found.append(
+            require(
+                np.abs(away).max() < limit(clients), "cohorts: messages that are expected of each client",
+                f"{flat.mean(0)[np.argmax(np.abs(away))]:.4g} from client {int(np.argmax(np.abs(away)))}, "
+                f"{largest_deviate(away):.2g} standard errors", f"{rates[np.argmax(np.abs(away))]:.4g}",
+                certainty(clients),
+            )
+        )  # fmt: skip
+    if cohort.once:
+        found.append(require(invited.max() <= 1, "cohorts: a client is drawn once", f"{invited.max()}", "1", "exact"))
+    if not cohort.drawn:
+        return found
+    chance, times = cohort.law(np.asarray(data.shares, float))
+    chance = np.broadcast_to(chance, (clients,))
+    trained = (invited > 0).reshape(-1, clients).sum(0)
+    away = count_deviate(trained, len(flat), 1 - (1 - np.minimum(chance, 1)) ** times)
+    found.append(
+        require(
+            np.abs(away).max() < limit(clients), "cohorts: how often each client trains",
+            f"{largest_deviate(away):.3g} standard errors at client {int(np.argmax(np.abs(away)))}", "0",
+            certainty(clients),
+        )
+    )  # fmt: skip
+    if np.all(chance < 1):
+        found += _overlap("cohorts: consecutive rounds", invited[:, :-1], invited[:, 1:])
+        found += _overlap("cohorts: runs", invited[:-1], invited[1:])
+    law: Sampling | None = None
+    name = type(cohort.base).__name__
+    if cohort.base is cohort and cohort.once and cohort.turns == 1 and np.ptp(chance) < 1e-9:
+        size = cohort.members(clients)
+        law = WithoutReplacement(size, clients) if cohort.fixed else Poisson(float(chance[0]))
+    return found + (_examine(f"cohorts of {name}", invited, law) if law else [])

@@ -1,0 +1,287 @@
+"""How far neighbours can move what is noised: searched for, with records that are meant to do the worst."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Adjacency, Unit
+from fedjax_dp.accounting.sampling import WithReplacement
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.batches import FixedBatches
+from fedjax_dp.bound import ClipRecords
+from fedjax_dp.cohort import Cohort, Members
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.ledger import unit_of
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.privatizer import OutputGaussian
+from fedjax_dp.simulation import check
+from fedjax_dp.testing import probe
+from fedjax_dp.testing.probe import Setup
+from fedjax_dp.testing.verdict import Report, rejections, require
+from fedjax_dp.testing.wrong import Wrong, clip_per_batch, posing, unclipped_bias
+from fedjax_dp.upload import PlainUpload
+from fedjax_dp.values import changed, value
+
+TRIALS = 256
+ROUNDING = 1e-4  # relative: float32 sums over a batch
+SCALES = (0.0, 1.0, 1.0, 10.0, 1e3, 1e6, 1e19, 1e30, np.inf, np.nan)  # of the worst records' features
+
+
+def loose_clip(algorithm: Algorithm) -> Algorithm:
+    """Clips at 1.1 times the clip norm that is told. For every algorithm with a clip norm.
+
+    Where what is told is not attained, it is so much wider: twice for the estimator f_c, B times for clipped records
+    under noise on the upload.
+    """
+    if not isinstance(algorithm.upload, PlainUpload):
+        deed = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
+        return changed(algorithm, upload=posing(algorithm.upload, "message", deed))
+    local = algorithm.local
+    if getattr(local.privatizer, "clip_norm", None) is None:
+        raise errors.refuse("privatizer", type(local.privatizer).__name__, "one that clips, for loose_clip")
+    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _loose_clip)))
+
+
+def _loose_clip(right: Any, key: jax.Array, place: Any, model: Model, params: Any, records: Any) -> Any:
+    apart = isinstance(right, OutputGaussian) and isinstance(right.bound, ClipRecords)
+    factor = 1.1 * records.divisor if apart else 1.1
+    wide = changed(right, clip_norm=factor * right.clip_norm, noise_multiplier=right.noise_multiplier / factor)
+    return wide.gradient(key, place, model, params, records)
+
+
+def _loose_message(right: Any, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+    kept, extra = right.message(key, update, *rest)
+    return 1.1 * kept, extra
+
+
+def _looser_message(right: Any, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+    kept, extra = right.message(key, update, *rest)
+    return 2.2 * kept, extra
+
+
+LOOSE = (loose_clip, unclipped_bias, clip_per_batch)
+
+
+def check_sensitivity(
+    subject: Algorithm | Callable[[Any], Any], data: FederatedData | None = None, *, model: Model | None = None,
+    sensitivity: float | None = None, adjacency: Adjacency | None = None, records: Any = None,
+    wrong: Wrong | Callable | Iterable[Callable] | None = LOOSE, seed: int = 0,
+    trials: int = TRIALS,
+) -> list[Report]:  # fmt: skip
+    """Neighbours move what is noised by no more than stated, and the search came near the bound.
+
+    subject  an algorithm with its data. Noise on records: the mean gradient of every local step, at random models, in
+             runs of the same keys without noise; a record that is drawn is exchanged, or left out of its batch, as the
+             adjacency of the ledger's event says; clients have one record more than a batch, so that it is drawn
+             often, and once where batches are drawn with replacement. Noise on the upload (004): the whole update.
+             Noise on whole clients: the mean of updates, one client's records being exchanged for the worst, or its
+             message missing.
+             Or a function from records (a pytree of arrays with a leading axis) to a vector, by JAX, with
+             `sensitivity`, `adjacency` and some `records`; by add-remove it is also called with one record less;
+    wrong    programs that the same check must reject; those that do not apply are left out. By default clipping 10%
+             too wide, biases unclipped, and the batch clipped instead of its records; for a function 1.1 times it.
+    Searched: normal features of scale 0 to 1e30, infinite, NaN; opposite signs; all labels; models of scale 0 to 3.
+    Errors:  the search proves nothing that it did not find: a right program fails only by more than a relative 1e-4 of
+             rounding; a wrong one passes if no neighbour was bad enough. How far the search came, the report tells, and
+             the wrong programs by being rejected.
+    Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon, or a function without bounds.
+    """
+    errors.require_count("trials", trials)
+    examine: Callable[[Any], list[Report]]
+    if isinstance(subject, Algorithm):
+        if data is None:
+            raise errors.refuse("data", None, "given with an algorithm")
+        model = model or logistic_regression(data.record_shape, data.classes)
+        examine = lambda algorithm: _of_algorithm(algorithm, data, model, seed, trials)  # noqa: E731
+    else:
+        if sensitivity is None or not isinstance(adjacency, Adjacency) or records is None:
+            raise errors.refuse("sensitivity, adjacency and records", "not all", "given with a function")
+        errors.require_positive("sensitivity", sensitivity)
+        examine = lambda f: _of_function(f, sensitivity, adjacency, records, seed, trials)  # noqa: E731
+        wrong = (_loose,) if wrong is LOOSE else wrong
+    found = examine(subject)
+    return found + rejections(examine, subject, wrong, "raise trials, or give data and model that fill the bound")
+
+
+def _loose(function: Callable) -> Callable:
+    return lambda records: jax.tree.map(lambda a: 1.1 * a, function(records))
+
+
+_loose.__name__ = "1.1 times the function"
+
+
+def _of_function(
+    function: Callable, sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
+) -> list[Report]:
+    rng = np.random.default_rng(seed)
+    records = jax.tree.map(np.asarray, records)
+    count = len(jax.tree.leaves(records)[0])
+    at = rng.integers(0, count, trials)
+    scales = np.resize(SCALES, trials)
+
+    def worst(a: np.ndarray, sign: float) -> np.ndarray:
+        if not np.issubdtype(a.dtype, np.floating):
+            return a[rng.integers(0, count, trials)]
+        shape = (trials, *a.shape[1:])
+        return sign * _scaled(np.random.default_rng(seed + 1).normal(size=shape), scales).astype(a.dtype)
+
+    def put(sign: float) -> Any:
+        def one(a: np.ndarray) -> np.ndarray:
+            wide = np.repeat(a[None], trials, 0)
+            wide[np.arange(trials), at] = worst(a, sign)
+            return wide
+
+        return jax.tree.map(one, records)
+
+    def flat(records: Any) -> jax.Array:
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(function(records))])
+
+    run = jax.jit(jax.vmap(flat))
+    base = put(1.0)
+    moved = np.asarray(run(base), float)
+    if adjacency is Adjacency.REPLACE_ONE:
+        other = put(-1.0)
+    else:
+        keep = np.array([np.delete(np.arange(count), i) for i in at])
+        other = jax.tree.map(lambda a: a[np.arange(trials)[:, None], keep], base)
+    return [_bounded("the function", moved - np.asarray(run(other), float), sensitivity, adjacency, base=moved)]
+
+
+def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (x * scales.reshape(-1, *[1] * (x.ndim - 1))).astype(np.float32)
+
+
+def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray) -> Report:
+    """Rows of `moved` are differences between neighbours, over `bound`, one number or one per row."""
+    finite = np.isfinite(moved).all(-1)
+    law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
+    if not finite.all():
+        return require(
+            False, law, f"a difference that is not finite, in {np.mean(~finite):.0%} of trials", "finite", ""
+        )
+    part = np.sqrt(np.sum(moved.astype(float) ** 2, -1)) / bound
+    slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * np.sqrt(np.sum(base**2, -1)) / bound, initial=0.0))
+    return require(
+        part.max() <= 1 + slack, law, f"{part.max():.4g} of it, in {moved.shape[0]} trials", "at most 1",
+        f"a search; rounding may add {slack:.1g}",
+    )  # fmt: skip
+
+
+def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
+    check(algorithm, data, 1, model)
+    probe.require_private(algorithm)
+    if unit_of(algorithm) is Unit.CLIENT:
+        return _of_clients(algorithm, data, model, seed, trials)
+    return _of_records(algorithm, data, model, seed, trials)
+
+
+def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
+    rng = np.random.default_rng(seed)
+    algorithm, data = probe.few(probe.bare(algorithm), data, most=2)
+    adjacency = probe.claim_of(algorithm, data, 1, model).adjacency
+    local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
+    if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
+        # the event counts how often a record is drawn; the bound is that of a record that is drawn once
+        algorithm = changed(algorithm, local=changed(local, batches=FixedBatches(size=int(batch or 1))))
+    # what a record can do does not depend on how many others are not drawn
+    data = probe.own_records(data, None if batch is None else int(batch) + 1)
+    at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
+    size = probe.size_of(model)
+    params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3, 3.0], (trials, 1))).astype(np.float32)
+    theirs = np.zeros((trials, len(data.y)), bool)
+    theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
+    keys, stores = probe.keys_of(seed, trials), _exchanged(data, theirs, rng)
+    none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
+    if adjacency is Adjacency.ADD_REMOVE:
+        setups = [Setup(keys, *stores[0], params, missing) for missing in (none, gone)]
+    else:
+        setups = [Setup(keys, *store, params, none) for store in stores]
+    quiet = probe.silent(algorithm)
+    if isinstance(algorithm.local.privatizer, OutputGaussian):
+        once = changed(quiet, local=changed(quiet.local, steps=1))
+        return [_uploads(twin, data, model, setups, adjacency) for twin in (once, quiet)]
+    watched = probe.still(quiet, data)
+    one, other = (np.asarray(probe.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
+    unit = adjacency.sensitivity * np.broadcast_to(probe.step_units(algorithm, data)[0], one.shape[:-1])
+    taken = unit > 0
+    return [_bounded("the mean gradient of a step", (one - other)[taken], unit[taken], adjacency, one[taken])]
+
+
+def _exchanged(data: FederatedData, theirs: np.ndarray, rng: np.random.Generator) -> list[tuple[Any, Any]]:
+    """Two stores (features, labels) for every trial, in which the records `theirs` (trials, records) do their worst."""
+    trials = len(theirs)
+    x = _worst_features(data, rng, trials)
+    wide = theirs.reshape(*theirs.shape, *[1] * (data.x.ndim - 1))
+    stores = []
+    for sign in (1, -1):
+        if data.tokens and sign < 0:
+            x = _worst_features(data, rng, trials)
+        own = x if data.tokens else sign * x
+        labels = rng.integers(0, data.classes, trials)
+        stores.append((np.where(wide, own[:, None], data.x[None]), np.where(theirs, labels[:, None], data.y[None])))
+    return stores
+
+
+def _worst_features(data: FederatedData, rng: np.random.Generator, trials: int) -> np.ndarray:
+    x = np.asarray(data.x)
+    if data.tokens:
+        return rng.integers(x.min(), x.max() + 1, (trials, *data.record_shape)).astype(x.dtype)
+    return _scaled(rng.normal(size=(trials, *data.record_shape)), np.resize(SCALES, trials))
+
+
+def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[Setup], adjacency: Adjacency) -> Report:
+    """What 004's upload moves by, over the clipped steps' reach, one client alone."""
+    alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
+    ends = [np.asarray(probe.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
+    rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
+    reach = adjacency.sensitivity * float(quiet.local.privatizer.clip_norm) * rates.sum()  # type: ignore[attr-defined]
+    return _bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
+
+
+@value
+class Missing:
+    """A cohort in which the message of one client does not arrive; -1 misses nobody."""
+
+    cohort: Cohort
+    client: Any
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        members = self.cohort.sample(key, round_index, shares)
+        return members._replace(drawn=jnp.where(members.ids == self.client.astype(jnp.int32), 0.0, members.drawn))
+
+    def rates(self, shares: Any) -> Any:
+        return self.cohort.rates(shares)
+
+
+def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
+    rng = np.random.default_rng(seed)
+    claim = probe.claim_of(algorithm, data, 1, model)
+    data = probe.own_records(data)
+    trials = min(trials, max(8, 2**24 // max(data.x.size, 1)))
+    largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
+    client = np.where(np.arange(trials) % 2, largest, rng.integers(0, data.num_clients, trials))
+    size = probe.size_of(model)
+    params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3], (trials, 1))).astype(np.float32)
+    owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
+    keys, stores = probe.keys_of(seed, trials), _exchanged(data, owner[None] == client[:, None], rng)
+    quiet = changed(probe.silent(algorithm), server=probe.adding())
+
+    def cohort(missing: np.ndarray) -> Any:
+        wide = jax.tree.map(lambda a: np.repeat(np.asarray(a, np.float32)[None], trials, 0), algorithm.cohort)
+        return Missing(cohort=wide, client=missing.astype(np.float32))
+
+    nobody = np.full(trials, -1.0)
+    if claim.adjacency is Adjacency.ADD_REMOVE:
+        setups = [Setup(keys, *stores[0], params, None, cohort(who)) for who in (nobody, client)]
+    else:
+        setups = [Setup(keys, *store, params, None, cohort(nobody)) for store in stores]
+    ends = [np.asarray(probe.observe(quiet, data, model, setup).params, float) for setup in setups]
+    clip = float(algorithm.upload.clip_norm) * claim.norm  # type: ignore[attr-defined]
+    reach = claim.adjacency.sensitivity * probe.mean_unit(algorithm, data, clip)
+    moved = (ends[0] - ends[1])[:, 1]
+    return [_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])]

@@ -1,0 +1,699 @@
+"""Audits: what follows from an attack's errors, and that nothing more is claimed.
+
+Statistical tests count how often a bound is wrong. A stated significance of 5% passes below 84 of 1,000 (4.89 standard
+deviations, false alarm 1e-6); each also runs a named wrong program, which fails with probability above 0.999.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.optimize import linprog
+from scipy.special import ndtr, ndtri
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import (
+    Accountant,
+    Adjacency,
+    Composed,
+    ErrorBounds,
+    FullBatch,
+    GaussianSteps,
+    NotCoveredError,
+    Plan,
+    Poisson,
+    RandomParticipation,
+    SkellamSums,
+    TradeOff,
+    WithoutReplacement,
+    WithReplacement,
+    choose_guesses,
+    choose_test,
+    clopper_pearson_epsilon,
+    contradicts,
+    epsilon_at_least,
+    epsilon_of,
+    epsilon_of_any,
+    error_bounds,
+    gaussian_epsilon,
+    gaussian_noise,
+    gaussian_trade_off,
+    mu_of,
+    noise_at_most,
+    noise_factor_for,
+    one_run_contradicts,
+    one_run_epsilon,
+    one_run_mu,
+    trade_off,
+    trials_needed,
+)
+from fedjax_dp.accounting.pairs import dominating
+from fedjax_dp.accounting.pld import price
+
+REPETITIONS, STATED = 1000, 0.05
+ALLOWED = 84  # 50 + 4.89 * sqrt(1000 * 0.05 * 0.95)
+DELTA = 1e-5
+RATES = np.array([1e-9, 1e-6, 1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
+
+
+def gaussian(noise, count=1):
+    return GaussianSteps(noise, FullBatch(), Adjacency.ADD_REMOVE, count)
+
+
+def poisson(noise, rate, count=1):
+    return GaussianSteps(noise, Poisson(rate), Adjacency.ADD_REMOVE, count)
+
+
+def fixed_size(noise, batch, records, count):
+    return GaussianSteps(noise, WithoutReplacement(batch, records), Adjacency.REPLACE_ONE, count)
+
+
+def exact_rates(false_positive, false_negative):
+    """Bounds that an endless audit would give."""
+    return ErrorBounds(false_positive, false_negative, STATED, 0, 1, 0, 1)
+
+
+# Bounds on the rates
+
+
+@pytest.mark.parametrize(("wrong", "trials"), [(0, 10), (3, 10), (9, 10), (40, 4000), (0, 100_000)])
+def test_an_error_rate_at_its_bound_would_show_so_few_errors_with_half_the_significance(wrong, trials):
+    for bounds in (error_bounds(wrong, trials, 1, 7), error_bounds(1, 7, wrong, trials)):
+        bound = bounds.false_positive if bounds.negatives == trials else bounds.false_negative
+        assert stats.binom.cdf(wrong, trials, bound) == pytest.approx(0.025, rel=1e-9)
+
+
+def test_all_errors_bound_nothing():
+    assert error_bounds(5, 5, 7, 7).false_positive == error_bounds(5, 5, 7, 7).false_negative == 1.0
+    assert mu_of(error_bounds(5, 5, 0, 7)) == -math.inf
+    assert epsilon_of_any(error_bounds(5, 5, 7, 7), DELTA) == 0.0
+
+
+def test_any_mechanism_is_bounded_in_the_better_direction_and_the_roles_can_be_exchanged():
+    bounds, swapped = error_bounds(900, 4000, 2, 4000), error_bounds(2, 4000, 900, 4000)
+    one_way = clopper_pearson_epsilon(3998, 4000, 900, 4000, delta=DELTA)
+    other_way = clopper_pearson_epsilon(3100, 4000, 2, 4000, delta=DELTA)
+    assert epsilon_of_any(bounds, DELTA) == epsilon_of_any(swapped, DELTA) == max(one_way, other_way)
+    assert other_way > 2 * one_way
+    assert mu_of(bounds) == pytest.approx(mu_of(swapped), rel=1e-12)
+
+
+def test_identical_worlds_are_told_apart_no_more_often_than_stated():
+    """The wrong program: |mu|, as in jax-privacy 2.0.0."""
+    rng = np.random.default_rng(0)
+    wrong = absolute = 0
+    for fp, fn in zip(rng.binomial(300, 0.4, REPETITIONS), rng.binomial(300, 0.6, REPETITIONS)):
+        bounds = error_bounds(int(fp), 300, int(fn), 300)
+        wrong += mu_of(bounds) > 0 or epsilon_of_any(bounds, DELTA) > 0
+        absolute += abs(mu_of(bounds)) > 0
+    assert wrong <= ALLOWED
+    assert absolute > 900
+
+
+def test_a_threshold_must_not_be_chosen_on_the_trials_that_count():
+    """Stated: one in two, so that halving it leaves little slack. The best of 41 thresholds is wrong far more often."""
+    rng = np.random.default_rng(0)
+    trials, cuts = 300, np.linspace(-2.5, 2.5, 41)
+    bound = np.array([error_bounds(wrong, trials, 0, 1, 0.5).false_positive for wrong in range(trials + 1)])
+    scores = rng.normal(size=(2, REPETITIONS, trials, 1))
+    fp, fn = (scores[0] > cuts).sum(1), (scores[1] <= cuts).sum(1)
+    told = bound[fp] + bound[fn] < 1  # mu above 0
+    allowed = 500 + 4.89 * math.sqrt(REPETITIONS / 4)
+    assert told[:, 24].sum() <= allowed
+    assert told.any(axis=1).sum() > allowed
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
+def test_a_gaussian_mechanism_exceeds_its_bounds_no_more_often_than_stated(epsilon):
+    """The wrong program: observed rates in place of their bounds."""
+    rng = np.random.default_rng(1)
+    mu, trials = 1 / gaussian_noise(epsilon, DELTA), 1000
+    event = gaussian(1 / mu)
+    over = naive = 0
+    for fp, fn in zip(
+        rng.binomial(trials, ndtr(-mu / 2), REPETITIONS), rng.binomial(trials, ndtr(-mu / 2), REPETITIONS)
+    ):
+        bounds = error_bounds(int(fp), trials, int(fn), trials)
+        bound = epsilon_at_least(bounds, event, DELTA)
+        over += bound > epsilon or noise_at_most(bounds, event) < 1 or contradicts(bounds, trade_off(event))
+        naive += -ndtri(fp / trials) - ndtri(fn / trials) > mu
+        assert epsilon_of_any(bounds, DELTA) <= bound + 1e-12
+    assert over <= ALLOWED
+    assert naive > 300
+
+
+def test_delta_is_allowed_to_leak_everything():
+    """The mechanism reveals all with probability delta, else nothing: epsilon 0. The wrong program drops delta."""
+    rng = np.random.default_rng(2)
+    delta, trials = 0.1, 2000
+    over = dropped = 0
+    for caught in rng.binomial(trials, delta, REPETITIONS):
+        bounds = error_bounds(0, trials, trials - int(caught), trials)
+        over += epsilon_of_any(bounds, delta) > 0
+        dropped += epsilon_of_any(bounds, 1e-300) > 0
+    assert over <= ALLOWED
+    assert dropped == REPETITIONS
+
+
+# The joint test
+
+
+def chance_of_so_few(wrong, trials, first, second):
+    """P(errors of both worlds <= wrong) for rates `first` and `second`, arrays of one shape, exactly."""
+    some = np.arange(wrong + 1)[:, None]
+    return (stats.binom.pmf(some, trials, first) * stats.binom.cdf(wrong - some, trials, second)).sum(0)
+
+
+def joint_bounds(trials, significance=STATED):
+    """By the number of errors in both worlds."""
+    halves = [(errors_ // 2, errors_ - errors_ // 2) for errors_ in range(2 * trials + 1)]
+    return np.array([error_bounds(a, trials, b, trials, significance, joint=True).mean for a, b in halves])
+
+
+@pytest.mark.parametrize("significance", [1e-4, 0.05, 0.3, 0.8])
+@pytest.mark.parametrize("trials", [1, 2, 3, 10, 40])
+def test_no_two_rates_exceed_their_joint_bound_more_often_than_stated(trials, significance):
+    """Exactly, for all shares of the two rates in a mean at the bound, where the chance is largest."""
+    for wrong, bound in enumerate(joint_bounds(trials, significance)[:-1]):
+        first = np.linspace(max(2 * bound - 1, 0.0), min(2 * bound, 1.0), 101)
+        chance = chance_of_so_few(wrong, trials, first, 2 * bound - first)
+        assert chance.max() <= significance * (1 + 1e-9)
+        if significance < 0.25 and bound <= 1 - 1 / trials:
+            assert chance.max() == pytest.approx(significance, rel=1e-9)  # equal rates attain it
+    assert joint_bounds(trials, significance)[-1] == 1.0
+
+
+def test_a_joint_bound_without_its_edge_is_too_low():
+    """The wrong program: Clopper's and Pearson's bound alone, where the theorem on unequal rates does not reach."""
+    plain = stats.beta.isf(0.8, 2, 1)  # one error in two trials
+    assert joint_bounds(1, 0.8)[1] == 1.0
+    assert chance_of_so_few(1, 1, np.array([2 * plain]), np.array([0.0]))[0] == 1.0
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.27, 0.92, 2.0])
+def test_either_test_is_calibrated_on_a_true_curve_whatever_the_threshold(mu):
+    """Exactly, for the best attack."""
+    trials, curve = 300, TradeOff(mu=mu)
+    each = np.array([error_bounds(wrong, trials, 0, 1).false_positive for wrong in range(trials + 1)])
+    count, joint = np.arange(trials + 1), joint_bounds(trials)
+    by_halves, jointly = curve(each)[:, None] > each, (curve(joint) > joint)[count[:, None] + count]
+    found = []
+    for threshold in mu / 2 + np.array([-1.5, -0.7, -0.3, 0.0, 0.2, 1.0]):
+        law = np.outer(
+            stats.binom.pmf(count, trials, ndtr(-threshold)), stats.binom.pmf(count, trials, ndtr(threshold - mu))
+        )
+        found.append([float((law * refuted).sum()) for refuted in (by_halves, jointly)])
+    assert np.max(found) <= STATED + 1e-12
+    assert np.max(found, axis=0)[1] > 0.7 * STATED
+
+
+def test_to_keep_the_better_of_both_tests_after_the_trials_is_wrong_more_often_than_stated():
+    """Exactly. Joint at the best threshold, halves one standard deviation above it; the wrong program does both."""
+    trials, at_bound = 100, 60
+    joint, count = joint_bounds(trials), np.arange(trials + 1)
+    mu = -2 * ndtri(joint[at_bound] * (1 + 1e-12))  # just so many errors refute it
+    each = np.array([error_bounds(wrong, trials, 0, 1).false_positive for wrong in range(trials + 1)])
+    by_halves = TradeOff(mu=mu)(each)[:, None] > each
+    low, high = mu / 2, mu / 2 + 1.0
+    law = np.outer(stats.binom.pmf(count, trials, ndtr(-high)), stats.binom.pmf(count, trials, ndtr(high - mu)))
+    # given the errors at the higher threshold, those at the lower one: more negatives are above, fewer positives below
+    moved = stats.binom.pmf(count - count[:, None], trials - count[:, None], (ndtr(-low) - ndtr(-high)) / ndtr(high))
+    stay = stats.binom.cdf(at_bound - count, count[:, None], ndtr(low - mu) / ndtr(high - mu))
+    jointly = moved @ stay.T  # chance that the joint test refutes
+    alone = float((law * by_halves).sum()), float((law * jointly).sum())
+    assert alone[0] <= STATED
+    assert alone[1] == pytest.approx(STATED, rel=1e-6)
+    assert (law * np.where(by_halves, 1.0, jointly)).sum() > 1.02 * STATED
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.5, 0.9])
+def test_identical_worlds_are_told_apart_jointly_no_more_often_than_stated(rate):
+    trials = 1000
+    told = int((-2 * ndtri(joint_bounds(trials)) > 0).sum()) - 1  # errors with which mu is above 0
+    bounds = error_bounds(told // 2, trials, told - told // 2, trials, joint=True)
+    assert mu_of(bounds) > 0
+    assert epsilon_of_any(bounds, 1e-300) > 0
+    chance = float(chance_of_so_few(told, trials, np.array([rate]), np.array([1 - rate]))[0])
+    assert chance <= STATED
+    assert rate != 0.5 or chance > 0.9 * STATED
+
+
+@pytest.mark.parametrize(
+    ("event", "accountant"),
+    [
+        (gaussian(2.0, 3), "pld"),
+        (poisson(0.8, 0.3, 5), "pld"),
+        (fixed_size(2.0, 10, 100, 50), "pld"),
+        (gaussian(1.0), "rdp"),
+    ],
+)
+def test_a_joint_test_is_the_one_of_total_variation(event, accountant):
+    curve, rates = trade_off(event, accountant), np.linspace(0, 1, 20_001)
+    least = float((rates + curve(rates)).min())  # of the sum of both error rates
+    for share, refuted in ((1 - 1e-3, True), (1 + 1e-3, False)):
+        bounds = ErrorBounds(0.9, 0.9, STATED, 0, 1, 0, 1, mean=share * least / 2)
+        assert contradicts(bounds, curve) == refuted
+        assert noise_at_most(bounds, event, accountant) == pytest.approx(1.0, abs=0.05)
+    if curve.mu is not None:
+        assert least == pytest.approx(2 * ndtr(-curve.mu / 2), rel=1e-6)
+        assert mu_of(ErrorBounds(0.9, 0.9, STATED, 0, 1, 0, 1, mean=least / 2)) == pytest.approx(curve.mu, rel=1e-6)
+
+
+def test_joint_bounds_for_any_mechanism_are_those_of_total_variation():
+    for delta in (1e-5, 0.1):
+        bounds = error_bounds(300, 4000, 700, 4000, joint=True)
+        reached = math.exp(epsilon_of_any(bounds, delta))
+        assert (reached - 1 + 2 * delta) / (reached + 1) == pytest.approx(1 - 2 * bounds.mean, rel=1e-9)
+
+
+def test_conclusions_of_a_joint_test_do_not_look_at_the_bounds_by_halves():
+    bounds = error_bounds(30, 1000, 90, 1000, joint=True)
+    by_halves = error_bounds(30, 1000, 90, 1000)
+    assert (bounds.false_positive, bounds.false_negative) == by_halves.corner
+    assert bounds.corner == (bounds.mean, bounds.mean)
+    other = dataclasses.replace(bounds, false_positive=0.0, false_negative=0.0)
+    for event in (gaussian(1.0), poisson(1.0, 0.3, 5)):
+        for conclude in (
+            mu_of,
+            lambda b: epsilon_of_any(b, DELTA),
+            lambda b, e=event: contradicts(b, trade_off(e)),
+            lambda b, e=event: noise_at_most(b, e),
+            lambda b, e=event: epsilon_at_least(b, e, DELTA),
+        ):
+            assert conclude(bounds) == conclude(other)
+
+
+def test_a_plan_counts_scores_above_its_threshold():
+    absent, present = np.array([-np.inf, 0.0, 1.0, 1.1, np.inf]), np.array([0.0, 1.0, 2.0, np.inf, np.nan])
+    for joint in (False, True):
+        assert Plan(1.0, joint, 0.1, 0.0).judge(absent, present) == error_bounds(2, 5, 3, 5, 0.1, joint=joint)
+
+
+# Trade-off curves
+
+
+@pytest.mark.parametrize(("noise", "count"), [(1.0, 1), (10.0, 1), (0.2, 1), (30.0, 1000), (1.0, 30)])
+def test_lines_under_a_loss_distribution_touch_the_gaussian_curve(noise, count):
+    event, mu = gaussian(noise, count), math.sqrt(count) / noise
+    assert trade_off(event).mu == trade_off(event, "gaussian").mu == pytest.approx(mu, rel=1e-12)
+    losses = Accountant("losses", "for this test", lambda e: price(e, dominating), 2e-4)
+    curve, exact = trade_off(event, losses), gaussian_trade_off(mu, RATES)
+    assert curve.mu is None
+    assert (curve(RATES) <= exact * (1 + 1e-9) + 1e-15).all()
+    seen = exact > 1e-12
+    assert (-ndtri(RATES) - ndtri(np.maximum(curve(RATES), 1e-300)))[seen] == pytest.approx(mu, rel=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.01, 0.5), (0.5, 2.0)])
+def test_the_curve_of_one_sampled_step_is_below_both_exact_ones_and_touches_the_lower(rate, noise):
+    """(1 - q) N(0) + q N(1) against N(0): the best tests cut the line, and either law may be the null."""
+    cuts = np.linspace(-8, 9, 4001) * noise
+    alone, mixed = ndtr(-cuts / noise), (1 - rate) * ndtr(cuts / noise) + rate * ndtr((cuts - 1) / noise)
+    curve = trade_off(poisson(noise, rate))
+    for fp, fn in ((alone, mixed), (mixed, alone)):
+        assert (curve(fp) <= fn + 1e-12).all()
+    mu = np.minimum(
+        *(-ndtri(RATES) - ndtri(np.interp(RATES, *(a[np.argsort(fp)] for a in (fp, fn))))
+          for fp, fn in ((alone, mixed), (mixed, alone)))
+    )  # fmt: skip
+    below = -ndtri(RATES) - ndtri(curve(RATES))
+    assert (below >= mu * (1 - 1e-3)).all()
+    lower = np.minimum(np.interp(RATES, alone[::-1], mixed[::-1]), np.interp(RATES, mixed, alone))
+    assert np.isclose(curve(RATES), lower, rtol=2e-3).sum() >= 6  # elsewhere a chord joins the two
+
+
+EVENTS = [
+    (gaussian(2.0, 3), "pld"),
+    (gaussian(2.0, 3), "rdp"),
+    (gaussian(2.0, 3), "zcdp"),
+    (gaussian(2.0, 3), "tcdp"),
+    (poisson(1.0, 0.01, 1000), "pld"),
+    (poisson(1.0, 0.01, 1000), "rdp"),
+    (fixed_size(2.0, 10, 600, 600), "pld"),
+    (RandomParticipation(gaussian(2.0, 3), 0.2, 10), "pld"),
+    (Composed((poisson(1.0, 0.1, 5), gaussian(5.0))), "pld"),
+    (SkellamSums(1000.0, 10, 50, Adjacency.ADD_REMOVE, 3), "rdp"),
+]
+
+
+@pytest.mark.parametrize(("event", "accountant"), EVENTS)
+def test_a_curve_is_one_and_agrees_with_the_accountants_epsilons(event, accountant):
+    curve, rates = trade_off(event, accountant), np.linspace(0, 1, 401)
+    values = curve(rates)
+    assert (values >= 0).all()
+    assert (values <= 1 - rates + 1e-12).all()
+    assert (np.diff(values) <= 1e-12).all()
+    assert (np.diff(values, 2) >= -1e-9).all()
+    inner = rates[1:-1][values[1:-1] > 1e-9]
+    assert curve(curve(inner)) == pytest.approx(inner, abs=1e-6)  # neighbours have no order
+    for delta in (1e-6, 1e-3, 0.1):
+        epsilon = epsilon_of(event, delta, accountant)
+        lines = np.maximum(1 - delta - math.exp(epsilon) * rates, math.exp(-epsilon) * (1 - delta - rates))
+        assert (values >= lines - 2e-3 * (values > 0)).all()  # no looser than at this delta
+    more = trade_off(event.scaled(1.5), accountant)
+    assert (more(rates) >= values - 1e-12).all()
+
+
+def test_looser_accountants_promise_less():
+    rates = np.linspace(0.01, 0.99, 99)
+    for event in (gaussian(2.0, 3), poisson(1.0, 0.1, 20)):
+        pld, rdp, zcdp = (trade_off(event, name)(rates) for name in ("pld", "rdp", "zcdp"))
+        assert (pld >= rdp - 1e-4).all()
+        assert (rdp >= zcdp - 1e-3).all()
+        assert pld.sum() > rdp.sum() > zcdp.sum() - 1e-2
+
+
+def test_curves_at_the_ends():
+    rates = np.linspace(0, 1, 11)
+    assert trade_off(gaussian(1.0, 0))(rates) == pytest.approx(1 - rates, abs=1e-15)
+    assert (trade_off(gaussian(0.0))(rates) == 0).all()
+    assert trade_off(poisson(1.0, 0.1))(0.5).shape == ()
+    with pytest.raises(NotCoveredError, match="use accountant rdp"):
+        trade_off(SkellamSums(1000.0, 10, 50, Adjacency.ADD_REMOVE, 3))
+
+
+# What a contradiction means
+
+
+@pytest.mark.parametrize(("event", "accountant"), EVENTS)
+def test_rates_on_the_curve_leave_the_stated_noise_and_less_than_that_contradicts(event, accountant):
+    curve = trade_off(event, accountant)
+    for fp in (0.01, 0.2):
+        fn = float(curve(fp))
+        bounds = exact_rates(fp, fn * (1 - 1e-9))
+        factor = noise_at_most(bounds, event, accountant)
+        assert factor == pytest.approx(1.0, rel=2e-3)
+        assert contradicts(bounds, trade_off(event.scaled(factor * 1.0001), accountant))
+        assert not contradicts(bounds, trade_off(event.scaled(factor * 0.997), accountant))
+        assert noise_at_most(bounds, event.scaled(3.0), accountant) == pytest.approx(factor / 3, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [gaussian(0.7, 2), poisson(0.8, 0.3), poisson(1.0, 0.01, 1000), RandomParticipation(gaussian(2.0), 0.2, 10)],
+)
+def test_a_flawless_audit_recovers_the_exact_epsilon_of_what_two_neighbours_attain(event):
+    epsilon = epsilon_of(event, DELTA)
+    bounds = exact_rates(0.05, float(trade_off(event)(0.05)) * (1 - 1e-9))
+    for stated in (event, event.scaled(2.0), event.scaled(0.6)):  # the noise that was stated does not matter
+        assert epsilon_at_least(bounds, stated, DELTA) == pytest.approx(epsilon, rel=4e-3)
+
+
+def test_epsilon_at_least_stays_below_what_fixed_size_batches_attain():
+    event = fixed_size(2.0, 10, 600, 600)
+    bounds = exact_rates(0.1, float(trade_off(event)(0.1)) * (1 - 1e-9))
+    attained = epsilon_at_least(bounds, event, DELTA)
+    assert 0.7 * epsilon_of(event, DELTA) < attained < epsilon_of(event, DELTA)
+
+
+def test_rates_of_coin_flips_leave_any_noise():
+    for bounds in (exact_rates(0.5, 0.5), exact_rates(0.2, 0.9), error_bounds(5, 5, 0, 5)):
+        for event in (gaussian(1.0), poisson(1.0, 0.1, 3)):
+            assert noise_at_most(bounds, event) == math.inf
+            assert epsilon_at_least(bounds, event, DELTA) == 0.0
+
+
+def test_where_no_pair_of_neighbours_is_known_only_the_bound_for_any_mechanism_is_left():
+    event = GaussianSteps(1.0, WithReplacement(10, 100), Adjacency.REPLACE_ONE, 5)
+    bounds = exact_rates(0.01, 0.3)
+    assert noise_at_most(bounds, event) < 1
+    assert epsilon_at_least(bounds, event, DELTA) == epsilon_of_any(bounds, DELTA) > 0
+
+
+def test_rates_that_no_noise_explains_stop_the_search():
+    event = poisson(1.0, 0.01)  # even without noise 99% of runs look alike
+    assert noise_at_most(exact_rates(0.01, 0.01), event) == pytest.approx(0.05, rel=1e-9)
+
+
+@pytest.mark.parametrize(("event", "accountant"), [row for row in EVENTS if row[0] != gaussian(2.0, 3)])
+@pytest.mark.parametrize("significance", [0.05, 1e-6])
+def test_trials_needed_is_the_first_number_with_which_a_flawless_attack_contradicts(event, accountant, significance):
+    curve = trade_off(event, accountant)
+    count = trials_needed(curve, significance)
+    assert contradicts(error_bounds(0, count, 0, count, significance, joint=True), curve)
+    if count > 1:
+        assert not contradicts(error_bounds(0, count - 1, 0, count - 1, significance, joint=True), curve)
+        assert not contradicts(error_bounds(0, count - 1, 0, count - 1, significance), curve)
+
+
+# Thresholds
+
+
+def efficiency(epsilon, pilot, trials, repetitions, rng, tests=(False, True)):
+    mu = 1 / gaussian_noise(epsilon, DELTA)
+    event = gaussian(1 / mu)
+    found = []
+    for _ in range(repetitions):
+        scores = rng.normal(size=pilot), rng.normal(size=pilot) + mu
+        threshold, joint, *_ = choose_test(*scores, trials, STATED, trade_off(event), tests)
+        fp, fn = rng.binomial(trials, ndtr(-threshold)), rng.binomial(trials, ndtr(threshold - mu))
+        bounds = error_bounds(int(fp), trials, int(fn), trials, joint=joint)
+        found.append(epsilon_at_least(bounds, event, DELTA) / epsilon)
+    return float(np.median(found))
+
+
+def test_a_thousand_pilot_scores_find_a_good_test():
+    rng = np.random.default_rng(3)
+    assert efficiency(4.0, 1000, 4000, 60, rng) >= 0.92  # 0.935 is the median of the median
+    assert 0.87 <= efficiency(4.0, 1000, 4000, 60, rng, (False,)) < 0.91  # 0.89
+
+
+def test_a_sampled_mechanism_is_best_told_by_its_tail():
+    """One in ten positive scores is shifted by 4. The wrong programs: the threshold that is best for Gaussian scores,
+    and the joint test.
+    """
+    rng = np.random.default_rng(6)
+    curve, trials = trade_off(poisson(0.25, 0.1)), 20_000
+
+    def evidence(threshold, joint=False):
+        fn = 0.9 * ndtr(threshold) + 0.1 * ndtr(threshold - 4)
+        wrong = round(trials * ndtr(-threshold)), trials, round(trials * fn), trials
+        fp, fn = error_bounds(*wrong, joint=joint).corner
+        return float(ndtri(curve(fp)) - ndtri(fn)) / float(-ndtri(fp) - ndtri(curve(fp)))
+
+    best, joint = (max(evidence(cut, joint) for cut in np.linspace(-1, 4, 101)) for joint in (False, True))
+    assert joint < best - 0.05
+    found, plans = [], []
+    for _ in range(9):
+        scores = rng.normal(size=2000), rng.normal(size=2000) + 4 * (rng.random(2000) < 0.1)
+        plans.append(choose_test(*scores, trials, STATED, curve))
+        found.append(evidence(choose_test(*scores, trials, STATED, curve).threshold))
+    assert np.median(found) > best - 0.05
+    assert sum(not plan.joint for plan in plans) >= 6
+    assert evidence(0.0) < best - 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("epsilon", "trials", "least", "halves"),
+    [(1.0, 1000, 0.50, 0.40), (1.0, 4000, 0.74, 0.69), (1.0, 40_000, 0.91, 0.91), (4.0, 1000, 0.85, 0.82),
+     (4.0, 4000, 0.92, 0.91), (4.0, 40_000, 0.97, 0.98), (8.0, 1000, 0.90, 0.90), (8.0, 4000, 0.95, 0.95)],
+)  # fmt: skip
+def test_plans_keep_their_efficiency_over_many_audits(epsilon, trials, least, halves):
+    rng = np.random.default_rng(4)
+    assert efficiency(epsilon, trials // 4, trials, 300, rng) >= least
+    assert efficiency(epsilon, trials // 4, trials, 300, rng, (False,)) <= halves
+
+
+def sampled_scores(world, count, noise, rng):
+    """Likelihood ratios of a record that joins one batch in ten, 50 times, or is elsewhere."""
+    seen = noise * rng.normal(size=(count, 50)) + world * (rng.random((count, 50)) < 0.1)
+    return np.log(0.9 + 0.1 * np.exp((seen - 0.5) / noise**2)).sum(1)
+
+
+@pytest.mark.parametrize(("epsilon", "trials", "joint"), [(1.0, 4000, True), (8.0, 40_000, False)])
+def test_sampled_steps_are_put_to_the_test_that_proves_more(epsilon, trials, joint):
+    """Audits of many trials tell rare sure hits apart; few trials tell the bulk."""
+    rng, event = np.random.default_rng(11), fixed_size(1.0, 10, 100, 50)
+    event = event.scaled(noise_factor_for(event, epsilon, DELTA))
+    worlds = [sampled_scores(world, 40_000, event.relative_noise, rng) for world in (0, 1)]
+    curve, chosen, evidence = trade_off(event), [], {False: [], True: []}
+    for _ in range(9):
+        pilot = [rng.choice(scores, trials // 4) for scores in worlds]
+        chosen.append(choose_test(*pilot, trials, STATED, curve).joint)
+        for kind, found in evidence.items():
+            plan = choose_test(*pilot, trials, STATED, curve, (kind,))
+            fp, fn = plan.judge(*(rng.choice(scores, trials) for scores in worlds)).corner
+            found.append(float(ndtri(curve(fp)) - ndtri(fn)))
+    assert (np.mean(evidence[True]) > np.mean(evidence[False])) == joint
+    assert np.mean(np.array(chosen) == joint) > 0.6
+
+
+def test_thresholds_do_not_depend_on_the_unit_of_the_scores():
+    rng = np.random.default_rng(5)
+    negatives, positives = rng.normal(size=1000), rng.normal(size=1000) + 1
+    plain = choose_test(negatives, positives, 4000).threshold
+    assert choose_test(1e9 * negatives, 1e9 * positives, 4000).threshold == pytest.approx(1e9 * plain, rel=1e-9)
+    bent = choose_test(np.exp(3 * negatives), np.exp(3 * positives), 4000).threshold
+    assert (np.exp(3 * negatives) > bent).sum() == (negatives > plain).sum()
+
+
+def test_thresholds_of_awkward_scores():
+    for negatives, positives, wanted in [
+        (np.zeros(100), np.ones(100), (0.0, 1.0)),  # two atoms
+        (np.arange(100.0), np.arange(500.0, 600.0), (99.0, 500.0)),  # separated
+        (np.full(100, -np.inf), np.full(100, np.inf), (-np.inf, np.inf)),
+        (np.r_[np.full(50, -np.inf), np.zeros(50)], np.full(100, 7.0), (0.0, 7.0)),
+    ]:
+        threshold = choose_test(negatives, positives, 1000).threshold
+        assert wanted[0] <= threshold < wanted[1]
+        assert not (negatives > threshold).any()
+        assert (positives > threshold).all()
+    assert choose_test(np.full(3, 2.0), np.full(5, 2.0), 1000).threshold == 2.0
+    assert choose_test([0.0], [1.0], 1000).threshold == 0.5
+    everything = trade_off(gaussian(0.0))  # a curve that nothing undercuts
+    assert choose_test([0.0, 1.0], [2.0, 3.0], 100, STATED, everything).threshold == 1.5
+
+
+# One run
+
+
+def largest_chance(correct, guesses, canaries, curve):
+    """Of at least so many right guesses, by linear programming over their law."""
+    k, rows, bounds = np.arange(guesses + 1), [], []
+    for i in range(guesses):
+        wrong, right = np.where(k >= i, guesses - k, 0) / canaries, np.where(k > i, k, 0) / canaries
+        for slope, delta in zip(np.exp(curve.epsilons), curve.deltas):
+            rows += [slope * right - wrong, right / slope - wrong]
+            bounds += [slope - 1 + delta, delta / slope]
+    found = linprog(-(k >= correct).astype(float), np.array(rows), bounds, np.ones((1, guesses + 1)), [1.0])
+    return -found.fun
+
+
+def critical(correct, guesses, canaries, curve):
+    """The significance from which on so many right guesses contradict the curve."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        refuted = one_run_contradicts(correct, guesses, canaries, curve, middle)
+        low, high = (low, middle) if refuted else (middle, high)
+    return low
+
+
+def test_the_one_run_recursion_solves_its_linear_programme():
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        canaries = int(rng.integers(1, 9))
+        guesses = int(rng.integers(1, canaries + 1))
+        correct = int(rng.integers(1, guesses + 1))
+        count = int(rng.integers(1, 4))
+        curve = TradeOff(None, np.sort(rng.uniform(0, 3, count)), np.sort(rng.uniform(0, 0.2, count))[::-1])
+        found = critical(correct, guesses, canaries, curve)
+        assert found == pytest.approx(min(largest_chance(correct, guesses, canaries, curve), 1.0), abs=1e-9)
+
+
+@pytest.mark.parametrize(("guesses", "canaries"), [(6, 6), (4, 10)])
+def test_randomised_response_is_not_contradicted_by_what_it_attains(guesses, canaries):
+    """Independent coins through randomised response: the number of right guesses is exactly binomial."""
+    for epsilon in (0.5, 2.0):
+        curve = TradeOff(None, np.array([epsilon]), np.array([0.0]))
+        for correct in range(1, guesses + 1):
+            exact = stats.binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-epsilon)))
+            assert critical(correct, guesses, canaries, curve) >= exact - 1e-12
+            if exact < 1:
+                assert one_run_epsilon(correct, guesses, canaries, 1e-15, exact) == pytest.approx(epsilon, abs=1e-5)
+        assert critical(guesses, guesses, canaries, curve) == pytest.approx(exact, rel=1e-9)  # all right: attained
+
+
+def one_run_scores(mu, canaries, guesses, repetitions, rng):
+    """Right guesses in ideal runs: half of them on the largest scores, half on the smallest."""
+    inside = rng.random((repetitions, canaries)) < 0.5
+    order = np.argsort(rng.normal(size=inside.shape) + mu * inside, axis=1)
+    ranked = np.take_along_axis(inside, order, axis=1)
+    return (~ranked[:, : guesses // 2]).sum(1) + ranked[:, canaries - guesses // 2 :].sum(1)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.27, 0.92])
+def test_one_run_bounds_are_exceeded_no_more_often_than_stated(mu):
+    """The wrong program: the best of many numbers of guesses, in the null world where it costs most."""
+    rng = np.random.default_rng(8)
+    canaries, guesses, epsilon = 300, 40, gaussian_epsilon(DELTA, 1 / mu) if mu else 0.0
+    over = 0
+    for correct, times in zip(*np.unique(one_run_scores(mu, canaries, guesses, REPETITIONS, rng), return_counts=True)):
+        over += int(times) * (
+            one_run_contradicts(correct, guesses, canaries, TradeOff(mu=mu))
+            or one_run_mu(correct, guesses, canaries) > mu
+            or one_run_epsilon(correct, guesses, canaries, DELTA) > epsilon
+        )
+    assert over <= ALLOWED
+    if mu == 0:
+        inside = rng.random((REPETITIONS, canaries)) < 0.5  # scores are mere noise, so any order will do
+        right = np.cumsum(inside, axis=1)
+        numbers = np.arange(1, canaries + 1)
+        least = stats.binom.isf(STATED, numbers, 0.5)  # more right guesses than this contradict mu = 0 at each number
+        assert (right > least).any(axis=1).sum() > 2 * ALLOWED
+
+
+def test_one_run_pays_for_delta():
+    """The mechanism reveals all coins with probability 0.1, else none: epsilon 0. The wrong program drops delta."""
+    rng = np.random.default_rng(9)
+    reveals = rng.random(REPETITIONS) < 0.1
+    correct, times = np.unique(np.where(reveals, 100, rng.binomial(100, 0.5, REPETITIONS)), return_counts=True)
+    paid, dropped = ([one_run_epsilon(c, 100, 100, delta) > 0 for c in correct] for delta in (0.1, 1e-12))
+    assert times @ paid <= ALLOWED
+    assert times @ dropped > ALLOWED
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(4.0, 0.5), (8.0, 0.5)])
+def test_the_number_of_guesses_is_chosen_well_without_a_look_at_the_run(epsilon, least):
+    rng = np.random.default_rng(10)
+    mu = 1 / gaussian_noise(epsilon, DELTA)
+    guesses = choose_guesses(1000, mu)
+
+    def share(number):
+        found = [one_run_mu(c, number, 1000) for c in one_run_scores(mu, 1000, number, 15, rng).tolist()]
+        return gaussian_epsilon(DELTA, 1 / float(np.median(found))) / epsilon
+
+    assert guesses % 2 == 0
+    assert share(guesses) > max(least, share(1000) + 0.15)
+
+
+def test_one_run_at_the_ends():
+    assert one_run_mu(50, 100, 100) == one_run_mu(1, 1, 1) == one_run_epsilon(0, 10, 10, DELTA) == 0.0
+    assert one_run_mu(10, 10, 10) > 0
+    assert choose_guesses(2, 1.0) == 2
+    assert not one_run_contradicts(1000, 1000, 1000, trade_off(gaussian(0.0)))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: error_bounds(-1, 10, 0, 10), "false positives among 10 negatives must be an integer from 0 to 10"),
+        (lambda: error_bounds(0, 10, 11, 10), "false negatives among 10 positives must be an integer from 0 to 10"),
+        (lambda: error_bounds(0, 0, 0, 10), "negatives must be an integer of at least 1"),
+        (lambda: error_bounds(0, 10, 0, 10, 1.0), "significance must be strictly between 0 and 1"),
+        (lambda: epsilon_of_any(error_bounds(0, 10, 0, 10), 0.0), "delta must be strictly between 0 and 1"),
+        (lambda: TradeOff(mu=1.0)([0.1, np.nan]), "false positive rates must be in [0, 1]"),
+        (lambda: noise_at_most(exact_rates(0.1, 0.1), gaussian(0.0)), "all of them noisy, got a release without noise"),
+        (lambda: noise_at_most(exact_rates(0.1, 0.1), gaussian(1.0, 0)), "at least one release"),
+        (
+            lambda: trials_needed(trade_off(gaussian(0.01, 1000))),
+            "break in a trillion trials, got one that allows attacks with",
+        ),
+        (lambda: error_bounds(0, 10, 0, 11, joint=True), "as many of either world, got 10 negatives and 11 positives"),
+        (
+            lambda: choose_test([], [1.0], 10).threshold,
+            "pilot scores of the negative world must be at least one number",
+        ),
+        (lambda: choose_test([1.0], [np.nan], 10), "pilot scores of the positive world"),
+        (lambda: one_run_mu(11, 10, 20), "correct ones of 10 guesses must be an integer from 0 to 10"),
+        (lambda: one_run_epsilon(1, 30, 20, DELTA), "guesses about 20 canaries must be an integer from 1 to 20"),
+        (lambda: choose_guesses(1, 1.0), "canaries must be an integer from 2"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, words):
+    with pytest.raises(errors.ConfigurationError) as caught:
+        call()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_doctests():
+    import doctest
+    import importlib
+
+    for name in ("empirical", "trade_off"):
+        found = doctest.testmod(importlib.import_module(f"fedjax_dp.accounting.{name}"))
+        assert found == (0, {"empirical": 4, "trade_off": 1}[name])
