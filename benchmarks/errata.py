@@ -86,7 +86,7 @@ def noise_inside_rate(claim, noise):
     )  # fmt: skip
     return {
         "paper": "004", "literal": "noise inside the learning rate 0.04", "claim": claim, "algorithm": algorithm,
-        "data": clients(2, 600), "rounds": 1, "delta": 1e-5, "trials": 20_000,
+        "data": clients(2, 600), "rounds": 1, "delta": 1e-5, "trials": 100_000,
         "setting": f"MNIST, 600 records, b 10, Q 5, one round, epsilon {claim:g}",
     }  # fmt: skip
 

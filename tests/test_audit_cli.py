@@ -44,7 +44,7 @@ def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(ca
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("consistent: epsilon 3.999 is stated at delta 0.001 for one record of client 0 against")
     labels = [line[:10].strip() for line in lines[1:]]
-    assert labels == ["stated", "proved", "", "anyway", "noise", "attack", "errors", "untested", "claim", "time"]
+    assert labels == ["stated", "proved", "", "always", "noise", "attack", "errors", "untested", "paper", "time"]
     assert "one record of one client (replace-one neighbours)" in lines[1]
     assert "with confidence 95%; 800 runs counted, 400 more only learnt from" in lines[2]
     assert "if noise and sampling are of the stated kind" in lines[3]
@@ -83,6 +83,7 @@ def test_a_file_of_a_run_is_an_audit_and_options_without_effect_are_named(capsys
     assert not pathlib.Path("somewhere").exists()
 
 
+@pytest.mark.slow
 def test_one_run_with_many_canaries(capsys):
     assert cli.main(["audit", *RUN, "--lanes", "1", "--one-run", "60", "--plot", "one.png"]) == 0
     out = capsys.readouterr().out
@@ -141,6 +142,7 @@ def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
     assert not list(pathlib.Path().iterdir())
 
 
+@pytest.mark.slow
 def test_a_canary_that_changes_nothing_is_refused(capsys):
     x, y = np.zeros((30, 4), np.float32), np.arange(30) % 2
     np.savez("blank.npz", x_train=x, y_train=y, x_test=x, y_test=y)

@@ -9,7 +9,9 @@ import re
 import pytest
 
 import fedjax_dp as fdp
+from fedjax_dp import accounting, testing
 
+PUBLIC = {"fdp": fdp, "accounting": accounting, "testing": testing}
 FOLDER = pathlib.Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -25,12 +27,13 @@ def parsed(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_public_names_only_and_no_function_longer_than_a_screen(path):
     for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "fdp":
-            assert node.attr in fdp.__all__
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in PUBLIC:
+            assert node.attr in PUBLIC[node.value.id].__all__
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 40
-        if isinstance(node, ast.ImportFrom):
-            assert not (node.module or "").startswith("fedjax_dp")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedjax_dp"):
+            assert node.module == "fedjax_dp"
+            assert {name.name for name in node.names} <= PUBLIC.keys()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -5,6 +5,7 @@ import doctest
 import json
 import pathlib
 import re
+import statistics
 
 import pytest
 
@@ -159,3 +160,25 @@ def test_secure_sums_take_the_measured_time():
     seconds = measured["seconds"]
     assert f"**{seconds['secure_20_neighbours']:.1f} s**" in README
     assert f"{seconds['secure_complete']:.1f} s when each does with all" in README
+
+
+def test_audited_recipes_are_the_recorded_ones():
+    told = json.loads((ROOT / "benchmarks" / "results" / "errata.json").read_text())
+    rows = re.findall(r"^\| (00\d): (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", README, re.M)
+    assert [list(row) for row in rows] == [
+        [row["paper"], row["literal"], f"{row['claim']:g}", f"{row['proved']:.3g}" + ", VIOLATED" * row["violated"],
+         "none" if row["upper"] is None else f"{row['upper']:.3g}"]
+        for row in told["rows"]
+    ]  # fmt: skip
+    assert (ROOT / "benchmarks" / "results" / "errata.png").is_file()
+
+
+def test_what_an_audit_costs_and_proves_is_the_measured():
+    told = json.loads((ROOT / "benchmarks" / "results" / "audit.json").read_text())
+    four = {row["trials"]: row for row in told["rows"] if row["epsilon"] == 4}
+    few, many = four[10_000], four[100_000]
+    assert f"**{statistics.median(few['seconds']):.0f} s**" in README
+    assert f"prove {few['ratio_median']:.2f} of epsilon 4" in README.replace("\n", " ").replace("  ", " ")
+    assert f"prove {many['ratio_median']:.2f}" in README
+    assert few["ratio_median"] > 0.85
+    assert many["ratio_median"] > 0.93

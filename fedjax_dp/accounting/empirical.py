@@ -22,7 +22,7 @@ from fedjax_dp import errors
 
 TINY = 1e-300  # stands for rates of zero, so that they have a probit
 PROBES = 200  # thresholds that are compared, evenly spaced in probits of ranks
-DOUBT = 0.5  # standard deviations of the pilot's evidence that are taken off it
+DOUBT = 1.0  # standard deviations of the pilot's evidence that are taken off it
 LEAST_MU = 1e-6  # that a curve is taken to allow, so that one can divide by it
 MISFIT = 3.0  # standard deviations by which a smooth curve may miss the pilot's evidence
 
@@ -199,7 +199,7 @@ def choose_test(
     share the noise must be less than promised. The means come from the pilot's error rates. Those of one
     threshold are noisy, and the best of many noisy thresholds is the luckiest. So what the pilot's rates themselves
     undercut the curve by (it is zero everywhere if the curve is true and the attack the best) is replaced by a parabola
-    in the probit of the pooled rank, unless that misses it anywhere by three standard deviations, and half a standard
+    in the probit of the pooled rank, unless that misses it anywhere by three standard deviations, and a standard
     deviation is taken off. Whatever comes out, the bounds that follow are valid: the plan is made before the trials
     that it is applied to. To apply both tests and keep the better is not.
     Limits: scores that are all equal -> that score; worlds that do not overlap -> the middle between them.

@@ -55,18 +55,23 @@ class Summed(NamedTuple):
 
     The likelihood ratio itself for a canary that is in every batch and noise that is independent and Gaussian.
     times     `(times,)` bool: when the canary may show;
+    short     so many of the numbers are looked at; None: all, if there are trials enough to learn from;
     changes   what is received are changes of something that the client keeps, so their running sums tell more.
     """
 
     times: np.ndarray
+    short: int | None = None
     changes: bool = False
 
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
         def seen(received: np.ndarray) -> np.ndarray:
+            received = received[..., : self.short]
             numbers = np.concatenate([received, received.cumsum(1)], -1) if self.changes else received
             return numbers[:, self.times]
 
         scale = Scale.of(seen(absent), seen(present))
+        if scale.told[0].size * PER_NUMBER > len(absent) + len(present):
+            return None
 
         def summed(received: np.ndarray) -> np.ndarray:
             return scale(seen(received)).sum(1).reshape(len(received), -1)
@@ -76,18 +81,19 @@ class Summed(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """All numbers of all times, weighed by Fisher's discriminant: noise that returns or is missing somewhere shows."""
+    """All times weighed apart, by Fisher's discriminant: noise that returns or is missing somewhere shows."""
 
+    short: int | None = None
     ridge: float = RIDGE
 
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
-        scale = Scale.of(absent, present)
+        scale = Scale.of(absent[..., : self.short], present[..., : self.short])
         count = int(scale.told.sum())
         if not 0 < count <= (len(absent) + len(present)) / PER_NUMBER:
             return None
 
         def flat(received: np.ndarray) -> np.ndarray:
-            return scale(received)[:, scale.told]
+            return scale(received[..., : self.short])[:, scale.told]
 
         weights = _discriminant(flat(absent), flat(present), self.ridge)
         return lambda received: flat(received) @ weights
@@ -102,14 +108,15 @@ class LikelihoodRatio(NamedTuple):
     """
 
     times: np.ndarray
+    short: int | None
     steps: int
     rate: float
 
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
-        scale = Scale.of(absent, present)
+        scale = Scale.of(absent[..., : self.short], present[..., : self.short])
 
         def by_time(received: np.ndarray) -> np.ndarray:
-            return scale(received).reshape(*received.shape[:2], -1)[:, self.times]
+            return scale(received[..., : self.short]).reshape(*received.shape[:2], -1)[:, self.times]
 
         low, high = by_time(absent), by_time(present)
         numbers = low.shape[-1]

@@ -27,7 +27,7 @@ from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.simulation import check, run_key
 from fedjax_dp.values import changed, role_key
 
-TRACED = 256  # trials without noise in which a canary has to leave a trace
+TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
 LEAST_CLAIM = 1e-3  # an epsilon that is told from 0
 LEAST_TRACE = 1e-5  # of the largest number that is received
 
@@ -43,7 +43,7 @@ class Audit:
     of_any        epsilon that is proved whatever the mechanism is: with n trials at most about ln n;
     noise         the noise is at most so many times what is stated, under the same hypothesis as `lower`;
     violated      the attack errs less often than any attack on the stated mechanism could, or `lower` is above `claim`;
-    repeat        the call that does the same again.
+    repeat        what does the same again, with the same algorithm, data and model.
     """
 
     guarantee: Guarantee
@@ -89,10 +89,12 @@ class Audit:
         whom = f"at delta {self.guarantee.delta:g} for {self._whom} against {self.guarantee.view}"
         said = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
         sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
+        given = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
         if not self.violated:
-            return f"consistent: {said}; at least {self.lower:.4g} is proved {sure} by {evidence}"
+            proved = f"at least {self.lower:.4g}" if self.lower > 0 else "nothing against it"
+            return f"consistent: {said}; {proved} is proved {sure} by {evidence}{given}"
         if self.lower > self.tested:
-            proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}"
+            proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}{given}"
         else:
             proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
         less = f"; the noise is at most {self.noise:.3g} times what is stated" if self.noise < 1 else ""
@@ -137,21 +139,21 @@ def audit(
                 "label-flip", "blank", "mislabelled": the user's model and data, with record number `record` of the
                 client (all of them, where whole clients are hidden) changed so, or absent in the other world;
     client      whose record it is; default the one with the largest epsilon;
-    claim       an epsilon that somebody states at this delta, to be tested instead of the Guarantee's;
+    claim       an epsilon that somebody states at this delta, to be tested beside the Guarantee; the attack is then
+                chosen to tell the most against it;
     trials      runs in all, of which some tenths only choose the attack and its threshold;
     one_run     a number: one run instead, with so many canaries (records of the client, or clients), each there by a
                 coin of its own, for models that cannot be trained often. Proves less;
-    significance  chance of a wrong VIOLATED, at most;
+    significance  chance of a wrong VIOLATED, at most; with a claim, if noise and sampling are of the stated kind;
     lanes       trials at once on a device;
     progress    called with (runs done, runs in all).
+    Not heard: the noised bits of an adaptive clip norm, and warm starts in view broadcast.
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.
     """
     asked, began = dict(locals()), time.perf_counter()
     errors.require_choice("canary", canary, CANARY_NAMES)
-    errors.require_in_unit_interval("significance", significance)
-    for name, count in (("trials", trials), ("lanes", 1 if lanes is None else lanes)):
-        errors.require_count(name, count)
+    _require_sane(significance, trials=trials, lanes=1 if lanes is None else lanes)
     if claim is not None:
         errors.require_not_negative("claim", claim)
     own = model or logistic_regression(data.record_shape, data.classes)
@@ -166,6 +168,7 @@ def audit(
     field = Trials(next(iter(scene.games.values())), seed, lanes, scene.bits)
     traces = {name: _trace(field, game) for name, game in scene.games.items()}
     times = np.any(list(traces.values()), axis=0)
+    short = next(iter(scene.games.values())).ear.short(field.numbers)
     if not times.any():
         raise errors.refuse(
             "canary",
@@ -177,11 +180,12 @@ def audit(
     if one_run is None:
         outcome = duel(
             {name: functools.partial(field.run, game) for name, game in scene.games.items() if traces[name].any()},
-            _attacks(algorithm, data, scene, times), curve, trials=trials, significance=significance,
+            _attacks(algorithm, data, scene, times, short), curve, trials=trials, significance=significance,
             progress=progress,
         )  # fmt: skip
     else:
         name, game = next(iter(scene.games.items()))
+        progress(0, 1)
         outcome = guess(field, game, name, scene.epsilon if claim is None else claim, scene.delta, seed, significance)
     return _judged(
         scene, outcome, accountant, claim=claim, canary=canary, trials=trials if one_run is None else 1,
@@ -191,30 +195,42 @@ def audit(
 
 def audit_mechanism(
     mechanism: Callable[[jax.Array, jax.Array], Any], event: Event, *, delta: float, seed: int = 0,
-    accountant: str = "pld", trials: int = 10_000, significance: float = 0.05, claim: float | None = None,
-    lanes: int = 256, progress: Callable[[int, int], None] = lambda done, total: None,
+    accountant: str = "pld", trials: int = 10_000, significance: float = 0.05, lanes: int = 256,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:  # fmt: skip
     """Audit any function: `mechanism(key, there)` is what an adversary receives with the canary, or without it.
 
-    mechanism  jax code, vmapped over trials; `there` is a traced bool. It returns numbers in any arrays; if it is one
-               matrix, its rows are releases that follow one another;
-    event      what it is said to release.
+    mechanism  jax code, vmapped over trials; `there` is a traced bool, for `jnp.where`. It returns numbers in any
+               arrays; if it is one matrix, its rows are releases that follow one another;
+    event      what it is said to release, made of the values in `fedjax_dp.accounting`. VIOLATED says that the function
+               does not release that; what epsilon it has instead is told for the same kind of noise, or for any.
     The other options are those of `audit`. Raises: ConfigurationError as there.
+
+    >>> from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps
+    >>> def mean(key, there):  # of records in [-1, 1], whose noise was found for a sensitivity of 1 instead of 2
+    ...     return jnp.where(there, 1.0, -1.0) + 2.0 * jax.random.normal(key, (1, 1))
+    >>> claimed = GaussianSteps(4.0, FullBatch(), Adjacency.REPLACE_ONE, 1)
+    >>> audit_mechanism(mean, claimed, delta=1e-5).violated
+    True
     """
     asked, began = dict(locals()), time.perf_counter()
-    errors.require_in_unit_interval("significance", significance)
-    errors.require_count("trials", trials)
+    _require_sane(significance, trials=trials, lanes=lanes)
+    if not callable(mechanism):
+        raise errors.refuse("mechanism", repr(mechanism), "a function of a key and of whether the canary is there")
+    if not isinstance(event, Event):
+        raise errors.refuse("event", repr(event), "a value from fedjax_dp.accounting, such as GaussianSteps(...)")
     epsilon = accounting.epsilon_of(event, delta, accountant)
-    if math.isinf(epsilon):
-        raise errors.refuse("event", "no epsilon", "one that has an epsilon to be tested")
-    step = next(step for step, _ in event.leaves())
+    step = next((step for step, _ in event.leaves()), None)
+    if step is None or math.isinf(epsilon):
+        got = "nothing that is released" if step is None else "no epsilon"
+        raise errors.refuse("event", got, "releases that have an epsilon to be tested")
     promise = Guarantee(
         (epsilon,), delta, step.unit, step.adjacency, View.UPLOADS, accounting.ACCOUNTANTS[accountant].about,
         (f"the function releases {event}",),
     )  # fmt: skip
     scene = Scene(promise, delta, 0, epsilon, event, {"function": None}, ())
-    curve = _tested(scene, claim, accountant)
-    _require_trials(trials, 1, curve, epsilon if claim is None else claim, significance)
+    curve = accounting.trade_off(event, accountant)
+    _require_trials(trials, 1, curve, epsilon, significance)
     key = role_key(run_key(seed), "audit")
 
     @jax.jit
@@ -235,13 +251,14 @@ def audit_mechanism(
             told(min(at + lanes, len(worlds)))
         return np.concatenate(found)[: len(worlds)]
 
-    times = np.ones(jax.eval_shape(received, np.zeros(1, np.int32), np.zeros(1, bool)).shape[1], bool)
+    shape = jax.eval_shape(received, np.zeros(1, np.int32), np.zeros(1, bool)).shape
+    times = np.ones(shape[1], bool)
     outcome = duel(
-        {"function": play}, _attacks_on(event, times, 1), curve, trials=trials, significance=significance,
+        {"function": play}, _attacks_on(event, times, 1, shape[3]), curve, trials=trials, significance=significance,
         progress=progress,
     )  # fmt: skip
     return _judged(
-        scene, outcome, accountant, claim=claim, canary="function", trials=trials, significance=significance,
+        scene, outcome, accountant, claim=None, canary="function", trials=trials, significance=significance,
         seed=seed, seconds=time.perf_counter() - began, repeat=_call("audit_mechanism", asked),
     )  # fmt: skip
 
@@ -263,6 +280,12 @@ def _judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim:
         of_any=outcome.epsilon_of_any(scene.delta), noise=outcome.noise_at_most(scene.event, accountant),
         violated=violated, outcome=outcome, event=scene.event, accountant=accountant, **told,
     )  # fmt: skip
+
+
+def _require_sane(significance: float, **counts: int) -> None:
+    errors.require_in_unit_interval("significance", significance)
+    for name, count in counts.items():
+        errors.require_count(name, count)
 
 
 def _tested(scene: Scene, claim: float | None, accountant: str) -> TradeOff:
@@ -298,27 +321,32 @@ def _trace(field: Trials, game: Game) -> np.ndarray:
     quiet = changed(game, algorithm=with_noise(algorithm, np.zeros_like(np.asarray(noise_of(algorithm)))))
     trials = 1 if field.bits else TRACED  # with many canaries one run is enough
     worlds = (np.full((trials, *field.bits), there) for there in (False, True))
-    absent, present = (field.run(quiet, 0, world)[:, :, 0] for world in worlds)
+    absent, present = (field.run(quiet, TRACE, world)[:, :, 0] for world in worlds)
     size = max(np.abs(absent).max(), np.abs(present).max())
     return np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2))
 
 
-def _attacks(algorithm: Algorithm, data: FederatedData, scene: Scene, times: np.ndarray) -> dict[str, Attack]:
+def _attacks(
+    algorithm: Algorithm, data: FederatedData, scene: Scene, times: np.ndarray, short: int
+) -> dict[str, Attack]:
     """Those that may tell something here."""
     local, unit = algorithm.local, scene.guarantee.unit
     tau = local.batches.count(local.steps, int(data.sizes[scene.client])) if unit is Unit.RECORD else 1
     released = sum(count for _, count in scene.event.leaves())
     steps = released if scene.guarantee.view is View.FINAL_MODEL else tau
-    found = _attacks_on(scene.event, times, steps)
+    found = _attacks_on(scene.event, times, steps, short)
     if any(correction.keeps for correction in local.corrections):
-        found["summed changes"] = Summed(times, changes=True)
+        found["summed changes"] = Summed(times, short, changes=True)
     return found
 
 
-def _attacks_on(event: Event, times: np.ndarray, steps: int) -> dict[str, Attack]:
-    """Those that suit releases of this kind, `steps` of them at a time."""
-    found: dict[str, Attack] = {"summed": Summed(times), "weighed": Weighed(), "weighed, shrunk": Weighed(0.1)}
+def _attacks_on(event: Event, times: np.ndarray, steps: int, short: int) -> dict[str, Attack]:
+    """Those that suit releases of this kind, `steps` of them at a time; the first `short` numbers say the most."""
+    found: dict[str, Attack] = {
+        "summed": Summed(times, short), "weighed": Weighed(short), "weighed, shrunk": Weighed(short, 0.1),
+        "summed by coordinate": Summed(times),
+    }  # fmt: skip
     sampled = [step.sampling.rate for step, _ in event.leaves() if step.sampling.rate < 1]
     if sampled:
-        found["likelihood ratio"] = LikelihoodRatio(times, steps, sampled[-1])
+        found["likelihood ratio"] = LikelihoodRatio(times, short, steps, sampled[-1])
     return found

@@ -18,20 +18,35 @@ class Ear(Protocol):
 
     def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array: ...
 
+    def short(self, numbers: int) -> int: ...  # so many of them say the most
+
 
 @value
 class Directions:
-    """The parts of a message along fixed directions `(directions, size)`, of all that it holds of the model's size."""
+    """The parts of a message along fixed directions, of all that it holds of the model's size; then single coordinates.
+
+    along   `(directions, size)`;
+    single  positions of coordinates `(k,)`: noise that two of them share, or that one lacks, shows only there.
+    """
 
     along: Array
+    single: Array
 
     def message(self, model: Model, data: FederatedData, params: Any, flat: jax.Array) -> jax.Array:
         size = self.along.shape[1]
-        parts = flat[: flat.size // size * size].reshape(-1, size)
-        return (parts @ self.along.T).ravel()
+        return self._told(flat[: flat.size // size * size].reshape(-1, size))
 
     def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array:
-        return jnp.asarray(self.along) @ ravel(params)[0]
+        return self._told(ravel(params)[0][None])
+
+    def short(self, numbers: int) -> int:
+        """How many of the numbers of a message are along directions."""
+        return numbers * self.along.shape[0] // (self.along.shape[0] + self.single.shape[0])
+
+    def _told(self, parts: jax.Array) -> jax.Array:
+        return jnp.concatenate(
+            [(parts @ jnp.asarray(self.along).T).ravel(), parts[:, jnp.asarray(self.single)].ravel()]
+        )
 
 
 @value
@@ -58,6 +73,9 @@ class Alignment:
     def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array:
         """Losses on the canary less those on what it replaces."""
         return self._told(self._losses(model, data, params))
+
+    def short(self, numbers: int) -> int:
+        return numbers
 
     def _told(self, numbers: jax.Array) -> jax.Array:
         return numbers if self.apart else numbers.sum(-1, keepdims=True)

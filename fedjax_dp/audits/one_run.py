@@ -85,5 +85,5 @@ def _scores(received: np.ndarray) -> np.ndarray:
 
 
 def _mu_of(epsilon: float, delta: float) -> float:
-    """Of the Gaussian mechanism with this epsilon."""
-    return float(brentq(lambda mu: Gdp(mu).epsilon(delta) - epsilon, 1e-6, 100.0)) if epsilon > 1e-4 else 1e-3
+    """Of the Gaussian mechanism with this epsilon, within reason."""
+    return float(brentq(lambda mu: Gdp(mu).epsilon(delta) - np.clip(epsilon, 1e-3, 200.0), 1e-6, 100.0))

@@ -126,7 +126,7 @@ def _draw_rates(audit: Audit, axes: Any) -> None:
         return y
 
     allowed = draw(
-        trade_off(audit.event, audit.accountant), color=STATED, lw=2, label="stated: no attack comes below this"
+        trade_off(audit.event, audit.accountant), color=STATED, lw=2, label="stated: none better but by chance"
     )
     axes.fill_between(x, low, np.maximum(allowed, low), color=STATED, alpha=0.08, lw=0)
     delta = np.array([audit.guarantee.delta])

@@ -62,12 +62,10 @@ def set_scene(
     promise = privacy.guarantee(algorithm, staged, rounds=rounds, delta=delta, accountant=accountant, **options)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
-            "algorithm",
-            "no epsilon",
-            "one that has a Guarantee to be tested",
-            f"{promise.reason or ''}; take a private one such as dpnfl",
-        )
-    target = int(np.argmax(promise.epsilons)) if client is None else client
+            "algorithm", "no epsilon", "one that has a Guarantee to be tested",
+            promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
+        )  # fmt: skip
+    target = _most_exposed(promise, data) if client is None else client
     errors.require_integer("client", target, 0, data.num_clients - 1)
     event = ledger_of(algorithm, staged, rounds, **options)[target]
     step = _release(algorithm, event, target)
@@ -77,7 +75,10 @@ def set_scene(
     )  # fmt: skip
     if one_run is not None and place.coins[-1] + 1 < LEAST:
         raise errors.refuse(
-            "canaries in one run", int(place.coins[-1]) + 1, f"at least {LEAST}", "take a larger client, or many runs"
+            "canaries in one run",
+            int(place.coins[-1]) + 1,
+            f"at least {LEAST}",
+            "ask for that many, or take a larger client",
         )
     common = {"rounds": rounds, "view": promise.view, **staging(seed, target, step)}
     games: dict[str, Game]
@@ -90,6 +91,12 @@ def set_scene(
         games = {"data": input_game(algorithm, data, model, place, kind=canary, seed=seed, **common)}
     bits = () if one_run is None else (int(place.coins[-1]) + 1,)
     return Scene(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
+
+
+def _most_exposed(promise: Guarantee, data: FederatedData) -> int:
+    """A client with the largest epsilon, of those the one with the largest share: small weights hide behind noise."""
+    epsilons = np.array(promise.epsilons)
+    return int(np.argmax(np.where(epsilons >= epsilons.max() * (1 - 1e-9), np.asarray(data.shares), -1.0)))
 
 
 def _release(algorithm: Algorithm, event: Event, client: int) -> Release:

@@ -23,6 +23,7 @@ class StagedCohort:
 
     schedule  words of the key from which a run draws its cohorts, or None: every trial draws its own;
     gone      clients that do not exist in this world, so that no message of theirs arrives `(num_clients,)` bool.
+    It has what a round asks of a cohort; checks and accounting are done on `base` before.
     """
 
     base: Cohort

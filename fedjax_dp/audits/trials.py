@@ -50,6 +50,7 @@ class Trials:
             if self.lanes == 1:
                 break
         self.spread = spread
+        self.numbers: int = self.program.out_info.shape[-1]  # of a message
 
     def _jitted(self) -> Any:
         def play(game: Game, key: jax.Array, numbers: jax.Array, worlds: jax.Array) -> jax.Array:

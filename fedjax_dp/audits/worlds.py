@@ -21,6 +21,7 @@ from fedjax_dp.privatizer import OutputGaussian
 from fedjax_dp.simulation import numbers, run_key
 from fedjax_dp.values import changed, ravel, role_key
 
+SINGLE = 10  # coordinates of each tensor that are looked at one by one
 BEYOND = 1e6  # clip norms: how long a gradient is that has to be clipped
 
 
@@ -68,7 +69,7 @@ def gradient_game(
     return Game(
         algorithm=numbers(algorithm), data=linear_data(data, records, labels), model=model,
         canary=Canary(place.slots, place.owners, place.coins, present, absent),
-        ear=Directions(along=_by_tensor(widths, along[0]) if count == 1 else along), **common,
+        ear=_ear(widths, along), **common,
     )  # fmt: skip
 
 
@@ -164,6 +165,15 @@ def _gradients(model: Model, records: np.ndarray) -> np.ndarray:
 
     flat = np.asarray(jax.vmap(gradient)(jnp.asarray(records, jnp.float32)))
     return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+
+
+def _ear(widths: tuple[int, ...], along: np.ndarray) -> Directions:
+    """For one canary its part in each tensor, and the first coordinates of each; for several, each one's direction."""
+    if len(along) > 1:
+        return Directions(along=along, single=np.zeros(0, np.int32))
+    starts = np.cumsum([0, *widths[:-1]])
+    single = np.concatenate([start + np.arange(min(width, SINGLE)) for start, width in zip(starts, widths)])
+    return Directions(along=_by_tensor(widths, along[0]), single=single.astype(np.int32))
 
 
 def _by_tensor(widths: tuple[int, ...], direction: np.ndarray) -> np.ndarray:

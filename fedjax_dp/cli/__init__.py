@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from fedjax_dp import errors
@@ -41,8 +42,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input, 130
-    interrupted."""
+    """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input, 3 a
+    defect of this program, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:  # whoever reads exit codes must not take a defect for a finding
+        traceback.print_exc()
+        return 3
     except KeyboardInterrupt:
         resume = {"run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
                   "sweep": "; the same command goes on where it stopped"}.get(command, "")  # fmt: skip

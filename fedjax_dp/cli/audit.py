@@ -36,7 +36,7 @@ _UNTESTED = "untested  your model, which is not run: this canary chooses gradien
 class AuditOptions(RunConfig):
     """The run, and how to attack it."""
 
-    trials: Annotated[int, told("runs in all; some tenths of them are only learnt from")] = USUAL["trials"]
+    trials: Annotated[int, told("runs in all; some tenths of them only choose the attack")] = USUAL["trials"]
     one_run: Annotated[
         int | None,
         told("one run with so many canaries instead of many runs with one; proves less", "(default: many runs)", "INT"),
@@ -113,7 +113,7 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
             algorithm, data, epsilon=configs.budgets(config, data), participation=config.participation,
             sigma_mode=config.sigma_mode, progress=count, **common,
         )  # fmt: skip
-    with screen.bar("auditing", total=options.trials) as show:
+    with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         found = audit(
             algorithm, data, canary=options.canary, client=options.client, record=options.record,
             trials=options.trials, one_run=options.one_run, significance=options.significance, claim=options.claim,
@@ -139,6 +139,8 @@ def _print(found: Audit, promise: Guarantee, options: AuditOptions) -> None:
     console = Console(highlight=False, soft_wrap=True)
     sure = f"with confidence {found.confidence}"
     noise = f"at most {found.noise:.3g} times what is stated" if found.noise < 1e3 else "nothing is proved about it"
+    if not found.violated:
+        noise += f"; half of it would {'' if found.noise < 2 else 'not '}have been noticed"
     lines = [
         found.verdict,
         f"stated    {found.guarantee}",
@@ -146,13 +148,13 @@ def _print(found: Audit, promise: Guarantee, options: AuditOptions) -> None:
         *([] if found.claim is None else [f"claimed   epsilon {found.claim:g}, which is what was tested"]),
         f"proved    {_at_least(found.lower)} {sure}; {_runs(found)}",
         *([_IF] if found.lower > found.of_any else []),
-        f"anyway    {_at_least(found.of_any)} {sure}, whatever the mechanism is",
+        f"always    {_at_least(found.of_any)} {sure}, whatever the mechanism is",
         f"noise     {noise}",
         f"attack    {_attack(found, options)}",
         *_errors(found),
         *([_UNTESTED] if found.canary == "gradient" else []),
         *(f"warning   {text}" for text in found.guarantee.warnings),
-        *(f"{'REFUTED' if str(claim) in found.refuted else 'claim':<10}{claim}" for claim in found.guarantee.claims),
+        *(f"{'REFUTED' if str(claim) in found.refuted else 'paper':<10}{claim}" for claim in found.guarantee.claims),
         f"time      {found.seconds:.1f} s",
     ]
     for line in lines:
@@ -171,7 +173,7 @@ def _own_statement(found: Audit, promise: Guarantee, options: AuditOptions) -> l
 def _runs(found: Audit) -> str:
     """How many runs say so."""
     if isinstance(found.outcome, Outcome):
-        return f"{found.outcome.evidence} counted, {found.outcome.pilot:,} more only learnt from"
+        return f"{found.outcome.evidence} counted, {found.outcome.pilot:,} more used to choose the attack"
     return found.outcome.evidence
 
 
@@ -189,10 +191,7 @@ def _attack(found: Audit, options: AuditOptions) -> str:
         where = f"record {options.record} of {where}"
     others = ""
     if found.canary == "gradient":
-        kind = {"opposite": "opposite to it", "following": "following the model"}.get(
-            found.outcome.game, found.outcome.game
-        )
-        others = f", all other gradients {kind}"
+        others = f", all other gradients {OTHERS[found.outcome.game]}"
     return f"{found.outcome.attack}; canary {found.canary} in {where}{others}"
 
 

@@ -5,7 +5,7 @@ In a test of pytest, with an algorithm made of one's own parts and a small feder
     from fedjax_dp.testing import WRONG, check_algorithm, check_noise
 
     def test_my_algorithm_keeps_its_promises():
-        for report in check_algorithm(my_algorithm, my_data, model=my_model):
+        for report in check_algorithm(my_algorithm, my_data, model=my_model, delta=1e-5):
             print(report)
 
     def test_the_noise_check_would_notice():
@@ -25,6 +25,7 @@ A noise source, a bounded sum or a sampler that is a plain function is checked a
 wrong program faint_noise: rejected, wanted rejected (standard deviation of the noise)
 """
 
+from fedjax_dp.testing.audit import check_audit
 from fedjax_dp.testing.invariance import check_order, check_padding
 from fedjax_dp.testing.keys import check_keys
 from fedjax_dp.testing.noise import check_noise
@@ -35,6 +36,6 @@ from fedjax_dp.testing.verdict import Report
 from fedjax_dp.testing.wrong import MORE_WRONG, WRONG
 
 __all__ = [
-    "MORE_WRONG", "WRONG", "Report", "check_algorithm", "check_keys", "check_noise", "check_order", "check_padding",
-    "check_sampling", "check_sensitivity",
+    "MORE_WRONG", "WRONG", "Report", "check_algorithm", "check_audit", "check_keys", "check_noise", "check_order",
+    "check_padding", "check_sampling", "check_sensitivity",
 ]  # fmt: skip

@@ -162,7 +162,11 @@ def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, bas
     law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
     if not finite.all():
         return require(
-            False, law, f"a difference that is not finite, in {np.mean(~finite):.0%} of trials", "finite", ""
+            False,
+            law,
+            f"a difference that is not finite, in {np.mean(~finite):.0%} of trials",
+            "finite",
+            "some neighbours hold NaN or infinity, which a bound has to map to zero",
         )
     part = np.sqrt(np.sum(moved.astype(float) ** 2, -1)) / bound
     slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * np.sqrt(np.sum(base**2, -1)) / bound, initial=0.0))
