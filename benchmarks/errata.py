@@ -125,6 +125,12 @@ def measured(row):
     }  # fmt: skip
 
 
+def verdict(row):
+    if row["violated"]:
+        return "VIOLATED"
+    return "true" if row["upper"] is not None and row["upper"] <= row["claim"] else "not refuted"
+
+
 def draw(found, path):
     """Claim, proved and promised epsilon of every row."""
     figure, axes = plt.subplots(figsize=(9, 0.9 + 0.62 * len(found)), layout="constrained")
@@ -136,10 +142,7 @@ def draw(found, path):
         axes.plot(low, height, "o" if row["proved"] > 0 else "<", color=PROVED, ms=8, zorder=3)
         axes.plot(row["claim"], height, "D", color=CLAIM, ms=7, zorder=2)
     axes.set(xscale="log", xlim=(0.8e-2, 1.5 * MOST_SHOWN), xlabel="epsilon", ylim=(len(found) - 0.5, -0.6))
-    names = [
-        f"{row['paper']}: {row['literal']}\nclaim {row['claim']:g}: {'VIOLATED' if row['violated'] else 'not refuted'}"
-        for row in found
-    ]
+    names = [f"{row['paper']}: {row['literal']}\nclaim {row['claim']:g}: {verdict(row)}" for row in found]
     axes.set_yticks(range(len(found)), names, fontsize=8.5)
     for marker, color, label in (("D", CLAIM, "claimed"), ("o", PROVED, "proved by attack (95%)"),
                                  ("|", UPPER, "promised by the accountant")):  # fmt: skip

@@ -76,6 +76,7 @@ def test_people_read_unit_adjacency_view_and_reasons(capsys):
         assert words in out
 
 
+@pytest.mark.slow
 def test_pictures_are_written(capsys):
     assert cli.main(["account", "--noise-multiplier", "2", *COMMON, *FIXED, "--plot", "a.png"]) == 0
     assert cli.main(["calibrate", "--epsilon", "1", *COMMON, *POISSON, "--plot", "b.png"]) == 0

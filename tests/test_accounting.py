@@ -242,6 +242,7 @@ def test_poisson_pld_lies_within_the_bounds_of_prv_accountant(rate, noise, count
     assert low <= epsilon_of(poisson(noise, rate, count), delta) <= high * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_pld_agrees_with_dp_accounting_under_both_adjacencies():
     from dp_accounting import dp_event, pld
 

@@ -74,6 +74,7 @@ def test_the_game_plays_the_very_run_that_simulate_runs(there):
     np.testing.assert_allclose(played[0, 0], heard, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_same_in_any_lane():
     scene = scene_of(records(batches="without-replacement", batch_size=3), ragged_data(TEN), 3)
     game = scene.games["opposite"]
@@ -236,6 +237,7 @@ def _repeated(right, key, place, model, params, records):
     return silent + jnp.concatenate([noise, noise]), told
 
 
+@pytest.mark.slow
 def test_noise_that_two_tensors_share_is_noticed():
     right = records()
     shared = posing(right.local.privatizer, "gradient", _repeated)
@@ -331,6 +333,7 @@ class _NoIntercept(nn.Module):
         return nn.Dense(3, use_bias=False)(x)
 
 
+@pytest.mark.slow
 def test_claims_are_tested_in_the_place_of_the_guarantee():
     found = audited(records(), trials=4_000, claim=0.5)
     assert found.violated

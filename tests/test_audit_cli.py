@@ -46,7 +46,7 @@ def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(ca
     labels = [line[:10].strip() for line in lines[1:]]
     assert labels == ["stated", "proved", "", "always", "noise", "attack", "errors", "untested", "paper", "time"]
     assert "one record of one client (replace-one neighbours)" in lines[1]
-    assert "with confidence 95%; 800 runs counted, 400 more only learnt from" in lines[2]
+    assert "with confidence 95%; 800 runs counted, 400 more used to choose the attack" in lines[2]
     assert "if noise and sampling are of the stated kind" in lines[3]
     assert "canary gradient in record 0 of client 0, all other gradients opposite to it" in lines[6]
     assert "of 400 runs without it, missed in" in lines[7]

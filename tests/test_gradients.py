@@ -168,6 +168,7 @@ def clipped_sum(model, *arguments):
     bias=st.booleans(), clip_norm=st.floats(1e-3, 1e3), seed=st.integers(0, 99), real=st.integers(1, 6),
 )  # fmt: skip
 @settings(max_examples=8, deadline=None)
+@pytest.mark.slow
 def test_probes_equal_gradients_taken_one_by_one(records, features, hidden, bias, clip_norm, seed, real):
     model, params, x, y = problem(Mlp((*hidden, 3), bias), records, features, seed)
     assert gradients.describe(model, params, x, y) == "norms in the backward pass"
@@ -272,6 +273,7 @@ class Centred(nn.Module):
         return nn.Dense(3)(x - x.mean(0, keepdims=True))
 
 
+@pytest.mark.slow
 def test_a_mean_over_the_batch_is_found_by_trying():
     gradients.require_records_apart(FlaxModel(Mlp((4, 3)), (5,)))
     gradients.require_records_apart(lstm((5,), 3, Frozen(np.eye(7)), hidden=4, layers=1))

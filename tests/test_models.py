@@ -105,6 +105,7 @@ class Unseen(nn.Module):
         return nn.Dense(4)((pieces + gate[None, None] * seen).reshape(x.shape[0], -1))
 
 
+@pytest.mark.slow
 def test_a_module_never_seen_before_runs_privately_and_unchanged():
     data = ragged_data([20, 30, 25])
     model = FlaxModel(Unseen(), data.record_shape)

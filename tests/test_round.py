@@ -188,6 +188,7 @@ def test_one_client_one_step_is_gradient_descent():
         np.testing.assert_allclose(a, w - 0.5 * g, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_addpnfl_with_an_unmoving_rule_is_scaled_dpnfl(data):
     """b1 = b2 = 0 and a huge pi: w + rate Delta / (|Delta| + pi) is w + (rate / pi) Delta to first order."""
     config = settings_of(schedule="constant")

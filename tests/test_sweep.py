@@ -117,6 +117,7 @@ def test_partitions_seeds_rounds_and_data_sets_of_equal_shape_share_a_program():
     assert len(grouped(epochs)) == 2  # their steps follow the largest client
 
 
+@pytest.mark.slow
 def test_a_point_that_diverges_says_so_and_takes_nobody_down(data):
     algorithms = [
         GRID[0],

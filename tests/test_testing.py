@@ -110,6 +110,7 @@ def test_wrong_programs_refuse_what_they_would_not_make_wrong():
     assert "drawn afresh" in refusal(WRONG["first_records"], right("full", batch_size=None))
 
 
+@pytest.mark.slow
 def test_right_noise_and_bounds_pass_and_their_wrong_programs_do_not(data):
     found = check_noise(right(), data) + check_sensitivity(right("poisson"), data, wrong=loose_clip)
     assert sum(report.measured == "rejected" for report in found) == 2
