@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ LEAST_CLAIM = 1e-3  # an epsilon that is told from 0
 LEAST_TRACE = 1e-5  # of the largest number that is received
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Audit:
     """What was stated, and what was proved against it.
 
@@ -104,7 +105,7 @@ class Audit:
     def _whom(self) -> str:
         return f"one record of client {self.client}" if self.guarantee.unit is Unit.RECORD else f"client {self.client}"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.verdict
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def audit(
         outcome = guess(field, game, name, scene.epsilon if claim is None else claim, scene.delta, seed, significance)
     return _judged(
         scene, outcome, accountant, claim=claim, canary=canary, trials=trials if one_run is None else 1,
-        significance=significance, seed=seed, seconds=time.perf_counter() - began, repeat=_call("audit", asked),
+        significance=significance, seed=seed, seconds=time.perf_counter() - began, repeat=_call(audit, asked),
     )  # fmt: skip
 
 
@@ -259,14 +260,18 @@ def audit_mechanism(
     )  # fmt: skip
     return _judged(
         scene, outcome, accountant, claim=None, canary="function", trials=trials, significance=significance,
-        seed=seed, seconds=time.perf_counter() - began, repeat=_call("audit_mechanism", asked),
+        seed=seed, seconds=time.perf_counter() - began, repeat=_call(audit_mechanism, asked),
     )  # fmt: skip
 
 
-def _call(function: str, asked: dict[str, Any]) -> str:
-    """The call with all options that are plain values."""
-    told = [f"{name}={value!r}" for name, value in asked.items() if isinstance(value, int | float | str)]
-    return f"{function}(..., {', '.join(told)})"
+def _call(function: Callable, asked: dict[str, Any]) -> str:
+    """The call with all options that are plain values and not the default."""
+    usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    told = [
+        f"{name}={value!r}" for name, value in asked.items()
+        if isinstance(value, int | float | str) and value != usual[name]
+    ]  # fmt: skip
+    return f"{function.__name__}({', '.join(['...', *told])})"
 
 
 def _judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim: float | None, **told: Any) -> Audit:
