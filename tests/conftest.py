@@ -26,6 +26,20 @@ def _compile_once(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", None)
 
 
+MAPPINGS = pathlib.Path("/proc/self/maps")
+MOST_MAPPINGS = int(
+    os.environ.get("MOST_MAPPINGS", 30_000)
+)  # a process may have 65,530 on Linux; programs take some each
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _room_for_programs():
+    """Compiled programs are let go between modules before they fill the table of mappings, where a process dies."""
+    yield
+    if MAPPINGS.is_file() and len(MAPPINGS.read_text().splitlines()) > MOST_MAPPINGS:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def mnist_dir():
     """A folder that holds the real MNIST, or a skip that says where it was looked for."""

@@ -84,6 +84,7 @@ def test_a_trial_is_the_same_in_any_lane():
     np.testing.assert_array_equal(few[10:14], Trials(game, 0, 2).run(game, 110, worlds[10:14]))
 
 
+@pytest.mark.slow
 def test_the_schedule_is_that_of_the_seed_and_noise_is_fresh_in_every_trial():
     algorithm, data = records(cohort_size=2), ragged_data(TEN)
     scene = scene_of(algorithm, data, 12, client=1)
@@ -104,6 +105,7 @@ def test_a_withdrawn_record_and_an_absent_client_leave_nothing_behind():
         assert np.any(Trials(quiet, 0, 4).run(quiet, 0, np.ones(8, bool)) != 0)
 
 
+@pytest.mark.slow
 def test_messages_are_heard_before_they_are_summed():
     data = ragged_data((4, 6, 5))
     algorithm = numbers(records(cohort_size=None))

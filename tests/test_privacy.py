@@ -285,6 +285,7 @@ def test_common_noise_is_that_of_the_client_that_needs_most(data):
         fdp.calibrate(dpnfl(), data, **options, sigma_mode="worst")
 
 
+@pytest.mark.slow
 def test_noise_as_paper_003_prints_it(data):
     """z = 2 s sqrt(T* E ln(2KR / delta) ln(4 / delta)) / epsilon, T* from the draws by the paper's Lemma 1."""
     budgets = np.linspace(1.0, 3.0, 6)

@@ -239,6 +239,7 @@ def test_what_cannot_run_is_one_line_and_exit_code_2(change, words, capsys):
     assert len([line for line in told.err.splitlines() if line.startswith("fedjax-dp:")]) == 1
 
 
+@pytest.mark.slow
 def test_a_diverged_point_is_a_row_with_its_reason(capsys):
     text = TOML.replace("epsilon = 4.0", 'algorithm = "fedavg"').replace("clip_norm = [0.5, 1.0, 2.0]", "l2 = [0.0]")
     pathlib.Path("sweep.toml").write_text(text.replace("[0.1, 0.3]", "[0.1, 1e38]"))

@@ -129,15 +129,12 @@ def test_a_right_algorithm_passes_every_check_and_each_rejects_its_wrong_program
 
 ENTRIES = {  # of each kind one: all checks of an entry take half a minute
     "dpnfl, poisson": right("poisson"),
-    "dp_fedavg_local, dropout": fdp.dp_fedavg_local(**COMMON, **NOISE, dropout=0.3),
     "dp_scaffold": fdp.dp_scaffold(**COMMON, **NOISE, warm_start=True),
-    "cpfed": fdp.cpfed(**COMMON, **NOISE),
     "acs_pldp, by batch": fdp.acs_pldp(
         **COMMON, clip_norm=0.7, noise_multiplier=np.array([1.0, 2.0, 3.0]), clipping="batch"
     ),
     "dp_fedavg_output": fdp.dp_fedavg_output(**COMMON, **NOISE),
     "dp_fedavg": fdp.dp_fedavg(**COMMON, **NOISE),
-    "dp_ftrl": fdp.dp_ftrl(**{**COMMON, "cohort_size": 1}, **NOISE),
 }  # fmt: skip
 
 
