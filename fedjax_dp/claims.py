@@ -1,18 +1,18 @@
 """What the papers' own theorems say of the run at hand, and whether they may be believed. Beside the Guarantee."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import ATTAINED, Claim, Event, FullBatch, Unit, Verdict, theorems
-from fedjax_dp.accounting.participation import lemma1_003
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.batches import FixedBatches
 from fedjax_dp.bound import ClipBatch, ClipRecords
-from fedjax_dp.cohort import MultinomialCohort, PoissonCohort, UniformCohort
+from fedjax_dp.cohort import PoissonCohort, UniformCohort
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import last_rates, ledger_of, unit_of
+from fedjax_dp.prescribed import has_theorem1_003, theorem1_003
 from fedjax_dp.privatizer import OutputGaussian, RecordGaussian
 from fedjax_dp.values import changed
 
@@ -164,30 +164,6 @@ def _personal_003(run: Run) -> tuple[Claim, ...]:
         verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {proved[client]:.4g}"
     told = f"003 Theorem 1 with constant 1, client {client}"
     return (Claim(told, claimed, run.delta, verdict, reason, client),)
-
-
-def has_theorem1_003(algorithm: Algorithm) -> bool:
-    """Whether 003's Theorem 1 speaks of these parts: draws with replacement, batches of one size, noise on records."""
-    parts = (algorithm.cohort.base, algorithm.local.privatizer, algorithm.local.batches)
-    return all(map(isinstance, parts, (MultinomialCohort, RecordGaussian, FixedBatches)))
-
-
-def theorem1_003(algorithm: Algorithm, data: FederatedData, rounds: int, delta: float) -> np.ndarray:
-    """Noise multipliers at epsilon 1 by 003's Theorem 1 with constant 1 `(num_clients,)`; they scale by 1 / epsilon.
-
-    In units of the clip norm: 003's sensitivity is 2C/m, whatever is clipped.
-    """
-    cohort: Any = algorithm.cohort.base
-    batches: Any = algorithm.local.batches
-    draws = cohort.draws * rounds
-    chances = np.asarray(cohort.rates(np.asarray(data.shares, float)), float) / cohort.draws
-    return np.array([
-        2 * theorems.theorem1_003_noise(
-            1.0, delta, rate=batches.size / records, participations=lemma1_003(draws, float(chance), delta / 4),
-            draws=draws, local_steps=algorithm.local.steps, constant=1,
-        )
-        for chance, records in zip(chances, np.asarray(data.sizes).tolist(), strict=True)
-    ])  # fmt: skip
 
 
 def _moments(run: Run) -> tuple[Claim, ...]:

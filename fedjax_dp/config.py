@@ -126,11 +126,11 @@ class RunConfig(PopulationConfig):
         ),
     ] = None
     participation: Annotated[
-        str, told("rounds each client is calibrated for: schedule, law (any schedule), expected or worst")
+        str, told("rounds each client is calibrated for: schedule, law (any schedule), expected, worst or once")
     ] = "schedule"
     sigma_mode: Annotated[
         str,
-        told("per_client, common_worst (all take the noise of the client that needs most), paper_003 (as it prints)"),
+        told("per_client, common_worst (the noise of who needs most), or as printed: paper_000, _002, _003, _004"),
     ] = "per_client"
     view: Annotated[
         str | None,

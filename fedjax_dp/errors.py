@@ -11,6 +11,10 @@ class ConfigurationError(ValueError):
     """The request cannot be carried out as asked; the message is one line that says what to change."""
 
 
+class MissingDataError(ConfigurationError):
+    """A data set is not at hand; the message says what to get and where it belongs."""
+
+
 class DivergedError(RuntimeError):
     """A loss or an update stopped being finite; `clients` is empty if it was the loss on the test set."""
 

@@ -20,7 +20,7 @@ from fedjax_dp.simulation import run_key
 from fedjax_dp.upload import ClientSkellam, PlainUpload
 from fedjax_dp.values import changed
 
-PARTICIPATION = ("schedule", "expected", "worst", "law")
+PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 
 
 def unit_of(algorithm: Algorithm) -> Unit:
@@ -122,8 +122,8 @@ def _times(
     if participation == "schedule":
         return np.maximum(participations(algorithm, data, rounds, seed), at_least).tolist()
     cohort = algorithm.cohort
-    if participation == "worst":
-        return [rounds * cohort.turns] * data.num_clients
+    if participation in ("worst", "once"):
+        return [(rounds if participation == "worst" else 1) * cohort.turns] * data.num_clients
     shares = np.asarray(data.shares, float)
     chance, draws = cohort.law(shares) if cohort.drawn else (cohort.base.rates(shares), 1)
     return [max(rounds * draws * float(rate), 1.0) for rate in np.broadcast_to(chance, (data.num_clients,))]
@@ -212,6 +212,7 @@ def _of_clients(
     upload: Any = algorithm.upload
     # who of those drawn does not answer, for reasons that know no data, pays no more than the others
     num_clients, cohort = data.num_clients, algorithm.cohort.base
+    rounds, participation = (1, "worst") if participation == "once" else (rounds, participation)
     noise = float(np.float32(upload.noise_multiplier))
     members = cohort.members(num_clients)
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")

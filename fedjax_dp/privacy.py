@@ -10,7 +10,7 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, Unit, View
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.claims import claims_about, has_theorem1_003, theorem1_003
+from fedjax_dp.claims import claims_about
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import (
     PARTICIPATION,
@@ -26,13 +26,14 @@ from fedjax_dp.ledger import (
 )  # fmt: skip
 from fedjax_dp.models import Model
 from fedjax_dp.noise import BandedNoise
+from fedjax_dp.prescribed import PRESCRIBED, prescribed
 from fedjax_dp.simulation import check
 from fedjax_dp.values import changed
 
 __all__ = ["PARTICIPATION", "calibrate", "guarantee", "ledger_of", "participations"]
 
 
-SIGMA_MODES = ("per_client", "common_worst", "paper_003")
+SIGMA_MODES = ("per_client", "common_worst", *PRESCRIBED)
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 
 
@@ -51,11 +52,12 @@ def calibrate(
     participation  "schedule": each client's own number of rounds under `seed` (the run must use this seed);
                    "law": any seed, delta averaged over the draw of cohorts; "worst": every round;
                    "expected": the mean number, as the papers do (clients drawn more often exceed the budget, and the
-                   Guarantee shows by how much).
+                   Guarantee shows by how much);
+                   "once": a single round, so that the budget is of each round by itself, as in 004.
     accountant     "pld" (rigorous), or another of `accounting.ACCOUNTANTS`; integer noise needs "rdp".
     sigma_mode     "per_client": each its own noise; "common_worst": all take the noise of the client that needs most;
-                   "paper_003": what 003's Theorem 1 prints, with constant 1, for acs_pldp. It is not known to meet the
-                   budget, and the Guarantee shows what it gives.
+                   "paper_000", "paper_002", "paper_003", "paper_004": what that paper's theorem prints (see
+                   `prescribed`). It is not known to meet the budget, and the Guarantee shows what it gives.
     view           who must learn nothing: see `guarantee`.
     progress       called with (client kinds done, client kinds in all).
     Raises:        ConfigurationError if the budget is unreachable or the combination has no accountant.
@@ -72,10 +74,8 @@ def calibrate(
     reason = unprotected(algorithm, view_of(algorithm, view))
     if reason:
         raise errors.refuse("epsilon", epsilon, "left out where no noise can reach it", reason)
-    if sigma_mode == "paper_003":
-        if not has_theorem1_003(algorithm):
-            raise errors.refuse("sigma_mode", sigma_mode, "used with acs_pldp, whose theorem it is", "leave it out")
-        return with_noise(algorithm, theorem1_003(algorithm, data, rounds, delta) / np.asarray(budgets))
+    if sigma_mode in PRESCRIBED:
+        return with_noise(algorithm, prescribed(sigma_mode, algorithm, data, rounds, budgets, delta))
     unit_noise = with_noise(algorithm, 1.0)
     paid = paid_for(algorithm)
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
@@ -129,7 +129,7 @@ def guarantee(
     The unit is one record of one client where local steps are noised, and a client with all its records where updates
     are.
     participation  "schedule": the rounds that each client takes part in under `seed`; "law": before the cohorts are
-                   drawn; "worst": every round.
+                   drawn; "worst": every round; "once": a single one.
     view           None: the strongest adversary that the algorithm is made for; "uploads": the server sees every
                    message, so sampling clients amplifies nothing; "secure_sum" (needs a secure sum), "broadcast",
                    "final_model": the others' noise helps where it is known to add up, see `ledger.noise_gains`.
@@ -196,6 +196,7 @@ def _assumptions(
                "public afterwards, so a client drawn often may have more than epsilon",
         "worst": "every client is accounted for all rounds",
         "expected": "every client is accounted for the mean number of rounds: no guarantee for those drawn more often",
+        "once": "a single round of the run is accounted for, whichever it is",
     }  # fmt: skip
     unit, local = unit_of(algorithm), algorithm.local
     if not steps:
@@ -252,6 +253,6 @@ def over_budget(promise: Guarantee, epsilon: Budget, participation: str, sigma_m
     if spent <= budget:
         return promise
     words = f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}: noise was found " + (
-        f"by {sigma_mode}" if sigma_mode == "paper_003" else f"for participation {participation}, which some exceed"
+        f"by {sigma_mode}" if sigma_mode in PRESCRIBED else f"for participation {participation}, which some exceed"
     )
     return dataclasses.replace(promise, warnings=(*promise.warnings, words))

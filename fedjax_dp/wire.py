@@ -34,13 +34,8 @@ class Traffic(NamedTuple):
 
 def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     """The bytes of one round of `algorithm`."""
-    key, members = jax.random.key(0), algorithm.cohort.members(data.num_clients)
-    params = jax.eval_shape(model.init, key)
-    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-    features = None
-    if getattr(model, "has_features", False):
-        row = jax.eval_shape(data.features, jax.ShapeDtypeStruct((1, *data.record_shape), data.x.dtype))
-        features = jax.eval_shape(model.features, params, row).shape[-1]  # type: ignore[attr-defined]
+    members = algorithm.cohort.members(data.num_clients)
+    size, features = parameters(model, data)
     beside = [c.floats(size, features, members, data.num_clients) for c in algorithm.local.corrections]
     joined = size + algorithm.aggregate.extra + algorithm.upload.extra + sum(floats.summed for floats in beside)
     down = 4 * (size + algorithm.upload.extra + sum(floats.down for floats in beside))
@@ -48,3 +43,13 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     rates = algorithm.cohort.rates(np.asarray(data.shares, float))
     clients = float(np.sum(rates)) if rates is not None else float(members)
     return Traffic(down, up, min(clients, members))
+
+
+def parameters(model: Model, data: FederatedData) -> tuple[int, int | None]:
+    """How many numbers the model has, and its last hidden layer, if it has one that is called features."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    if not getattr(model, "has_features", False):
+        return size, None
+    row = jax.eval_shape(data.features, jax.ShapeDtypeStruct((1, *data.record_shape), data.x.dtype))
+    return size, jax.eval_shape(model.features, params, row).shape[-1]  # type: ignore[attr-defined]

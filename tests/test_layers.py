@@ -16,12 +16,13 @@ FLOORS = [
     {"algorithm"},
     {"catalogue", "metrics", "simulation", "wire"},
     {"ledger"},
-    {"claims", "personal"},
+    {"claims", "personal", "prescribed"},
     {"privacy"},
     {"runs", "checkpoint", "plots"},
     {"population"},
     {"config"},
     {"report", "folder", "overview", "sweeps", "audits", "testing"},
+    {"reproduce"},
     {"cli", "__main__", "__init__"},
 ]
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}

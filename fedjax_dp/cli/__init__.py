@@ -13,6 +13,7 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]
        fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
+       fedjax-dp reproduce [NAME] [--scale smoke|small|full] [--seeds N] [--out DIR] [--json]
        fedjax-dp audit [CONFIG.toml] [OPTIONS] [--trials N] [--plot FILE.png] [--json]
        fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
@@ -25,6 +26,7 @@ commands:
   sweep      seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop
   best       the winner of a sweep as a configuration for run
   plot       pictures of a sweep
+  reproduce  the tables and figures of the papers: published, literal, correct, and what each proves
   audit      attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated
   account    the epsilon of noisy steps by every accountant, side by side
   calibrate  the noise multiplier that each accountant asks for
@@ -36,8 +38,8 @@ fedjax-dp COMMAND --help shows every option with its default.
 """
 
 COMMANDS = {
-    "run": "run", "sweep": "sweep", "best": "best", "plot": "plot", "audit": "audit", "account": "account",
-    "calibrate": "account", "claims": "account", "catalogue": "catalogue", "data": "data",
+    "run": "run", "sweep": "sweep", "best": "best", "plot": "plot", "reproduce": "reproduce", "audit": "audit",
+    "account": "account", "calibrate": "account", "claims": "account", "catalogue": "catalogue", "data": "data",
 }  # fmt: skip
 
 
@@ -67,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
     except KeyboardInterrupt:
         resume = {"run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
-                  "sweep": "; the same command goes on where it stopped"}.get(command, "")  # fmt: skip
+                  "sweep": "; the same command goes on where it stopped",
+                  "reproduce": "; the same command goes on where it stopped"}.get(command, "")  # fmt: skip
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
         return 130

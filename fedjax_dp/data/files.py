@@ -29,9 +29,10 @@ def first_file(folders: Iterable[pathlib.Path], files: Iterable[str]) -> pathlib
     return next((folder / file for folder in folders for file in files if (folder / file).is_file()), None)
 
 
-def missing(name: str, folder: pathlib.Path, what: str, source: str) -> errors.ConfigurationError:
+def missing(name: str, folder: pathlib.Path, what: str, source: str) -> errors.MissingDataError:
     """The error for a data set that is not on disk; says which file belongs where, and who has it."""
-    return errors.refuse(f"dataset {name}", "no file of it", "on disk", f"put {what} ({source}) into {folder}")
+    remedy = f"put {what} ({source}) into {folder}"
+    return errors.MissingDataError(str(errors.refuse(f"dataset {name}", "no file of it", "on disk", remedy)))
 
 
 def damaged(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get the file again") -> Exception:

@@ -119,6 +119,5 @@ def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike | None
         return next(pathlib.Path(p) for p in pooch.retrieve(address, checksum, **known) if p.endswith(f"{file}.gz"))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise errors.refuse(
-            f"dataset {name}", "missing and not downloadable", "on disk", f"{place} ({reason})"
-        ) from None
+        told = errors.refuse(f"dataset {name}", "missing and not downloadable", "on disk", f"{place} ({reason})")
+        raise errors.MissingDataError(str(told)) from None

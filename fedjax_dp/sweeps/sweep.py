@@ -168,13 +168,14 @@ def sweep(
 
 def run_sweep(
     sweep: SweepConfig, out: str | os.PathLike, *, name: str = "sweep", screen: Screen | None = None,
-    only_plan: bool = False, ray: str | None = None, ray_cpus: int = 1,
+    only_plan: bool = False, ray: str | None = None, ray_cpus: int = 1, bare: bool = False,
 ) -> Sweep:  # fmt: skip
     """Run a sweep of configurations in the folder `out`, or go on with it: no finished point is run again.
 
     Every point is checked before anything runs.
     only_plan  tell the plan and stop there;
-    ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each.
+    ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each;
+    bare       without tables, picture and the cost of choosing, for those who make their own.
     Raises: ConfigurationError for points that cannot run, or a folder of something else.
     """
     screen, out = screen or Screen(), pathlib.Path(out)
@@ -205,21 +206,22 @@ def run_sweep(
         plan = planned(_unfinished(entries(), held), screen)
         _tell(plan, screen)
         return Sweep(name, names, tuple(held), plan=plan)
-    return _in_folder(out, about, to_toml(sweep), entries, price, screen, on_cluster if ray is not None else None)
+    run = on_cluster if ray is not None else None
+    return _in_folder(out, about, to_toml(sweep), entries, None if bare else price, screen, run)
 
 
 def _in_folder(
     out: pathlib.Path, about: dict[str, Any], text: str | None, entries: Callable[[], list[Entry]],
-    price: Callable[[], dict[str, Any] | None], screen: Screen,
+    price: Callable[[], dict[str, Any] | None] | None, screen: Screen,
     run: Callable[[Sequence[Entry], Keep, int], None] | None = None,
 ) -> Sweep:  # fmt: skip
-    """Run what a folder does not hold yet, and finish it; `text` is the sweep as it was written, if it was.
+    """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written.
 
     run  instead of this process: called with the entries, what keeps their records, and the parts of a cohort's sum.
     """
     with folders.opened(out, about, text) as (begun, held):
         complete = len(_finished(held)) == about["points"]
-        everything = [] if complete and folders.choosing(out) else entries()
+        everything = [] if complete and (price is None or folders.choosing(out)) else entries()
         left, parts = _unfinished(everything, held), begun["device"]["count"]
         if held:
             screen.say(f"{out} holds {len(_finished(held)):,} of {about['points']:,} points")
@@ -230,7 +232,7 @@ def _in_folder(
                 plan = planned(left, screen, parts=parts)
                 _tell(plan, screen)
                 conduct(plan, keep, screen)
-        if everything:
+        if everything and price is not None:
             folders.finish(out, price(), screen)
         return Sweep(begun["name"], tuple(begun["axes"]), tuple(read_records(out)[1]), folders.choosing(out))
 

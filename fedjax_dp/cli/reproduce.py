@@ -1,0 +1,105 @@
+"""`fedjax-dp reproduce`."""
+
+import dataclasses
+import json
+import pathlib
+import shlex
+from typing import Annotated, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.fields import told
+from fedjax_dp.screen import Screen
+
+DESCRIPTION = """The tables and figures of the papers: as published, by the paper's literal recipe, by the correct
+reading with the same budget, the epsilon that each proves, and a verdict.
+
+usage: fedjax-dp reproduce lists them; fedjax-dp reproduce NAME [OPTIONS] [--json] runs one, such as 000/table2, and
+writes table.md, table.csv, table.json and figure.png; the same command goes on with one that was stopped. --json prints
+one JSON object on stdout and nothing else."""
+WIDTH = 170  # of a table where there is no terminal
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceOptions:
+    scale: Annotated[str, told("smoke (seconds), small (minutes) or full (the paper's own)")] = "small"
+    seeds: Annotated[int | None, told("how many", "(default: the scale's)", "INT")] = None
+    panels: Annotated[str, told("only panels whose keys match this pattern, such as 'mnist*'")] = "*"
+    out: Annotated[
+        str | None, told("folder, new or of this reproduction", "(default: reproduced/NAME-SCALE)", "DIR")
+    ] = None
+    data_dir: Annotated[
+        str | None, told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)", "DIR")
+    ] = None
+
+
+def reproduce_command(arguments: list[str]) -> int:
+    """List the recipes, or run one."""
+    as_json, arguments = take_flag(arguments, "--json")
+    name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    options, _ = parse("reproduce", arguments, ReproduceOptions(), DESCRIPTION)
+    if name is None:
+        _list(as_json)
+        return 0
+    from fedjax_dp.reproduce.reproduce import reproduce  # loads JAX
+
+    done = reproduce(
+        name, scale=options.scale, seeds=options.seeds, panels=options.panels, out=options.out,
+        data_dir=options.data_dir, screen=Screen(),
+    )  # fmt: skip
+    if as_json:
+        print((done.folder / "table.json").read_text(), end="")
+        return 0
+    _print(done)
+    return 0
+
+
+def _list(as_json: bool) -> None:
+    from fedjax_dp.reproduce.recipe import names, read_recipe
+
+    recipes = [read_recipe(name) for name in names()]
+    if as_json:
+        told = [{"name": one.name, "source": one.source, "title": one.title, "panels": [p.key for p in one.panels]}
+                for one in recipes]  # fmt: skip
+        print(json.dumps(told))
+        return
+    table = Table("name", "what", "panels", box=box.SIMPLE_HEAD)
+    for one in recipes:
+        table.add_row(one.name, escape(one.title), escape(", ".join(panel.key for panel in one.panels)))
+    console = _console()
+    console.print(table)
+    console.print(" fedjax-dp reproduce NAME --scale small runs one; --scale smoke shows in seconds that it works")
+
+
+def _print(done: Any) -> None:
+    """The table, the claims, and where everything is."""
+    from fedjax_dp.reproduce import tables
+    from fedjax_dp.reproduce.measures import MEASURES
+
+    console = _console()
+    along = any(row.place.x is not None for row in done.rows)
+    for metric in done.recipe.metrics:
+        header = ["panel", "method", *(["at"] if along else []), *tables.HEADER]
+        table = Table(*header, box=box.SIMPLE_HEAD, title_justify="left",
+                      title=f"{done.recipe.source}: {done.recipe.title}; {MEASURES[metric].label}")  # fmt: skip
+        for row in (row for row in done.rows if row.metric == metric):
+            cells = tables.texts(done.recipe, row)
+            table.add_row(*map(escape, cells if along else cells[:2] + cells[3:]))
+        console.print(table)
+    for claim in done.claims:
+        console.print(f" {claim.told} ({claim.reading}): {claim.verdict}", markup=False)
+    for note in done.notes:
+        console.print(f" {note}", markup=False)
+    place = shlex.quote(str(pathlib.Path(done.folder)))
+    console.print(f" folder    {place} (table.md, table.csv, table.json, figure.png, runs/)", markup=False)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console

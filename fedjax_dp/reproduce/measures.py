@@ -1,0 +1,70 @@
+"""What tables and figures show of a finished run, by name."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_dp.sweeps.pictures.looks import METRICS, PERCENT
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import BETTER
+
+LAST = 5  # evaluations
+
+
+class Measure(NamedTuple):
+    """One number of a run, in the unit of the papers."""
+
+    label: str
+    better: int  # 1 where larger is better, -1 where smaller is
+    of: Callable[[Record], float | None]
+    digits: int = 2
+    field: str | None = None  # of an evaluation, where there is a curve
+
+    def curve(self, record: Record) -> list[tuple[int, float]]:
+        """(round, number) of every evaluation that knows it."""
+        if self.field is None:
+            return []
+        factor = 100 if self.field in PERCENT else 1
+        known = [(seen["round"], seen.get(self.field)) for seen in record["history"]]
+        return [(at, factor * number) for at, number in known if number is not None]
+
+
+def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
+    """The mean over the last evaluations."""
+
+    def of(record: Record) -> float | None:
+        numbers = [seen.get(name) for seen in record["history"][-count:]]
+        if not numbers or any(number is None for number in numbers):
+            return None
+        return (100 if name in PERCENT else 1) * sum(numbers) / len(numbers)
+
+    return of
+
+
+def _rounds_to_target(record: Record) -> float | None:
+    """The first evaluated round at the configuration's target accuracy; None if it is not reached."""
+    target = record["config"].get("target_accuracy")
+    return next((seen["round"] for seen in record["history"] if seen["test_accuracy"] >= target), None)
+
+
+def _milliseconds(record: Record) -> float:
+    """The run's share of the machine, evaluations included."""
+    return 1000 * float(record["seconds"]) / int(record["config"]["rounds"])
+
+
+MEASURES: dict[str, Measure] = {
+    name: Measure(METRICS[name], BETTER[name], _last(name), 2 if name in PERCENT else 3, name) for name in METRICS
+} | {
+    "last5_accuracy": Measure(
+        f"test accuracy (%), mean of the last {LAST} evaluations", 1, _last("test_accuracy", LAST), 2, "test_accuracy"
+    ),
+    "rounds_to_target": Measure("rounds to the target accuracy", -1, _rounds_to_target, 1),
+    "milliseconds_per_round": Measure("time per round (ms, this machine)", -1, _milliseconds, 1),
+}  # fmt: skip
+BYTES = "feature_bytes"  # counted from the parts of an algorithm, nothing is run
+MEASURES[BYTES] = Measure("mean features that one client receives and sends in a round (bytes)", -1, lambda _: None, 0)
+
+
+def counted(algorithm: Any, params: int, features: int, members: int, clients: int) -> float:
+    """BYTES of an algorithm: what its corrections send beside model and update, four bytes a number."""
+    floats = [part.floats(params, features, members, clients) for part in algorithm.local.corrections]
+    return 4.0 * max((one.down for one in floats), default=0)

@@ -1,0 +1,165 @@
+"""Recipes: one TOML file for every table or figure, with the published numbers, and no code.
+
+    title, source      of the table or figure; `source` names the paper and the place in it
+    figure             "final" (one value per line), "rounds" (curves), "along" (against a number) or "features"
+    metrics            what is shown, see `measures`; published numbers are of the first
+    open               what the paper leaves open, and what stands here instead
+    along, values      figure "along": the field that varies with its values; or tables of fields, each with an `x`
+    [base]             fields of all runs (`fedjax-dp run --help`)
+    [literal], [correct]   fields of a reading: the paper's own recipe, and the rigorous one
+    [panels.KEY]       a group of lines: `title`, fields, and if need be `along`, `values`, `literal`, `correct`, and
+                       `records`, the training records below which the data at hand is not the paper's
+    [lines.KEY]        a method: `title`, fields, `literal`, `correct`, `chosen` (takes what the search chose), `panels`
+    [published.PANEL]  LINE = mean, [mean, standard deviation], or a table by x
+    [[impossible]]     told, and the `panels` and `lines` that it is about: why a number cannot be reached
+    [[claims]]         told, with lines `better` and `than`: what the paper says of their order, by the first metric
+    [search]           of what this project chooses: `axes`, `seeds`, `trials`, and fields
+    [smoke], [small], [full]   seeds, `values`, `trials`, `panels`, `lines` (how much is taken) and fields of a scale
+
+Later ones win: base, panel, line, what was chosen, reading, the panel's and line's own, scale, value of `along`. What
+an algorithm does not take is left out for it. `panels` and `lines` are patterns such as "mnist*".
+"""
+
+import dataclasses
+import importlib.resources
+import tomllib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fedjax_dp import errors
+
+Fields = dict[str, Any]
+READINGS = ("literal", "correct")
+SCALES = ("smoke", "small", "full")
+FIGURES = ("final", "rounds", "along", "features")
+_OF_PANEL = ("title", "along", "values", "records", *READINGS)
+_OF_LINE = ("title", "chosen", "panels", *READINGS)
+_OF_SCALE = ("seeds", "values", "trials", "panels", "lines")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A panel or a line."""
+
+    key: str
+    title: str
+    fields: Fields
+    readings: Mapping[str, Fields]
+    options: Fields  # along, values, records; chosen, panels
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How much of a recipe is run."""
+
+    name: str
+    seeds: int
+    fields: Fields
+    values: int | None = None  # of `along`, evenly chosen
+    trials: int | None = None
+    panels: str = "*"
+    lines: str = "*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A table or a figure of a paper."""
+
+    name: str  # 000/table2
+    title: str
+    source: str
+    figure: str
+    metrics: tuple[str, ...]
+    open: str
+    base: Fields
+    readings: Mapping[str, Fields]
+    panels: tuple[Group, ...]
+    lines: tuple[Group, ...]
+    published: Mapping[str, Mapping[str, Any]]
+    impossible: tuple[Fields, ...]
+    claims: tuple[Fields, ...]
+    search: Fields
+    scales: Mapping[str, Scale]
+    along: str | None = None
+    values: tuple[Any, ...] = ()
+
+
+_KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "readings", "scales"} | {*READINGS, *SCALES}
+
+
+def names() -> list[str]:
+    """All recipes, by paper, tables after figures."""
+    folder = importlib.resources.files("fedjax_dp.reproduce") / "recipes"
+    found = [f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in folder.iterdir() if paper.is_dir()
+             for file in paper.iterdir() if file.name.endswith(".toml")]  # fmt: skip
+    return sorted(found, key=_order)
+
+
+def _order(name: str) -> tuple[bool, str, str, int]:
+    paper, item = name.split("/")
+    word = item.rstrip("0123456789")
+    number = item[len(word) :]
+    return (not paper.isdecimal(), paper, word, int(number or 0))
+
+
+def read_recipe(name: str) -> Recipe:
+    """A recipe by name; the nearest one is offered for a name that is none."""
+    known = names()
+    if name not in known:
+        near = [other for other in known if name and (name in other or other.endswith(name.split("/")[-1]))][:3]
+        near = near or errors.nearest(name, known)
+        remedy = f"did you mean {' or '.join(near)}?" if near else ""
+        raise errors.refuse("recipe", repr(name), f"one of the {len(known)} that fedjax-dp reproduce lists", remedy)
+    text = (importlib.resources.files("fedjax_dp.reproduce") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse(name, tomllib.loads(text))
+
+
+def parse(name: str, told: Mapping[str, Any]) -> Recipe:
+    """A recipe from its TOML tables; refuses keys that mean nothing."""
+    for key in told:
+        errors.require_choice(f"{name}: a key", key, sorted(_KEYS))
+    errors.require_choice(f"{name}: figure", told["figure"], FIGURES)
+    panels = tuple(_group(key, table, _OF_PANEL) for key, table in told["panels"].items())
+    lines = tuple(_group(key, table, _OF_LINE) for key, table in told["lines"].items())
+    recipe = Recipe(
+        name=name, title=told["title"], source=told["source"], figure=told["figure"],
+        metrics=tuple(told.get("metrics", ["test_accuracy"])), open=told.get("open", ""), base=told.get("base", {}),
+        readings={reading: told.get(reading, {}) for reading in READINGS}, panels=panels, lines=lines,
+        published=told.get("published", {}), impossible=tuple(told.get("impossible", ())),
+        claims=tuple(told.get("claims", ())), search=told.get("search", {}),
+        scales={scale: _scale(scale, told[scale]) for scale in SCALES}, along=told.get("along"),
+        values=tuple(told.get("values", ())),
+    )  # fmt: skip
+    for panel, lines_of in recipe.published.items():
+        errors.require_choice(f"{name}: published panel", panel, [group.key for group in panels])
+        for line in lines_of:
+            errors.require_choice(f"{name}: published line", line, [group.key for group in recipe.lines])
+    return recipe
+
+
+def _group(key: str, table: Mapping[str, Any], options: tuple[str, ...]) -> Group:
+    return Group(
+        key, table.get("title", key), {name: value for name, value in table.items() if name not in options},
+        {reading: table.get(reading, {}) for reading in READINGS},
+        {name: table[name] for name in options if name in table and name not in ("title", *READINGS)},
+    )  # fmt: skip
+
+
+def _scale(name: str, table: Mapping[str, Any]) -> Scale:
+    taken = {key: table[key] for key in _OF_SCALE if key in table}
+    return Scale(name=name, fields={key: value for key, value in table.items() if key not in _OF_SCALE}, **taken)
+
+
+def matching(told: Mapping[str, Any], panel: str, line: str) -> bool:
+    """Whether a remark is about this panel and line."""
+    return fnmatchcase(panel, told.get("panels", "*")) and fnmatchcase(line, told.get("lines", "*"))
+
+
+def pairs(recipe: Recipe, scale: Scale, only: str = "*") -> Iterator[tuple[Group, Group]]:
+    """Panels with their lines, as far as a scale takes them."""
+    for panel in recipe.panels:
+        if fnmatchcase(panel.key, only) and fnmatchcase(panel.key, scale.panels):
+            for line in recipe.lines:
+                if fnmatchcase(line.key, scale.lines) and fnmatchcase(panel.key, line.options.get("panels", "*")):
+                    yield panel, line

@@ -1,0 +1,218 @@
+"""`reproduce`: a recipe from its name to its table and figure, through the sweep engine."""
+
+import dataclasses
+import datetime
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_dp import config as configs
+from fedjax_dp import errors, privacy, report, runs
+from fedjax_dp.ledger import noise_of
+from fedjax_dp.reproduce import tables
+from fedjax_dp.reproduce.cells import Cell, Place, cells_of, sweep_of, unavailable
+from fedjax_dp.reproduce.measures import BYTES, counted
+from fedjax_dp.reproduce.recipe import SCALES, Recipe, Scale, read_recipe
+from fedjax_dp.reproduce.rows import Claimed, Row, claims_of, rows_of
+from fedjax_dp.screen import Screen
+from fedjax_dp.sweeps.plan import SweepConfig, identity
+from fedjax_dp.sweeps.ready import Sources, job_of
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.sweep import run_sweep
+from fedjax_dp.wire import parameters
+
+RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+    """A table or figure of a paper, run."""
+
+    recipe: Recipe
+    scale: Scale
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+    claims: tuple[Claimed, ...]
+    notes: tuple[str, ...]
+    folder: pathlib.Path
+
+    @property
+    def markdown(self) -> str:
+        return tables.markdown(self.recipe, self.rows, self.claims, self.notes)
+
+
+def reproduce(
+    name: str, *, scale: str = "small", seeds: int | None = None, panels: str = "*",
+    out: str | os.PathLike | None = None, data_dir: str | None = None, progress: bool = True,
+    screen: Screen | None = None,
+) -> Reproduction:  # fmt: skip
+    """Run a table or figure by name, or go on with it, and write table.md, .csv, .json and figure.png to `out`.
+
+    scale   "smoke" (seconds: shows that it works), "small" (minutes) or "full" (as in the paper);
+    seeds   how many, unless as many as the scale says;
+    panels  only those whose keys match this pattern;
+    out     folder, new or of the same reproduction, unless reproduced/NAME-SCALE.
+    Raises: ConfigurationError for an unknown name, a folder of something else, or if no data set is at hand.
+    """
+    screen = screen or Screen(quiet=not progress)
+    recipe = read_recipe(name)
+    errors.require_choice("scale", scale, SCALES)
+    chosen_scale = recipe.scales[scale]
+    if seeds is not None:
+        errors.require_count("seeds", seeds)
+    numbers = tuple(range(seeds or chosen_scale.seeds))
+    folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
+    cells = cells_of(recipe, chosen_scale, panels)
+    missing = unavailable(recipe, cells, data_dir)
+    for panel, reason in missing.items():
+        screen.say(f"{panel} is left out: {reason}")
+    cells_at_hand = [cell for cell in cells if cell.place.panel not in missing]
+    if not cells_at_hand:
+        raise errors.MissingDataError(next(iter(missing.values())))
+    chosen, notes = _searched(recipe, chosen_scale, folder, data_dir, screen)
+    cells = cells_of(recipe, chosen_scale, panels, chosen)
+    ready = [cell for cell in cells if cell.place.panel not in missing]
+    by_cell, bytes_of = {}, {}
+    if recipe.metrics == (BYTES,):
+        bytes_of = _bytes(ready, data_dir)
+    else:
+        by_cell = _records(recipe, ready, numbers, folder, data_dir, screen)
+    once = _of_a_round(ready, data_dir)
+    rows = rows_of(recipe, cells, by_cell, missing, once, bytes_of)
+    done = Reproduction(
+        recipe, chosen_scale, numbers, tuple(rows), tuple(claims_of(recipe, rows)),
+        tuple(_notes(recipe, chosen_scale, numbers, rows) + notes), folder,
+    )  # fmt: skip
+    _write(done, panels)
+    return done
+
+
+def _records(
+    recipe: Recipe, cells: Sequence[Cell], seeds: Sequence[int], folder: pathlib.Path, data_dir: str | None,
+    screen: Screen,
+) -> dict[tuple[Place, str], list[Record]]:  # fmt: skip
+    """The finished runs of every cell."""
+    sweep = sweep_of(cells, seeds, data_dir)
+    if len(sweep.points) * len(seeds) == 1:
+        raise errors.refuse("panels and seeds", "a single run", "several runs", "fedjax-dp run does one")
+    found = run_sweep(sweep, folder / RUNS, name=recipe.name, screen=screen, bare=True)
+    by_id = {record["point"]: record for record in found.records}
+    return {(cell.place, cell.reading): [by_id[identity(cell.config(seed))] for seed in seeds] for cell in cells}
+
+
+def _searched(
+    recipe: Recipe, scale: Scale, folder: pathlib.Path, data_dir: str | None, screen: Screen
+) -> tuple[dict[str, Any], list[str]]:
+    """What a search chooses on seeds of its own, and what choosing costs."""
+    if not recipe.search:
+        return {}, []
+    search = recipe.search
+    fields = recipe.base | recipe.readings["correct"] | search.get("fields", {}) | scale.fields
+    fields = {name: value for name, value in fields.items() if name not in _varied(search["axes"])}
+    sweep = SweepConfig(
+        base=fields | ({} if data_dir is None else {"data_dir": data_dir}), axes=search["axes"],
+        seeds=tuple(search["seeds"]), trials=scale.trials or search["trials"], search_seed=1,
+    )  # fmt: skip
+    found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
+    best = found.best()
+    told = ", ".join(f"{name} {_short(value)}" for name, value in best.values.items())
+    cost = found.choosing["short"] if found.choosing else "nothing private was chosen"
+    return best.values, [
+        f"chosen among {best.considered} settings drawn at random, by test accuracy on seeds "
+        f"{', '.join(map(str, search['seeds']))}, which the table does not use: {told}",
+        f"what choosing costs: {cost}; {SEARCH}/selection.json says more",
+    ]
+
+
+def _varied(axes: Mapping[str, Any]) -> set[str]:
+    return {field.strip() for name in axes for field in name.split(",")}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[Place, str], float]:
+    """Epsilon of a single round, of cells whose budget is of each round; noise does not depend on the seed then."""
+    found: dict[tuple[Place, str], float] = {}
+    sources = Sources()
+    known: dict[str, float | None] = {}
+    for cell in cells:
+        if cell.fields.get("participation") != "once":
+            continue
+        config = dataclasses.replace(cell.config(0), data_dir=data_dir)
+        key = identity(config)
+        if key not in known:
+            known[key] = _round_epsilon(config, sources)
+        epsilon = known[key]
+        if epsilon is not None:
+            found[cell.place, cell.reading] = epsilon
+    return found
+
+
+def _round_epsilon(config: configs.RunConfig, sources: Sources) -> float | None:
+    job = job_of(config, sources)
+    if noise_of(job.algorithm) is None:
+        return None
+    options: dict[str, Any] = {
+        "rounds": config.rounds, "seed": config.seed, "delta": config.delta, "accountant": config.accountant,
+        "view": config.view, "model": job.model,
+    }  # fmt: skip
+    algorithm, _ = runs.prepare(
+        job.algorithm, job.data, epsilon=configs.budgets(config, job.data), participation="once",
+        sigma_mode=config.sigma_mode, **options,
+    )  # fmt: skip
+    return privacy.guarantee(algorithm, job.data, participation="once", **options).epsilon
+
+
+def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[Place, str], float]:
+    """BYTES of every cell."""
+    found, sources = {}, Sources()
+    for cell in cells:
+        job = job_of(dataclasses.replace(cell.config(0), data_dir=data_dir), sources)
+        size, features = parameters(job.model, job.data)
+        members = job.algorithm.cohort.members(job.data.num_clients)
+        found[cell.place, cell.reading] = counted(job.algorithm, size, features or 0, members, job.data.num_clients)
+    return found
+
+
+def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Row]) -> list[str]:
+    """What is to be known to read the table."""
+    notes = []
+    full = recipe.scales["full"].fields
+    changed = {name: value for name, value in scale.fields.items() if full.get(name) != value}
+    if scale.name != "full":
+        differs = ", ".join(f"{name} {_short(value)}" for name, value in changed.items()) or "fewer seeds only"
+        notes.append(f"scale {scale.name}: {differs}")
+    notes.append(f"mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) != 1)}")
+    if recipe.open:
+        notes.append(recipe.open)
+    abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
+    for delta, about in sorted(abouts):
+        notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
+    if any(row.published is not None for row in rows):
+        notes.append("reproduced: within two standard deviations, of the paper's (0.5 where it prints none) and the "
+                     "seeds' together")  # fmt: skip
+    if any(row.readings[reading].about for row in rows for reading in row.readings):
+        notes.append("noise is seeded float32: it measures utility and protects nobody's data")
+    return notes
+
+
+def _write(done: Reproduction, panels: str) -> None:
+    """Tables, figure, and everything that decides them."""
+    from fedjax_dp.reproduce import figure  # slow to import
+
+    done.folder.mkdir(parents=True, exist_ok=True)
+    report.write_atomically(done.folder / "table.md", done.markdown)
+    report.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
+    cells = cells_of(done.recipe, done.scale, panels)
+    report.write_json(done.folder / "table.json", {
+        "recipe": done.recipe.name, "source": done.recipe.source, "title": done.recipe.title,
+        "scale": done.scale.name, "seeds": list(done.seeds), "rows": list(map(tables.to_dict, done.rows)),
+        "claims": [claim._asdict() | {"verdict": claim.verdict} for claim in done.claims], "notes": list(done.notes),
+        "configurations": [{**cell.place._asdict(), "reading": cell.reading, "fields": cell.fields} for cell in cells],
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": report.versions(), "device": report.device(),
+    })  # fmt: skip
+    figure.draw(done, done.folder / "figure.png")
