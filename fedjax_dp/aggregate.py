@@ -11,6 +11,7 @@ m_i: how often client i was drawn; E m_i: its expectation, from the cohort's law
 | wor_model | the same | uniform cohorts | (N/r) sum_S p_i w_i: also rescales the model (000 IV-B, 004) |
 | full, biased | m_i p_i | all clients, or those drawn | w + sum_S p_i Delta_i |
 | renorm | m_i p_i / sum_S m_j p_j | any | sum_S p_i w_i / sum_S p_j |
+| precision | m_i v_i / sum_S m_j v_j, v_i = p_i min(p_i, 2/N) | any | leans to large clients, which have less noise |
 | mean | m_i / sum_S m_j | any | (1/r) sum_S w_i |
 """
 
@@ -61,6 +62,15 @@ def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
 def by_inverse_rate(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952)."""
     return members.drawn * (shares / rates)[members.ids]
+
+
+def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+    """m_i p_i min(p_i, 2/N): where every client's sum of gradients carries the same noise, p_i^2 has least variance.
+
+    Clients of more than twice the mean size count by their size, or a single one could stand for all.
+    """
+    own = shares[members.ids]
+    return members.drawn * own * jnp.minimum(own, 2 / shares.shape[0])
 
 
 def equally(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -130,6 +140,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "wor_model": Estimator(weigh=by_inverse_rate, of_models=True),
     "biased": Estimator(weigh=by_share),
     "renorm": Estimator(weigh=by_share, normalised=True),
+    "precision": Estimator(weigh=by_precision, normalised=True),
     "mean": Estimator(weigh=equally, normalised=True),
 }
 

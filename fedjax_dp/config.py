@@ -84,9 +84,9 @@ class RunConfig(PopulationConfig):
     one_by_one: Annotated[bool | None, _own("md: a client drawn twice trains twice")] = None
     dropout: Annotated[float | None, _own("probability that a client's message does not arrive")] = None
     first: Annotated[int | None, _own("wait for so many of the cohort only")] = None
-    estimator: Annotated[str | None, _own("how updates combine: wor_delta, wor_model, full, biased, renorm, mean")] = (
-        None
-    )
+    estimator: Annotated[
+        str | None, _own("how updates combine: wor_delta, wor_model, full, biased, renorm, precision, mean")
+    ] = None
     batch_size: Annotated[int | None, _by_dataset("batch_size", "records B per local step")] = None
     batches: Annotated[
         str,
@@ -147,7 +147,7 @@ class RunConfig(PopulationConfig):
     neighbours: Annotated[int | None, _own("clients that each shares a mask with; all unless given")] = None
 
     server_learning_rate: Annotated[float | None, _own("of the server's step")] = None
-    momentum: Annotated[float | None, _own("of the server: fedavgm, dp_fedavg, dp_ftrl")] = None
+    momentum: Annotated[float | None, _own("of the server: dpnfl, fedavgm, dp_fedavg, dp_ftrl")] = None
     b1: Annotated[float | None, _own("adaptive servers: decay of the first moment")] = None
     b2: Annotated[float | None, _own("adaptive servers: decay of the second moment")] = None
     pi: Annotated[float | None, _own("adaptive servers: added to the root of the second moment")] = None

@@ -1,6 +1,7 @@
 """The data part of a configuration: which data set, and how its records are spread over clients."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -29,7 +30,7 @@ from fedjax_dp.data import (
     zipf_sizes,
 )
 from fedjax_dp.data.loaders import SUFFIXES
-from fedjax_dp.data.projection import principal_components
+from fedjax_dp.data.projection import low_frequencies, principal_components
 from fedjax_dp.fields import by_dataset, told
 
 # The options that mean something for a partition, and on top for the sizes that it is given.
@@ -108,6 +109,20 @@ class PopulationConfig:
     pca: Annotated[
         int | None, told("principal components that replace the features; not private", "(default: none)", "INT")
     ] = None
+    cosines: Annotated[
+        int | None,
+        told(
+            "so many lowest cosine frequencies a side replace an image; public, learns nothing",
+            "(default: none)",
+            "INT",
+        ),
+    ] = None
+    normalise: Annotated[
+        str | None,
+        told(
+            "public constants: features become (x - MEAN) / STD, before pca and cosines", "(default: none)", "MEAN,STD"
+        ),
+    ] = None
     holdout: Annotated[
         float | None,
         told("pool all records; clients keep this fraction of theirs to test on", "(default: the test set)", "FLOAT"),
@@ -147,6 +162,8 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     )
     for name in {"min_records", "labels_per_client"} & set(taken):
         errors.require_count(name, getattr(config, name))
+    if config.pca is not None and config.cosines is not None:
+        raise errors.refuse("pca", config.pca, "left out where cosines replace the features", "drop one of them")
     if config.holdout is not None:
         errors.require_in_unit_interval("holdout", config.holdout, "leave it out to keep the test set")
     if isinstance(config.seed, bool) or not 0 <= config.seed < 2**32:
@@ -156,7 +173,7 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
 
 def build_data(config: PopulationConfig) -> FederatedData:
     """The clients of a resolved configuration."""
-    dataset = load(config.dataset, config.data_dir, config.seed)
+    dataset = _normalised(load(config.dataset, config.data_dir, config.seed), config.normalise)
     if config.holdout is not None:
         if config.partition == "natural" and dataset.client_ids is not None and dataset.test_client_ids is None:
             raise errors.refuse("holdout", config.holdout, "used where test records have client ids too", "drop it")
@@ -164,9 +181,25 @@ def build_data(config: PopulationConfig) -> FederatedData:
     dataset, clients, test_clients = _divide(config, dataset)
     if config.holdout is not None:
         dataset, clients, test_clients = hold_out(dataset, clients, config.holdout, config.seed)
+    if config.cosines is not None:
+        dataset = low_frequencies(dataset, config.cosines)
     if config.pca is not None:
         dataset = principal_components(dataset, config.pca, np.concatenate(clients))
     return federate(dataset, clients, test_clients=test_clients)
+
+
+def _normalised(dataset: Dataset, told: str | None) -> Dataset:
+    """Features less a mean, over a standard deviation; both are public numbers, nothing is learnt."""
+    if told is None:
+        return dataset
+    try:
+        mean, std = map(float, told.split(","))
+    except ValueError:
+        mean, std = math.nan, math.nan
+    if dataset.tokens or not math.isfinite(mean) or not 0 < std < math.inf:
+        wanted = "two numbers with a comma between, the second positive, for features that are numbers"
+        raise errors.refuse("normalise", repr(told), wanted, "such as 0.1307,0.3081")
+    return dataset._replace(shift=dataset.shift + mean / dataset.scale, scale=dataset.scale / std)
 
 
 def _divide(config: PopulationConfig, dataset: Dataset) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:

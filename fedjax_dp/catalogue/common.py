@@ -148,9 +148,10 @@ def assemble(
     )  # fmt: skip
 
 
-def add_update(rate: float = 1.0) -> Server:
-    """The new model is the old one plus `rate` times the aggregated update."""
-    return Server(hyperparameters={"learning_rate": rate}, factory=optax.sgd)
+def add_update(rate: float = 1.0, momentum: float = 0.0) -> Server:
+    """The new model is the old one plus `rate` times the aggregated update, or times v <- momentum v + update."""
+    numbers = {"learning_rate": rate} | ({"momentum": momentum} if momentum else {})
+    return Server(hyperparameters=numbers, factory=optax.sgd)
 
 
 def bound_named(clipping: str, choices: Sequence[str], gradient_bound: float | None = None) -> Bound:

@@ -8,7 +8,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.correlated import inverse_root_bands
 from fedjax_dp.aggregate import BoundedMean
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.catalogue.common import Common, assemble, require_common
+from fedjax_dp.catalogue.common import Common, add_update, assemble, require_common
 from fedjax_dp.noise import BandedNoise
 from fedjax_dp.server import Server
 from fedjax_dp.upload import AdaptiveClientGaussian, ClientGaussian, ClientSkellam, Upload
@@ -47,13 +47,10 @@ def dp_fedavg(
             bit_noise=max((common["cohort_size"] or 20) / 20, 1.0) if bit_noise is None else bit_noise,
         )  # fmt: skip
     aggregate = BoundedMean(cap=weight_cap, least=least_weight)
-    numbers = {"learning_rate": server_learning_rate} | ({"momentum": momentum} if momentum else {})
     own: dict[str, Any] = {"cohort": "uniform" if noise == "shared" else "poisson", "secure": noise == "shared"}
     if noise == "shared":
         own["fractional_bits"] = 10  # of the noise, too: float32 carries its integers up to a size
-    return assemble(
-        common, own, upload=upload, aggregate=aggregate, server=Server(hyperparameters=numbers, factory=optax.sgd)
-    )
+    return assemble(common, own, upload=upload, aggregate=aggregate, server=add_update(server_learning_rate, momentum))
 
 
 def dp_ftrl(

@@ -38,13 +38,14 @@ def cells_of(
     found = []
     for panel, line in pairs(recipe, scale, only):
         for x, value in _values(recipe, panel, scale):
-            for reading in READINGS:
+            for reading in line.options.get("readings", READINGS):
                 fields = (
                     recipe.base | panel.fields | line.fields
                     | (dict(chosen or {}) if line.options.get("chosen") else {})
                     | recipe.readings[reading] | panel.readings[reading] | line.readings[reading]
                     | scale.fields | value | (extra or {})
                 )  # fmt: skip
+                fields = {name: told for name, told in fields.items() if name not in line.options.get("without", ())}
                 found.append(Cell(Place(panel.key, line.key, x), reading, _taken(fields)))
     if not found:
         raise errors.refuse("panels", repr(only), "a pattern of one", "such as " + recipe.panels[0].key)

@@ -35,11 +35,14 @@ MANY = 12  # points of a curve that carry markers
 def draw(done: Reproduction, path: str | os.PathLike) -> None:
     """One picture: panels side by side, metrics one below the other."""
     panels = [group for group in done.recipe.panels if any(row.place.panel == group.key for row in done.rows)]
-    if done.recipe.figure == "final" or done.recipe.figure == "features":
+    if done.recipe.figure == "final":
         figure = _dots(done, panels)
+    elif done.recipe.figure == "features":
+        figure = _clouds(done)
     else:
         figure = _curves(done, panels)
-    figure.suptitle(f"{done.recipe.source}: {done.recipe.title}", fontsize=12)
+    title = f"{done.recipe.source}: {done.recipe.title}"
+    figure.suptitle("\n".join(textwrap.wrap(title, int(figure.get_figwidth() * 10))), fontsize=12)
     scale = f"scale {done.scale.name}, {len(done.seeds)} seed{'s' * (len(done.seeds) != 1)}"
     told = "; ".join([scale, "bands and bars: one standard deviation over seeds", *_deltas(done.rows)])
     figure.supxlabel("\n".join(textwrap.wrap(told, int(figure.get_figwidth() * 14))), fontsize=SMALL, color="0.35")
@@ -76,7 +79,30 @@ def _dots(done: Reproduction, panels: Sequence[Any]) -> Any:
         axis.set_ylim(at, 0.7)
         axis.set_xlabel(MEASURES[metric].label)
         axis.grid(axis="x", alpha=0.3)
-    figure.legend(handles=_handles(done.rows), loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=_handles(done.rows), loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def _clouds(done: Reproduction) -> Any:
+    """Features of a few clients in the plane: one colour per client."""
+    shown = {place: cloud for (place, reading), cloud in done.clouds.items() if reading == "correct"}
+    columns = len({place.panel for place in shown})
+    rows = len(shown) // columns
+    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 4.2 * rows + 0.8), squeeze=False,
+                                layout="constrained")  # fmt: skip
+    titles = {group.key: group.title for group in (*done.recipe.panels, *done.recipe.lines)}
+    lines = list(dict.fromkeys(place.line for place in shown))
+    panels = list(dict.fromkeys(place.panel for place in shown))
+    for place, cloud in shown.items():
+        axis, points = axes[lines.index(place.line), panels.index(place.panel)], cloud.map()
+        for client in range(int(cloud.clients.max()) + 1):
+            own = points[cloud.clients == client]
+            axis.scatter(*own.T, s=9, alpha=0.7, lw=0, color=PALETTE[client], label=f"client {client + 1}")
+        axis.set_title(
+            f"{titles[place.panel]}, {titles[place.line]}: {cloud.separation:.0f}% between clients", fontsize=10
+        )
+        axis.set(xticks=[], yticks=[])
+    axes[0, 0].legend(frameon=False, fontsize=9, markerscale=2)
     return figure
 
 
@@ -127,7 +153,7 @@ def _curves(done: Reproduction, panels: Sequence[Any]) -> Any:
     lines = [group for group in done.recipe.lines if any(row.place.line == group.key for row in done.rows)]
     handles = [Line2D([], [], color=PALETTE[done.recipe.lines.index(line) % len(PALETTE)], lw=2.2, label=line.title)
                for line in lines]  # fmt: skip
-    figure.legend(handles=[*handles, *_handles(done.rows)], loc="outside right upper", frameon=False, fontsize=9)
+    figure.legend(handles=[*handles, *_handles(done.rows)], loc="outside right center", frameon=False, fontsize=9)
     return figure
 
 

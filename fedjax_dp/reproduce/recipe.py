@@ -9,11 +9,15 @@
     [literal], [correct]   fields of a reading: the paper's own recipe, and the rigorous one
     [panels.KEY]       a group of lines: `title`, fields, and if need be `along`, `values`, `literal`, `correct`, and
                        `records`, the training records below which the data at hand is not the paper's
-    [lines.KEY]        a method: `title`, fields, `literal`, `correct`, `chosen` (takes what the search chose), `panels`
+    [lines.KEY]        a method: `title`, fields, `literal`, `correct`, `chosen` (takes what the search chose),
+                       `without` (fields that it leaves out), and `panels`, `readings`: only these
     [published.PANEL]  LINE = mean, [mean, standard deviation], or a table by x
     [[impossible]]     told, and the `panels` and `lines` that it is about: why a number cannot be reached
-    [[claims]]         told, with lines `better` and `than`: what the paper says of their order, by the first metric
-    [search]           of what this project chooses: `axes`, `seeds`, `trials`, and fields
+    [[claims]]         told, with lines `better` and `than`: what the paper says of their order, by the first metric;
+                       or `better_x` and `than_x` of the same line. `by` is the least distance, `metric`, `panels` and
+                       `lines` narrow it, `reading` and `than_reading` (or "published") compare across
+                       readings
+    [search]           of what this project chooses: `axes`, `seeds`, `trials`, `law` of their number, `fields`
     [smoke], [small], [full]   seeds, `values`, `trials`, `panels`, `lines` (how much is taken) and fields of a scale
 
 Later ones win: base, panel, line, what was chosen, reading, the panel's and line's own, scale, value of `along`. What
@@ -34,7 +38,7 @@ READINGS = ("literal", "correct")
 SCALES = ("smoke", "small", "full")
 FIGURES = ("final", "rounds", "along", "features")
 _OF_PANEL = ("title", "along", "values", "records", *READINGS)
-_OF_LINE = ("title", "chosen", "panels", *READINGS)
+_OF_LINE = ("title", "chosen", "without", "panels", "readings", *READINGS)
 _OF_SCALE = ("seeds", "values", "trials", "panels", "lines")
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from fedjax_dp import config as configs
 from fedjax_dp import errors, privacy, report, runs
 from fedjax_dp.ledger import noise_of
-from fedjax_dp.reproduce import tables
+from fedjax_dp.reproduce import features, tables
 from fedjax_dp.reproduce.cells import Cell, Place, cells_of, sweep_of, unavailable
-from fedjax_dp.reproduce.measures import BYTES, counted
+from fedjax_dp.reproduce.features import Cloud
+from fedjax_dp.reproduce.measures import BYTES, SEPARATION, counted
 from fedjax_dp.reproduce.recipe import SCALES, Recipe, Scale, read_recipe
 from fedjax_dp.reproduce.rows import Claimed, Row, claims_of, rows_of
 from fedjax_dp.screen import Screen
@@ -36,6 +37,7 @@ class Reproduction:
     claims: tuple[Claimed, ...]
     notes: tuple[str, ...]
     folder: pathlib.Path
+    clouds: Mapping[tuple[Place, str], Cloud] = dataclasses.field(default_factory=dict)
 
     @property
     def markdown(self) -> str:
@@ -73,16 +75,21 @@ def reproduce(
     chosen, notes = _searched(recipe, chosen_scale, folder, data_dir, screen)
     cells = cells_of(recipe, chosen_scale, panels, chosen)
     ready = [cell for cell in cells if cell.place.panel not in missing]
-    by_cell, bytes_of = {}, {}
+    by_cell: dict[tuple[Place, str], list[Record]] = {}
+    counts: dict[tuple[Place, str], float] = {}
+    clouds: dict[tuple[Place, str], Cloud] = {}
     if recipe.metrics == (BYTES,):
-        bytes_of = _bytes(ready, data_dir)
+        counts = _bytes(ready, data_dir)
+    elif recipe.metrics == (SEPARATION,):
+        clouds = _clouds(ready, folder, data_dir, screen)
+        counts = {key: cloud.separation for key, cloud in clouds.items()}
     else:
         by_cell = _records(recipe, ready, numbers, folder, data_dir, screen)
     once = _of_a_round(ready, data_dir)
-    rows = rows_of(recipe, cells, by_cell, missing, once, bytes_of)
+    rows = rows_of(recipe, cells, by_cell, missing, once, counts)
     done = Reproduction(
         recipe, chosen_scale, numbers, tuple(rows), tuple(claims_of(recipe, rows)),
-        tuple(_notes(recipe, chosen_scale, numbers, rows) + notes), folder,
+        tuple(_notes(recipe, chosen_scale, numbers, rows) + notes), folder, clouds,
     )  # fmt: skip
     _write(done, panels)
     return done
@@ -112,7 +119,8 @@ def _searched(
     fields = {name: value for name, value in fields.items() if name not in _varied(search["axes"])}
     sweep = SweepConfig(
         base=fields | ({} if data_dir is None else {"data_dir": data_dir}), axes=search["axes"],
-        seeds=tuple(search["seeds"]), trials=scale.trials or search["trials"], search_seed=1,
+        seeds=tuple(search["seeds"]), trials=scale.trials or search["trials"],
+        trials_law=search.get("law", "fixed"), search_seed=1,
     )  # fmt: skip
     found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
     best = found.best()
@@ -174,6 +182,25 @@ def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[Place, str
         size, features = parameters(job.model, job.data)
         members = job.algorithm.cohort.members(job.data.num_clients)
         found[cell.place, cell.reading] = counted(job.algorithm, size, features or 0, members, job.data.num_clients)
+    return found
+
+
+def _clouds(
+    cells: Sequence[Cell], folder: pathlib.Path, data_dir: str | None, screen: Screen
+) -> dict[tuple[Place, str], Cloud]:
+    """Features of every cell, kept in the folder."""
+    found, sources = {}, Sources()
+    (folder / RUNS).mkdir(parents=True, exist_ok=True)
+    with screen.bar("training", total=len(cells)) as show:
+        for done, cell in enumerate(cells):
+            config = cell.config(0)
+            path = folder / RUNS / f"{identity(config)}.npz"
+            cloud = features.load(path)
+            if cloud is None:
+                cloud = features.cloud_of(job_of(dataclasses.replace(config, data_dir=data_dir), sources))
+                features.save(cloud, path)
+            found[cell.place, cell.reading] = cloud
+            show(done + 1, "")
     return found
 
 

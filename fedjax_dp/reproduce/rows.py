@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp.reproduce.cells import Cell, Place
@@ -66,6 +66,8 @@ def rows_of(
                 key = (place, reading)
                 if place.panel in missing:
                     readings[reading] = _nothing(missing[place.panel])
+                elif key not in records and key not in numbers:
+                    readings[reading] = _nothing("")
                 elif key in numbers:
                     readings[reading] = _nothing("")._replace(mean=numbers[key], std=0.0, seeds=1)
                 else:
@@ -130,7 +132,9 @@ def published(recipe: Recipe, place: Place) -> tuple[float | None, float | None]
 def _verdict(published: float | None, std: float | None, found: Found, better: int) -> str:
     """Reproduced: nearer than two standard deviations of paper and seeds together; half a unit where it prints none."""
     if found.mean is None:
-        return "skipped" if found.seeds == 0 and found.epsilon is None else "failed"
+        if not found.reason:
+            return ""
+        return "failed" if found.epsilon is not None else "skipped"
     if published is None:
         return ""
     spread = 2 * math.hypot(TEXT_SPREAD if std is None else std, found.std or 0.0)
@@ -155,34 +159,36 @@ class Claimed(NamedTuple):
 
 
 def claims_of(recipe: Recipe, rows: Sequence[Row]) -> list[Claimed]:
-    """Every claim of the recipe in both readings: `better` ends ahead of `than` (a line, or an x of the same line)."""
-    return [_claimed(claim, reading, rows) for claim in recipe.claims for reading in READINGS]
+    """Every claim of the recipe, in both readings unless it names them."""
+    found: list[Claimed] = []
+    for claim in recipe.claims:
+        readings = [claim["reading"]] if "reading" in claim else READINGS
+        found += [_claimed(claim, reading, claim.get("than_reading", reading), rows) for reading in readings]
+    return found
 
 
-def _claimed(claim: Mapping[str, Any], reading: str, rows: Sequence[Row]) -> Claimed:
+def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[Row]) -> Claimed:
     metric = claim.get("metric", rows[0].metric)
-    means = {row.place: row.readings[reading].mean for row in rows if row.metric == metric}
-    other = _by_x if "better_x" in claim else _by_line
-    cases = [(means[place], means.get(other(claim, place))) for place in means if _about(claim, place)]
-    known = [(a, b) for a, b in cases if a is not None and b is not None]
-    sign = MEASURES[metric].better
-    return Claimed(claim["told"], reading, sum(sign * (a - b) > 0 for a, b in known), len(known))
+    told = {
+        row.place: {one: found.mean for one, found in row.readings.items()} | {"published": row.published}
+        for row in rows if row.metric == metric
+    }  # fmt: skip
+    sign, holds, cases = MEASURES[metric].better, 0, 0
+    for place, means in told.items():
+        ours = means[reading] if _is_about(claim, place) else None
+        theirs = told.get(_against(claim, place), {}).get(other)
+        if ours is not None and theirs is not None:
+            cases += 1
+            holds += sign * (ours - theirs) > claim.get("by", 0.0)
+    words = reading if other == reading else f"{reading} against {other}"
+    return Claimed(claim["told"], words, holds, cases)
 
 
-def _about(claim: Mapping[str, Any], place: Place) -> bool:
-    if not matching({"panels": claim.get("panels", "*")}, place.panel, place.line):
-        return False
-    if "better_x" in claim:
-        return place.x == claim["better_x"] and matching({"lines": claim.get("lines", "*")}, place.panel, place.line)
-    return place.line == claim["better"]
+def _is_about(claim: Mapping[str, Any], place: Place) -> bool:
+    first = place.x == claim["better_x"] if "better_x" in claim else place.line == claim["better"]
+    return first and matching(claim, place.panel, place.line)
 
 
-def _by_line(claim: Mapping[str, Any], place: Place) -> Place:
-    return place._replace(line=claim["than"])
-
-
-def _by_x(claim: Mapping[str, Any], place: Place) -> Place:
-    return place._replace(x=claim["than_x"])
-
-
-Name = Callable[[Place], str]
+def _against(claim: Mapping[str, Any], place: Place) -> Place:
+    """The place that a better one is compared with."""
+    return place._replace(x=claim["than_x"]) if "better_x" in claim else place._replace(line=claim["than"])
