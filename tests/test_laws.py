@@ -44,6 +44,10 @@ PARENTS = {
     "dp_fedavg, loose and silent": (
         ("dp_fedavg", {"clip_norm": 1e6, "cohort": "uniform"}), ("fedavg", {"estimator": "mean"}),
     ),
+    "dpnfl with momentum, loose and silent": (
+        ("dpnfl", {"clip_norm": 1e6, "momentum": 0.5, "l2": 0.0, "schedule": "constant"}),
+        ("fedavgm", {"momentum": 0.5}),
+    ),
     "dp_ftrl with one band": (
         ("dp_ftrl", {"clip_norm": 0.4, "noise_multiplier": 0.3, "bands": 1, "momentum": 0.0, "cohort": "uniform"}),
         ("dp_fedavg", {"clip_norm": 0.4, "noise_multiplier": 0.3, "cohort": "uniform"}),

@@ -304,6 +304,43 @@ def test_noise_as_paper_003_prints_it(data):
         fdp.calibrate(dpnfl(), data, **options)
 
 
+def test_noise_as_papers_000_and_002_print_it():
+    """sigma = G sqrt(26 K tau / rho*) / n and (L / B) sqrt(2 T tau / (n rho*)), the values of the papers' settings."""
+    mnist, adult = ragged_data([600] * 100), ragged_data([2441] * 16)
+    of_000 = dpnfl(cohort_size=10, batch_size=10, local_steps=300)
+    found = fdp.calibrate(of_000, mnist, rounds=100, epsilon=0.3, delta=1e-2, sigma_mode="paper_000")
+    np.testing.assert_allclose(found.local.privatizer.noise_multiplier / 10, 6.7660279, rtol=1e-6)
+    common = {"cohort_size": 10, "batch_size": 64, "local_steps": 10, "learning_rate": 0.1, "clip_norm": 1.0}
+    for secure, times in ((True, 1.0), (False, math.sqrt(10))):
+        value = fdp.cpfed(**common, secure=secure)
+        found = fdp.calibrate(value, adult, rounds=20, epsilon=10.0, delta=1e-4, sigma_mode="paper_002")
+        np.testing.assert_allclose(found.local.privatizer.noise_multiplier, 3.7089072 * times, rtol=1e-6)
+    with pytest.raises(errors.ConfigurationError, match="sigma_mode must be used with noise on batches"):
+        fdp.calibrate(
+            dpnfl(batches="full", batch_size=None), mnist, rounds=2, epsilon=1.0, delta=1e-2, sigma_mode="paper_000"
+        )
+
+
+def test_noise_as_paper_004_prints_it():
+    """The model-space deviation sqrt(128 ln(1.25 Q b / (n delta))) eta Q^2 b G / (n epsilon), for equal rates."""
+    data = ragged_data([600] * 10)
+    value = fdp.dp_fedavg_output(
+        cohort_size=2, batch_size=10, local_steps=5, learning_rate=0.04, schedule="constant", clip_norm=2.0
+    )  # fmt: skip
+    found = fdp.calibrate(value, data, rounds=9, epsilon=0.5, delta=1e-5, sigma_mode="paper_004", participation="once")
+    expected = math.sqrt(128 * math.log(1.25 * 50 / (600 * 1e-5))) * 0.04 * 5**2 * 10 * 2.0 / (600 * 0.5)
+    np.testing.assert_allclose(found.local.privatizer.noise_multiplier * (2.0 * 5 * 0.04), expected, rtol=1e-5)
+
+
+def test_a_budget_of_each_round_is_kept_by_one_round_and_exceeded_by_the_run(data):
+    options = {"rounds": ROUNDS, "delta": DELTA, "seed": 1}
+    value = fdp.calibrate(dpnfl(), data, epsilon=1.0, participation="once", **options)
+    assert 0.99 < fdp.guarantee(value, data, participation="once", **options).epsilon <= 1.0
+    assert fdp.guarantee(value, data, **options).epsilon > 1.5
+    warned = fdp.run(dpnfl(), data, epsilon=1.0, participation="once", **options).guarantee.warnings
+    assert "for participation once, which some exceed" in " ".join(warned)
+
+
 def test_noise_swallowed_by_the_ring_gains_nothing():
     data = ragged_data([50] * 6)
     value = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1)

@@ -1,4 +1,4 @@
-"""Principal components against NumPy's singular values, and the warning that they are not private."""
+"""Principal components against NumPy's singular values, low frequencies against the cosines themselves."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.data.projection import principal_components
+from fedjax_dp.data.projection import low_frequencies, principal_components
 
 
 def images(records=40, test=7):
@@ -43,3 +43,20 @@ def test_a_guarantee_says_that_the_components_were_not_private():
 def test_impossible_numbers_of_components_are_refused(count):
     with pytest.raises(errors.ConfigurationError, match="pca must be"):
         principal_components(images(), count)
+
+
+def test_low_frequencies_are_products_with_cosines_and_learn_nothing():
+    dataset = images()
+    found = low_frequencies(dataset, 2)
+    seen = (dataset.x_test.astype(float) - 10.0) / 255
+    down, across = (np.cos(np.pi * np.outer(range(2), np.arange(n) + 0.5) / n) for n in (4, 3))
+    scales = np.outer(np.sqrt([1 / 4, 2 / 4]), np.sqrt([1 / 3, 2 / 3]))
+    expected = scales * np.einsum("ri,nij,sj->nrs", down, seen, across)
+    np.testing.assert_allclose(found.x_test, expected.reshape(7, 4), rtol=1e-5, atol=1e-6)
+    assert (found.learnt, found.scale, found.shift) == ((), 1.0, 0.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_more_frequencies_than_pixels_are_refused(count):
+    with pytest.raises(errors.ConfigurationError, match="cosines must be"):
+        low_frequencies(images(), count)

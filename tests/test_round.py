@@ -71,7 +71,11 @@ def reference(config, data, seed, rounds):
             "full": 1.0, "biased": 1.0, "wor_delta": num_clients / len(ids), "wor_model": num_clients / len(ids),
             "renorm": 1 / shares[ids].sum(),
         }.get(config["estimator"])  # fmt: skip
+        precisions = {i: shares[i] * min(shares[i], 2 / num_clients) for i in ids}
+        by_precision = [precisions[i] / sum(precisions.values()) for i in ids]
         terms = [(1 / len(ids) if scale is None else p * scale, w, b) for p, w, b in models]
+        if config["estimator"] == "precision":
+            terms = [(a, w, b) for a, (_, w, b) in zip(by_precision, models)]
         if config["estimator"] == "wor_model":
             kernel = sum(a * w for a, w, _ in terms)
             bias = sum(a * b for a, _, b in terms)

@@ -16,18 +16,17 @@ _OF_000: dict[str, Any] = {"schedule": "inverse_sqrt", "l2": 1e-3}
 
 
 def dpnfl(
-    *, clip_norm: float, noise_multiplier: Any = 0.0, server_learning_rate: float = 1.0, momentum: float = 0.0,
-    **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *, clip_norm: float, noise_multiplier: Any = 0.0, momentum: float = 0.0, **common: Unpack[Common]
+) -> Algorithm:
     """DPNFL (000 Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
 
     `noise_multiplier` z is the noise on the sum over the clip norm (000's sigma is z G / B); one number, or one per
     client. `calibrate` finds it for a budget; at its default of 0 there is no privacy, and the Guarantee says so.
-    The server adds the update, or with `momentum` its running sum v <- momentum v + Delta, times its rate.
+    The server adds the update, or with `momentum` the running sum v <- momentum v + Delta.
     Defaults: schedule inverse_sqrt, l2 = 1e-3.
     """
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, _OF_000, privatizer=privatizer, server=add_update(server_learning_rate, momentum))
+    return assemble(common, _OF_000, privatizer=privatizer, server=add_update(momentum=momentum))
 
 
 def addpnfl(
