@@ -29,7 +29,8 @@ _HOME = {
     ],
     "correction": ["ControlVariates", "Correction", "L2Penalty", "Proximal"],
     "data": [
-        "Dataset", "FederatedData", "dirichlet", "equal_sizes", "federate", "hold_out", "iid", "labels_per_client",
+        "Dataset", "FederatedData", "dirichlet", "equal_sizes", "federate", "hold_out", "iid", "label_counts",
+        "labels_per_client",
         "load", "natural", "natural_parts", "one_class_per_client", "one_class_sizes", "pooled", "power_law_sizes",
         "similarity", "summarise", "zipf_sizes",
     ],

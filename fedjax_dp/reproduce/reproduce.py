@@ -91,7 +91,7 @@ def reproduce(
         recipe, chosen_scale, numbers, tuple(rows), tuple(claims_of(recipe, rows)),
         tuple(_notes(recipe, chosen_scale, numbers, rows) + notes), folder, clouds,
     )  # fmt: skip
-    _write(done, panels)
+    _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
     return done
 
 
@@ -226,19 +226,19 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
     return notes
 
 
-def _write(done: Reproduction, panels: str) -> None:
-    """Tables, figure, and everything that decides them."""
+def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, float]) -> None:
+    """Tables, figure, and everything that decides them; `seconds` of each run."""
     from fedjax_dp.reproduce import figure  # slow to import
 
     done.folder.mkdir(parents=True, exist_ok=True)
     report.write_atomically(done.folder / "table.md", done.markdown)
     report.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
-    cells = cells_of(done.recipe, done.scale, panels)
     report.write_json(done.folder / "table.json", {
         "recipe": done.recipe.name, "source": done.recipe.source, "title": done.recipe.title,
         "scale": done.scale.name, "seeds": list(done.seeds), "rows": list(map(tables.to_dict, done.rows)),
         "claims": [claim._asdict() | {"verdict": claim.verdict} for claim in done.claims], "notes": list(done.notes),
         "configurations": [{**cell.place._asdict(), "reading": cell.reading, "fields": cell.fields} for cell in cells],
+        "runs": len(seconds), "seconds_of_runs": round(sum(seconds.values()), 1),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": report.versions(), "device": report.device(),
     })  # fmt: skip

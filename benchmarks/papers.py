@@ -1,0 +1,84 @@
+"""Every table and figure of the papers at one scale, and how long each takes.
+
+    python benchmarks/papers.py                        # what is missing under results/papers, at scale small
+    python benchmarks/papers.py 000/table2 --scale full --panels 'syn*'
+
+Each recipe runs in a process of its own. Tables and figures go to results/papers/NAME; results/papers/index.json holds
+seconds, peak memory and how many numbers were reproduced.
+"""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import fedjax_dp as fdp
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "papers"
+KEPT = ("table.md", "table.json", "figure.png")
+
+
+def measured(name, scale, panels, work):
+    """Run one recipe; what it found, seconds, and peak memory of its process."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "fedjax_dp", "reproduce", name, "--scale", scale, "--panels", panels]
+    process = subprocess.Popen([*command, "--out", work, "--json"], stdout=subprocess.PIPE)
+    out = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        print(f"{name}: left out, exit code {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
+        return None
+    told = json.loads(out)
+    verdicts = collections.Counter(row["verdicts"][reading] for row in told["rows"] for reading in row["verdicts"])
+    claims = collections.Counter(claim["verdict"] == "holds" for claim in told["claims"])
+    return {
+        "scale": scale, "panels": panels, "seeds": len(told["seeds"]), "seconds": round(time.perf_counter() - began, 1),
+        "resumed_seconds": None, "peak_memory_mb": round(usage.ru_maxrss / 1024), "runs": told["runs"],
+        "seconds_of_runs": told["seconds_of_runs"], "numbers": len(told["rows"]),
+        "verdicts": {verdict: count for verdict, count in verdicts.items() if verdict},
+        "claims": {"hold": claims[True], "do not": claims[False]}, "date": told["date"], "versions": told["versions"],
+        "device": told["device"],
+    }  # fmt: skip
+
+
+def folder_of(name, scale, panels):
+    """Where results go: one folder per recipe, with what is special about it in its name."""
+    part = "" if panels == "*" else "-" + "".join(c for c in panels if c.isalnum() or c == "-")
+    return name.replace("/", "-") + ("" if scale == "small" else f"-{scale}") + part
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="recipes; those without results unless given")
+    parser.add_argument("--scale", default="small")
+    parser.add_argument("--panels", default="*")
+    parser.add_argument("--work", default="reproduced", help="folder of the runs, which go on where they stopped")
+    options = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    index = RESULTS / "index.json"
+    for name in options.names or fdp.recipes():
+        told = json.loads(index.read_text()) if index.is_file() else {}
+        folder = folder_of(name, options.scale, options.panels)
+        if not options.names and folder in told:
+            continue
+        print(f"{name} at scale {options.scale}", file=sys.stderr)
+        work = pathlib.Path(options.work) / folder
+        resumed = (work / "runs").exists()
+        found = measured(name, options.scale, options.panels, work)
+        if found is None:
+            continue
+        if resumed:  # then the seconds are those of a part
+            found |= {"seconds": None, "resumed_seconds": found["seconds"]}
+        (RESULTS / folder).mkdir(exist_ok=True)
+        for file in KEPT:
+            shutil.copy(work / file, RESULTS / folder / file)
+        index.write_text(json.dumps(dict(sorted((told | {folder: found}).items())), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
