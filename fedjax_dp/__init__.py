@@ -45,6 +45,8 @@ _HOME = {
     "plots": ["plot_claims", "plot_clients", "plot_epsilon", "plot_run"],
     "privacy": ["calibrate", "guarantee"],
     "privatizer": ["NonPrivate", "OutputGaussian", "RecordGaussian"],
+    "reproductions.recipe": ["recipes"],
+    "reproductions.reproduce": ["Reproduction", "reproduce"],
     "runs": ["Result", "run"],
     "secagg": ["SecureSum"],
     "server": ["Server"],

@@ -22,7 +22,7 @@ FLOORS = [
     {"population"},
     {"config"},
     {"report", "folder", "overview", "sweeps", "audits", "testing"},
-    {"reproduce"},
+    {"reproductions"},
     {"cli", "__main__", "__init__"},
 ]
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}

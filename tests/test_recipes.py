@@ -13,12 +13,12 @@ from helpers import refusal
 
 from fedjax_dp import errors
 from fedjax_dp.data import load
-from fedjax_dp.reproduce import cells as cells_module
-from fedjax_dp.reproduce import features, tables
-from fedjax_dp.reproduce.cells import Place, cells_of, sweep_of, unavailable
-from fedjax_dp.reproduce.recipe import SCALES, matching, names, parse, read_recipe
-from fedjax_dp.reproduce.reproduce import reproduce
-from fedjax_dp.reproduce.rows import claims_of, published, rows_of
+from fedjax_dp.reproductions import cells as cells_module
+from fedjax_dp.reproductions import features, tables
+from fedjax_dp.reproductions.cells import Place, cells_of, sweep_of, unavailable
+from fedjax_dp.reproductions.recipe import SCALES, matching, parse, read_recipe, recipes
+from fedjax_dp.reproductions.reproduce import reproduce
+from fedjax_dp.reproductions.rows import claims_of, published, rows_of
 from fedjax_dp.sweeps import conduct
 from fedjax_dp.sweeps.plan import expand, identity
 
@@ -112,7 +112,7 @@ def row_at(rows, place):
     return next(row for row in rows if row.place == place)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipes())
 def test_every_run_of_a_recipe_resolves_and_is_in_its_sweep(name):
     recipe = read_recipe(name)
     for scale in SCALES:
@@ -121,7 +121,7 @@ def test_every_run_of_a_recipe_resolves_and_is_in_its_sweep(name):
         assert runs == {point.id for point in expand(sweep_of(cells, (0, 1), None))}
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipes())
 def test_what_is_published_is_what_the_papers_print(name):
     golden = tomllib.loads((SPECS / "published.toml").read_text())
     assert read_recipe(name).published == golden.get(name, {})
@@ -129,7 +129,7 @@ def test_what_is_published_is_what_the_papers_print(name):
 
 def test_every_published_number_has_its_row():
     golden = tomllib.loads((SPECS / "published.toml").read_text())
-    assert set(golden) <= set(names())
+    assert set(golden) <= set(recipes())
     for name, told in golden.items():
         recipe = read_recipe(name)
         places = {cell.place for cell in cells_of(recipe, recipe.scales["full"])}
@@ -139,7 +139,7 @@ def test_every_published_number_has_its_row():
 
 
 def test_remarks_and_claims_are_about_lines_that_exist():
-    for name in names():
+    for name in recipes():
         recipe = read_recipe(name)
         pairs = {(cell.place.panel, cell.place.line) for cell in cells_of(recipe, recipe.scales["full"])}
         for told in recipe.impossible:
@@ -324,7 +324,7 @@ def test_without_any_data_the_error_says_what_to_get(no_svhn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipes())
 def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
     began = time.perf_counter()
     try:

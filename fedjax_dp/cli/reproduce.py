@@ -45,7 +45,7 @@ def reproduce_command(arguments: list[str]) -> int:
     if name is None:
         _list(as_json)
         return 0
-    from fedjax_dp.reproduce.reproduce import reproduce  # loads JAX
+    from fedjax_dp.reproductions.reproduce import reproduce  # loads JAX
 
     done = reproduce(
         name, scale=options.scale, seeds=options.seeds, panels=options.panels, out=options.out,
@@ -59,16 +59,16 @@ def reproduce_command(arguments: list[str]) -> int:
 
 
 def _list(as_json: bool) -> None:
-    from fedjax_dp.reproduce.recipe import names, read_recipe
+    from fedjax_dp.reproductions.recipe import read_recipe, recipes
 
-    recipes = [read_recipe(name) for name in names()]
+    known = [read_recipe(name) for name in recipes()]
     if as_json:
         told = [{"name": one.name, "source": one.source, "title": one.title, "panels": [p.key for p in one.panels]}
-                for one in recipes]  # fmt: skip
+                for one in known]  # fmt: skip
         print(json.dumps(told))
         return
     table = Table("name", "what", "panels", box=box.SIMPLE_HEAD)
-    for one in recipes:
+    for one in known:
         table.add_row(one.name, escape(one.title), escape(", ".join(panel.key for panel in one.panels)))
     console = _console()
     console.print(table)
@@ -77,8 +77,8 @@ def _list(as_json: bool) -> None:
 
 def _print(done: Any) -> None:
     """The table, the claims, and where everything is."""
-    from fedjax_dp.reproduce import tables
-    from fedjax_dp.reproduce.measures import MEASURES
+    from fedjax_dp.reproductions import tables
+    from fedjax_dp.reproductions.measures import MEASURES
 
     console = _console()
     along = any(row.place.x is not None for row in done.rows)

@@ -14,13 +14,13 @@ matplotlib.use("Agg", force=False)
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 
-from fedjax_dp.reproduce.measures import MEASURES
-from fedjax_dp.reproduce.recipe import READINGS
-from fedjax_dp.reproduce.rows import Row
+from fedjax_dp.reproductions.measures import MEASURES
+from fedjax_dp.reproductions.recipe import READINGS
+from fedjax_dp.reproductions.rows import Row
 from fedjax_dp.sweeps.pictures.looks import PALETTE
 
 if TYPE_CHECKING:
-    from fedjax_dp.reproduce.reproduce import Reproduction
+    from fedjax_dp.reproductions.reproduce import Reproduction
 
 LOOKS: dict[str, dict[str, Any]] = {
     "literal": {"ls": "--", "marker": "o", "mfc": "white", "lw": 1.3, "alpha": 0.75},

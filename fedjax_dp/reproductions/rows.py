@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_dp.reproduce.cells import Cell, Place
-from fedjax_dp.reproduce.measures import MEASURES
-from fedjax_dp.reproduce.recipe import READINGS, Recipe, matching
+from fedjax_dp.reproductions.cells import Cell, Place
+from fedjax_dp.reproductions.measures import MEASURES
+from fedjax_dp.reproductions.recipe import READINGS, Recipe, matching
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import interval, proved
 

@@ -7,7 +7,7 @@ from fedjax_dp import errors
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.config import ENTRY_OPTIONS, RunConfig, resolve
 from fedjax_dp.data import load
-from fedjax_dp.reproduce.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
+from fedjax_dp.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
 from fedjax_dp.sweeps.plan import PRIVATE, SweepConfig, identity
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from fedjax_dp import config as configs
 from fedjax_dp import errors, privacy, report, runs
 from fedjax_dp.ledger import noise_of
-from fedjax_dp.reproduce import features, tables
-from fedjax_dp.reproduce.cells import Cell, Place, cells_of, sweep_of, unavailable
-from fedjax_dp.reproduce.features import Cloud
-from fedjax_dp.reproduce.measures import BYTES, SEPARATION, counted
-from fedjax_dp.reproduce.recipe import SCALES, Recipe, Scale, read_recipe
-from fedjax_dp.reproduce.rows import Claimed, Row, claims_of, rows_of
+from fedjax_dp.reproductions import features, tables
+from fedjax_dp.reproductions.cells import Cell, Place, cells_of, sweep_of, unavailable
+from fedjax_dp.reproductions.features import Cloud
+from fedjax_dp.reproductions.measures import BYTES, SEPARATION, counted
+from fedjax_dp.reproductions.recipe import SCALES, Recipe, Scale, read_recipe
+from fedjax_dp.reproductions.rows import Claimed, Row, claims_of, rows_of
 from fedjax_dp.screen import Screen
 from fedjax_dp.sweeps.plan import SweepConfig, identity
 from fedjax_dp.sweeps.ready import Sources, job_of
@@ -228,7 +228,7 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
 
 def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, float]) -> None:
     """Tables, figure, and everything that decides them; `seconds` of each run."""
-    from fedjax_dp.reproduce import figure  # slow to import
+    from fedjax_dp.reproductions import figure  # slow to import
 
     done.folder.mkdir(parents=True, exist_ok=True)
     report.write_atomically(done.folder / "table.md", done.markdown)

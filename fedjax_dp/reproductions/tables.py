@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_dp.reproduce.measures import MEASURES
-from fedjax_dp.reproduce.recipe import READINGS, Recipe
-from fedjax_dp.reproduce.rows import Claimed, Found, Row
+from fedjax_dp.reproductions.measures import MEASURES
+from fedjax_dp.reproductions.recipe import READINGS, Recipe
+from fedjax_dp.reproductions.rows import Claimed, Found, Row
 
 HEADER = ("published", "literal", "its epsilon", "correct", "its epsilon", "verdict")
 

@@ -92,9 +92,9 @@ class Recipe:
 _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "readings", "scales"} | {*READINGS, *SCALES}
 
 
-def names() -> list[str]:
+def recipes() -> list[str]:
     """All recipes, by paper, tables after figures."""
-    folder = importlib.resources.files("fedjax_dp.reproduce") / "recipes"
+    folder = importlib.resources.files("fedjax_dp.reproductions") / "recipes"
     found = [f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in folder.iterdir() if paper.is_dir()
              for file in paper.iterdir() if file.name.endswith(".toml")]  # fmt: skip
     return sorted(found, key=_order)
@@ -109,13 +109,15 @@ def _order(name: str) -> tuple[bool, str, str, int]:
 
 def read_recipe(name: str) -> Recipe:
     """A recipe by name; the nearest one is offered for a name that is none."""
-    known = names()
+    known = recipes()
     if name not in known:
         near = [other for other in known if name and (name in other or other.endswith(name.split("/")[-1]))][:3]
         near = near or errors.nearest(name, known)
         remedy = f"did you mean {' or '.join(near)}?" if near else ""
         raise errors.refuse("recipe", repr(name), f"one of the {len(known)} that fedjax-dp reproduce lists", remedy)
-    text = (importlib.resources.files("fedjax_dp.reproduce") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (importlib.resources.files("fedjax_dp.reproductions") / "recipes" / f"{name}.toml").read_text(
+        encoding="utf-8"
+    )
     return parse(name, tomllib.loads(text))
 
 
