@@ -182,3 +182,24 @@ def test_what_an_audit_costs_and_proves_is_the_measured():
     assert f"prove {many['ratio_median']:.2f}" in README
     assert few["ratio_median"] > 0.85
     assert many["ratio_median"] > 0.93
+
+
+def test_numbers_of_the_reproduction_are_the_committed_ones():
+    """What was published, what its literal recipe gives and proves, the correct reading, and what was chosen."""
+    told = json.loads((ROOT / "benchmarks" / "results" / "papers" / "best-mnist-0.3" / "table.json").read_text())
+    rows = {row["line"]: row for row in told["rows"]}
+    theirs, ours = rows["addpnfl"], rows["best"]
+    text = README.replace("\n", " ")
+    assert f"Published for AdDPNFL: {theirs['published']:g}%" in text
+    literal = theirs["literal"]
+    assert f"gives **{literal['mean']:.1f}%** and proves epsilon {literal['epsilon']:.3f};" in text
+    assert f"gives **{theirs['correct']['mean']:.1f}%**" in text
+    assert f"momentum give **{ours['correct']['mean']:.1f}%**" in text
+    assert len(told["seeds"]) == 5
+    assert ours["correct"]["epsilon"] <= 0.3
+    assert ours["correct"]["mean"] > theirs["published"]
+
+
+def test_the_literal_round_of_004_has_the_epsilon_that_is_told():
+    told = json.loads((ROOT / "benchmarks" / "results" / "papers" / "004-fig3" / "table.json").read_text())
+    assert min(row["literal"]["round_epsilon"] for row in told["rows"]) > 10_000

@@ -63,7 +63,7 @@ MEASURES: dict[str, Measure] = {
 SEPARATION = "feature_separation"  # see `features`
 MEASURES[SEPARATION] = Measure("variance of features between clients (%)", -1, lambda _: None, 1)
 BYTES = "feature_bytes"  # counted from the parts of an algorithm, nothing is run
-MEASURES[BYTES] = Measure("mean features that one client receives and sends in a round (bytes)", -1, lambda _: None, 0)
+MEASURES[BYTES] = Measure("mean features that one client receives in a round (bytes)", -1, lambda _: None, 0)
 
 
 def counted(algorithm: Any, params: int, features: int, members: int, clients: int) -> float:

@@ -210,8 +210,10 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
     full = recipe.scales["full"].fields
     changed = {name: value for name, value in scale.fields.items() if full.get(name) != value}
     if scale.name != "full":
-        differs = ", ".join(f"{name} {_short(value)}" for name, value in changed.items()) or "fewer seeds only"
-        notes.append(f"scale {scale.name}: {differs}")
+        if len(seeds) != recipe.scales["full"].seeds:
+            changed["seeds"] = len(seeds)
+        differs = ", ".join(f"{name} {_short(value)}" for name, value in changed.items())
+        notes.append(f"scale {scale.name}: {differs or 'as in full'}")
     notes.append(f"mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     if recipe.open:
         notes.append(recipe.open)

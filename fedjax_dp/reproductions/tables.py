@@ -58,7 +58,7 @@ def markdown(recipe: Recipe, rows: Sequence[Row], claims: Sequence[Claimed], not
         parts.append(f"{MEASURES[metric].label}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     if claims:
         told = [f"| {claim.told} | {claim.reading} | {claim.verdict} |" for claim in claims]
-        parts.append("\n".join(["| what the paper says | reading | here |", "| --- | --- | --- |", *told]))
+        parts.append("\n".join(["| claim | reading | here |", "| --- | --- | --- |", *told]))
     parts.append("\n".join(f"- {note}" for note in notes))
     return "\n\n".join(parts) + "\n"
 
