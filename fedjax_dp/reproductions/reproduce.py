@@ -221,8 +221,8 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
     for delta, about in sorted(abouts):
         notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
     if any(row.published is not None for row in rows):
-        notes.append("reproduced: within two standard deviations, of the paper's (0.5 where it prints none) and the "
-                     "seeds' together")  # fmt: skip
+        notes.append("reproduced: within two standard deviations, of what is printed (0.5 where none is) and of "
+                     "the mean over seeds together")  # fmt: skip
     if any(row.readings[reading].about for row in rows for reading in row.readings):
         notes.append("noise is seeded float32: it measures utility and protects nobody's data")
     return notes

@@ -130,14 +130,14 @@ def published(recipe: Recipe, place: Place) -> tuple[float | None, float | None]
 
 
 def _verdict(published: float | None, std: float | None, found: Found, better: int) -> str:
-    """Reproduced: nearer than two standard deviations of paper and seeds together; half a unit where it prints none."""
+    """Reproduced: nearer than two standard deviations of what the paper prints and of the mean over seeds together."""
     if found.mean is None:
         if not found.reason:
             return ""
         return "failed" if found.epsilon is not None else "skipped"
     if published is None:
         return ""
-    spread = 2 * math.hypot(TEXT_SPREAD if std is None else std, found.std or 0.0)
+    spread = 2 * math.hypot(TEXT_SPREAD if std is None else std, (found.std or 0.0) / math.sqrt(found.seeds))
     if abs(found.mean - published) <= spread:
         return "reproduced"
     return "higher" if found.mean > published else "lower"
