@@ -1,14 +1,17 @@
 """The runs behind a recipe: one cell for every panel, line, value and reading, and the sweep that holds them all."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from fedjax_dp import errors
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.config import ENTRY_OPTIONS, RunConfig, resolve
 from fedjax_dp.data import load
+from fedjax_dp.fields import typed
 from fedjax_dp.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
 from fedjax_dp.sweeps.plan import PRIVATE, SweepConfig, identity
+
+_HINTS = get_type_hints(RunConfig)
 
 
 class Place(NamedTuple):
@@ -76,7 +79,10 @@ def _taken(fields: Fields) -> Fields:
         unused |= {"batch_size"}
     if fields.get("noise_multiplier") is not None:
         unused |= {"epsilon", "epsilon_high"}
-    return {name: value for name, value in fields.items() if name not in unused}
+    kept = {name: value for name, value in fields.items() if name not in unused}
+    for name in kept:
+        errors.require_choice("a field of a recipe", name, _HINTS)
+    return {name: typed(name, value, _HINTS[name]) for name, value in kept.items()}  # 1 and 1.0 are the same run
 
 
 def sweep_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None) -> SweepConfig:
