@@ -283,7 +283,7 @@ def test_keys_that_mean_nothing_are_refused():
     assert "figure must be one of" in refusal(lambda: tiny(figure="pie"))
     assert "published line" in refusal(lambda: tiny(published={"digits": {"dpnlf": 80.0}}))
     assert "published panel" in refusal(lambda: tiny(published={"mnist": {"dpnfl": 80.0}}))
-    assert "panels must be a pattern of one" in refusal(lambda: cells_of(tiny(), tiny().scales["full"], "mnist"))
+    assert "panels must be a pattern that a panel" in refusal(lambda: cells_of(tiny(), tiny().scales["full"], "mnist"))
 
 
 @pytest.fixture
@@ -343,3 +343,11 @@ def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "cloud_of", twice)
     again = reproduce(name, scale="smoke", out=tmp_path / "out", progress=False)
     assert again.rows == done.rows
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "table.md").write_text("mine")
+    with pytest.raises(errors.ConfigurationError, match="out must be a new or empty folder"):
+        reproduce("001/table3", scale="smoke", out=tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
+    assert (tmp_path / "table.md").read_text() == "mine"

@@ -51,7 +51,10 @@ def cells_of(
                 fields = {name: told for name, told in fields.items() if name not in line.options.get("without", ())}
                 found.append(Cell(Place(panel.key, line.key, x), reading, _taken(fields)))
     if not found:
-        raise errors.refuse("panels", repr(only), "a pattern of one", "such as " + recipe.panels[0].key)
+        raise errors.refuse(
+            "panels", repr(only), "a pattern that a panel of this scale matches",
+            "it has " + ", ".join(panel.key for panel in recipe.panels),
+        )  # fmt: skip
     return found
 
 

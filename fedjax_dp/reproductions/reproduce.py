@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ def reproduce(
         errors.require_count("seeds", seeds)
     numbers = tuple(range(seeds or chosen_scale.seeds))
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
+    _require_own(folder, name)
     cells = cells_of(recipe, chosen_scale, panels)
     missing = unavailable(recipe, cells, data_dir)
     for panel, reason in missing.items():
@@ -93,6 +95,17 @@ def reproduce(
     )  # fmt: skip
     _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
     return done
+
+
+def _require_own(folder: pathlib.Path, name: str) -> None:
+    """Refuses a folder that holds something else."""
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    try:
+        own = not held - {RUNS, SEARCH} or json.loads((folder / "table.json").read_text())["recipe"] == name
+    except (OSError, ValueError, KeyError, TypeError):
+        own = False
+    if not own or (folder.exists() and not folder.is_dir()):
+        raise errors.refuse("out", folder, "a new or empty folder, or one of this recipe", "give another --out")
 
 
 def _records(
