@@ -130,10 +130,12 @@ def _searched(
     search = recipe.search
     fields = recipe.base | recipe.readings["correct"] | search.get("fields", {}) | scale.fields
     fields = {name: value for name, value in fields.items() if name not in _varied(search["axes"])}
+    smoke = scale.name == "smoke"
+    seeds = tuple(search["seeds"][:1] if smoke else search["seeds"])
     sweep = SweepConfig(
         base=fields | ({} if data_dir is None else {"data_dir": data_dir}), axes=search["axes"],
-        seeds=tuple(search["seeds"]), trials=scale.trials or search["trials"],
-        trials_law=search.get("law", "fixed"), search_seed=1,
+        seeds=seeds, trials=scale.trials or search["trials"],
+        trials_law="fixed" if smoke else search.get("law", "fixed"), search_seed=1,
     )  # fmt: skip
     found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
     best = found.best()
@@ -141,7 +143,7 @@ def _searched(
     cost = found.choosing["short"] if found.choosing else "nothing private was chosen"
     return best.values, [
         f"chosen among {best.considered} settings drawn at random, by test accuracy on seeds "
-        f"{', '.join(map(str, search['seeds']))}, which the table does not use: {told}",
+        f"{', '.join(map(str, seeds))}, which the table does not use: {told}",
         f"what choosing costs: {cost}; {SEARCH}/selection.json says more",
     ]
 
