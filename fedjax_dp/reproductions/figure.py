@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import textwrap
 from collections.abc import Sequence
@@ -204,5 +203,3 @@ def _against_x(axis: Any, rows: Sequence[Row], done: Reproduction, panel: Any) -
         axis.set_xticks(range(len(places)), labels=list(map(str, places)))
     along = panel.options.get("along", done.recipe.along)
     axis.set_xlabel((along or "").replace("_", " "))
-    if math.isnan(axis.get_xlim()[0]):
-        axis.set_xlim(0, 1)

@@ -248,8 +248,7 @@ def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, floa
     from fedjax_dp.reproductions import figure  # slow to import
 
     done.folder.mkdir(parents=True, exist_ok=True)
-    report.write_atomically(done.folder / "table.md", done.markdown)
-    report.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
+    # The JSON first: it is what makes this a folder of the recipe, which a call after a stop goes on with.
     report.write_json(done.folder / "table.json", {
         "recipe": done.recipe.name, "source": done.recipe.source, "title": done.recipe.title,
         "scale": done.scale.name, "seeds": list(done.seeds), "rows": list(map(tables.to_dict, done.rows)),
@@ -259,4 +258,6 @@ def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, floa
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": report.versions(), "device": report.device(),
     })  # fmt: skip
+    report.write_atomically(done.folder / "table.md", done.markdown)
+    report.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
     figure.draw(done, done.folder / "figure.png")
