@@ -72,8 +72,8 @@ def main():
         found = measured(name, options.scale, options.panels, work)
         if found is None:
             continue
-        if resumed:  # then the seconds are those of a part
-            found |= {"seconds": None, "resumed_seconds": found["seconds"]}
+        if resumed:  # then the seconds are those of a part; those of the whole were told before
+            found |= {"seconds": told.get(folder, {}).get("seconds"), "resumed_seconds": found["seconds"]}
         (RESULTS / folder).mkdir(exist_ok=True)
         for file in KEPT:
             shutil.copy(work / file, RESULTS / folder / file)

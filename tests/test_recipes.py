@@ -7,6 +7,10 @@ import math
 import time
 import tomllib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from conftest import SPECS
 from helpers import refusal
@@ -190,6 +194,49 @@ def test_what_cannot_be_reached_is_said_where_it_is_missed():
     assert row_at(table_of(tiny(), (80.0,)), DPNFL).verdict == "reproduced"
 
 
+def accuracy_of_all_records_together(dataset, rows):
+    """Of the minimiser of 000's objective (l2 = 1e-3, no privacy) over these training records, in percent."""
+    train, test = (np.c_[x, np.ones(len(x))] for x in (dataset.x_train[rows], dataset.x_test))
+    labels = dataset.y_train[rows]
+
+    def objective(w):
+        return optax.softmax_cross_entropy_with_integer_labels(train @ w, labels).mean() + 1e-3 / 2 * jnp.sum(w * w)
+
+    optimizer = optax.lbfgs()
+
+    def step(carry, _):
+        w, state = carry
+        value, gradient = jax.value_and_grad(objective)(w)
+        update, state = optimizer.update(gradient, state, w, value=value, grad=gradient, value_fn=objective)
+        return (w + update, state), jnp.linalg.norm(gradient)
+
+    start = jnp.zeros((train.shape[1], dataset.classes))
+    (w, _), slopes = jax.lax.scan(step, (start, optimizer.init(start)), length=150)
+    assert slopes[-1] < 1e-3
+    return 100 * float((jnp.argmax(test @ w, 1) == dataset.y_test).mean())
+
+
+@pytest.mark.slow
+def test_what_is_printed_for_syn_iid_lies_above_the_minimiser_of_its_own_objective():
+    """So `impossible` is rightly said."""
+    datasets = [load("synthetic:iid", seed=seed) for seed in range(3)]
+    reached = np.mean([accuracy_of_all_records_together(d, np.arange(len(d.y_train))) for d in datasets])
+    assert read_recipe("000/table2").published["syn-iid"]["nonprivate"][0] > reached + 2
+
+
+@pytest.mark.slow
+def test_why_no_private_model_reaches_what_is_printed_for_synthetic_1_1():
+    """Clients of fewer than 80 records would have to be learnt through noise larger than all they can send."""
+    noise = 2 * 4.56 * math.sqrt(610)  # norm, in clip norms: (0.3, 1e-2) for one record replaced, one full gradient
+    assert noise > 2 * 80
+    reached = []
+    for seed in range(2):
+        dataset = load("synthetic:1,1", seed=seed)
+        sizes = np.bincount(dataset.client_ids)
+        reached.append(accuracy_of_all_records_together(dataset, sizes[dataset.client_ids] >= 80))
+    assert np.mean(reached) < read_recipe("000/table2").published["syn-1-1"]["addpnfl"][0] - 2
+
+
 def test_a_lost_seed_fails_its_number():
     lost = [run(80.0), run(80.0, status="diverged", reason="training diverged in round 0")]
     row = row_at(table_of(tiny(), lost), DPNFL)
@@ -343,6 +390,12 @@ def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "cloud_of", twice)
     again = reproduce(name, scale="smoke", out=tmp_path / "out", progress=False)
     assert again.rows == done.rows
+
+
+def test_what_shows_a_single_run_takes_no_more_seeds(tmp_path):
+    told = refusal(lambda: reproduce("001/table3", seeds=5, out=tmp_path / "out", progress=False))
+    assert told.startswith("seeds must be 1 for 001/table3, got 5")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

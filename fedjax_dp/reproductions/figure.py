@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("Agg", force=False)
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp.reproductions.measures import MEASURES
 from fedjax_dp.reproductions.recipe import READINGS
@@ -177,6 +178,7 @@ def _against_rounds(axis: Any, rows: Sequence[Row], done: Reproduction) -> None:
             last = max((point[0] for found in row.readings.values() for point in found.curve), default=1)
             axis.plot([last], [row.published], clip_on=False, **PUBLISHED | {"color": color})
     axis.set_xlabel("round")
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def _against_x(axis: Any, rows: Sequence[Row], done: Reproduction, panel: Any) -> None:

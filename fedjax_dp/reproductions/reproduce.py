@@ -64,6 +64,8 @@ def reproduce(
     chosen_scale = recipe.scales[scale]
     if seeds is not None:
         errors.require_count("seeds", seeds)
+        if seeds > 1 and recipe.metrics in ((BYTES,), (SEPARATION,)):
+            raise errors.refuse("seeds", seeds, f"1 for {recipe.name}", "it is counted, or shows a single run")
     numbers = tuple(range(seeds or chosen_scale.seeds))
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
     _require_own(folder, name)
