@@ -4,7 +4,7 @@
     python benchmarks/papers.py 000/table2 --scale full --panels 'syn*'
 
 Each recipe runs in a process of its own. Tables and figures go to results/papers/NAME; results/papers/index.json holds
-seconds, peak memory and how many numbers were reproduced.
+seconds, peak memory and how many numbers were reproduced, results/papers/README.md the same to look at.
 """
 
 import argparse
@@ -52,6 +52,25 @@ def folder_of(name, scale, panels):
     return name.replace("/", "-") + ("" if scale == "small" else f"-{scale}") + part
 
 
+def overview(index):
+    """Everything that was run, as a page of links."""
+    lines = [
+        "# The papers, as run", "",
+        "Verdicts count published numbers, claims what the papers say about them; each in both readings.", "",
+        "| recipe | scale | seeds | runs | reproduced | lower | higher | claims that hold | MB | date |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for folder, found in index.items():
+        verdicts, claims = found["verdicts"], found["claims"]
+        part = "" if found["panels"] == "*" else f", {found['panels']}"
+        counts = [verdicts.get(name, 0) for name in ("reproduced", "lower", "higher")]
+        told = [f"[{folder}]({folder}/table.md)", found["scale"] + part, found["seeds"], found["runs"],
+                *(counts if any(counts) else ["-"] * 3), f"{claims['hold']} of {sum(claims.values())}",
+                found["peak_memory_mb"], found["date"]]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, told)) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="recipes; those without results unless given")
@@ -77,7 +96,9 @@ def main():
         (RESULTS / folder).mkdir(exist_ok=True)
         for file in KEPT:
             shutil.copy(work / file, RESULTS / folder / file)
-        index.write_text(json.dumps(dict(sorted((told | {folder: found}).items())), indent=1) + "\n")
+        told = dict(sorted((told | {folder: found}).items()))
+        index.write_text(json.dumps(told, indent=1) + "\n")
+        (RESULTS / "README.md").write_text(overview(told))
 
 
 if __name__ == "__main__":

@@ -203,3 +203,13 @@ def test_numbers_of_the_reproduction_are_the_committed_ones():
 def test_the_literal_round_of_004_has_the_epsilon_that_is_told():
     told = json.loads((ROOT / "benchmarks" / "results" / "papers" / "004-fig3" / "table.json").read_text())
     assert min(row["literal"]["round_epsilon"] for row in told["rows"]) > 10_000
+
+
+def test_the_minutes_of_full_reproductions_are_the_measured_ones():
+    told = json.loads((ROOT / "benchmarks" / "results" / "papers" / "index.json").read_text())
+    minutes = [round(told[name]["seconds"] / 60) for name in ("000-table2-full-syn", "000-fig6-full-mnist")]
+    text = README.replace("\n", " ")
+    assert f"takes {minutes[0]} minutes" in text
+    assert f"readings) {minutes[1]}." in text
+    assert max(minutes) < 30
+    assert max(found["peak_memory_mb"] for found in told.values()) < 8000

@@ -44,7 +44,8 @@ def draw(done: Reproduction, path: str | os.PathLike) -> None:
     title = f"{done.recipe.source}: {done.recipe.title}"
     figure.suptitle("\n".join(textwrap.wrap(title, int(figure.get_figwidth() * 10))), fontsize=12)
     scale = f"scale {done.scale.name}, {len(done.seeds)} seed{'s' * (len(done.seeds) != 1)}"
-    told = "; ".join([scale, "bands and bars: one standard deviation over seeds", *_deltas(done.rows)])
+    spread = ["bands and bars: one standard deviation over seeds"] * (len(done.seeds) > 1)
+    told = "; ".join([scale, *spread, *_deltas(done.rows)])
     figure.supxlabel("\n".join(textwrap.wrap(told, int(figure.get_figwidth() * 14))), fontsize=SMALL, color="0.35")
     figure.savefig(path, dpi=DPI)
     plt.close(figure)

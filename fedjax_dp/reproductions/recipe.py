@@ -88,6 +88,15 @@ class Recipe:
     along: str | None = None
     values: tuple[Any, ...] = ()
 
+    def changed(self, scale: Scale) -> Fields:
+        """What a scale sets otherwise than the paper."""
+        papers = self.scales["full"].fields
+        return {name: value for name, value in scale.fields.items() if papers.get(name) != value}
+
+    def comparable(self, scale: Scale) -> bool:
+        """Whether what is found at a scale can be held against what was published."""
+        return not self.changed(scale).keys() - {"evaluate_every"}
+
 
 _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "readings", "scales"} | {*READINGS, *SCALES}
 

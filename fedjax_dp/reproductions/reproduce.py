@@ -90,7 +90,7 @@ def reproduce(
     else:
         by_cell = _records(recipe, ready, numbers, folder, data_dir, screen)
     once = _of_a_round(ready, data_dir)
-    rows = rows_of(recipe, cells, by_cell, missing, once, counts)
+    rows = rows_of(recipe, cells, by_cell, missing, once, counts, chosen_scale)
     done = Reproduction(
         recipe, chosen_scale, numbers, tuple(rows), tuple(claims_of(recipe, rows)),
         tuple(_notes(recipe, chosen_scale, numbers, rows) + notes), folder, clouds,
@@ -224,8 +224,7 @@ def _clouds(
 def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Row]) -> list[str]:
     """What is to be known to read the table."""
     notes = []
-    full = recipe.scales["full"].fields
-    changed = {name: value for name, value in scale.fields.items() if full.get(name) != value}
+    changed = dict(recipe.changed(scale))
     if scale.name != "full":
         if len(seeds) != recipe.scales["full"].seeds:
             changed["seeds"] = len(seeds)
@@ -237,7 +236,7 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
     abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
     for delta, about in sorted(abouts):
         notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
-    if any(row.published is not None for row in rows):
+    if recipe.comparable(scale) and any(row.published is not None for row in rows):
         notes.append("reproduced: within two standard deviations, of what is printed (0.5 where none is) and of "
                      "the mean over seeds together")  # fmt: skip
     if any(row.readings[reading].about for row in rows for reading in row.readings):

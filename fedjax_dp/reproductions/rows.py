@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.reproductions.cells import Cell, Place
 from fedjax_dp.reproductions.measures import MEASURES
-from fedjax_dp.reproductions.recipe import READINGS, Recipe, matching
+from fedjax_dp.reproductions.recipe import READINGS, Recipe, Scale, matching
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import interval, proved
 
+NOT_COMPARED = "not compared: another setting at this scale"
 TEXT_SPREAD = 0.5  # in the unit of the table: of a published number without a standard deviation
 
 
@@ -48,15 +49,16 @@ class Row:
             told = next(iter(known.values()))
         else:
             told = ", ".join(f"{reading} {told}" for reading, told in known.items())
-        return f"{told}: {self.why}" if self.why else told
+        return ": ".join(filter(None, (told, self.why)))
 
 
 def rows_of(
     recipe: Recipe, cells: Sequence[Cell], records: Mapping[tuple[Place, str], Sequence[Record]],
     missing: Mapping[str, str], round_epsilons: Mapping[tuple[Place, str], float],
-    numbers: Mapping[tuple[Place, str], float],
+    numbers: Mapping[tuple[Place, str], float], scale: Scale,
 ) -> list[Row]:  # fmt: skip
     """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run."""
+    comparable = recipe.comparable(scale)
     places = list(dict.fromkeys(cell.place for cell in cells))
     rows = []
     for metric in recipe.metrics:
@@ -72,7 +74,7 @@ def rows_of(
                     readings[reading] = _nothing("")._replace(mean=numbers[key], std=0.0, seeds=1)
                 else:
                     readings[reading] = found(records[key], metric, round_epsilons.get(key))
-            rows.append(_row(recipe, place, metric, readings))
+            rows.append(_row(recipe, place, metric, readings, comparable))
     return rows
 
 
@@ -109,13 +111,16 @@ def _nothing(reason: str) -> Found:
     return Found(None, None, 0, None, None, None, "", reason)
 
 
-def _row(recipe: Recipe, place: Place, metric: str, readings: Mapping[str, Found]) -> Row:
+def _row(recipe: Recipe, place: Place, metric: str, readings: Mapping[str, Found], comparable: bool) -> Row:
     mean, std = published(recipe, place) if metric == recipe.metrics[0] else (None, None)
-    verdicts = {reading: _verdict(mean, std, found, MEASURES[metric].better) for reading, found in readings.items()}
+    told = mean if comparable else None
+    verdicts = {reading: _verdict(told, std, found) for reading, found in readings.items()}
     short = any(told in ("lower", "higher") for told in verdicts.values())
     remarks = [told["told"] for told in recipe.impossible if matching(told, place.panel, place.line)]
     missing = {found.reason for found in readings.values() if found.reason}
     why = "; ".join(sorted(missing)) or ("impossible because " + "; ".join(remarks) if short and remarks else "")
+    if not (why or comparable or mean is None):
+        why = NOT_COMPARED
     return Row(place, metric, mean, std, readings, verdicts, why)
 
 
@@ -129,7 +134,7 @@ def published(recipe: Recipe, place: Place) -> tuple[float | None, float | None]
     return (None, None) if told is None else (float(told), None)
 
 
-def _verdict(published: float | None, std: float | None, found: Found, better: int) -> str:
+def _verdict(published: float | None, std: float | None, found: Found) -> str:
     """Reproduced: nearer than two standard deviations of what the paper prints and of the mean over seeds together."""
     if found.mean is None:
         if not found.reason:
@@ -155,6 +160,8 @@ class Claimed(NamedTuple):
     def verdict(self) -> str:
         if not self.cases:
             return "nothing to compare"
+        if not self.holds:
+            return "does not hold"
         return "holds" if self.holds == self.cases else f"holds in {self.holds} of {self.cases} cases"
 
 
