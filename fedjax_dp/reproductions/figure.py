@@ -147,6 +147,7 @@ def _curves(done: Reproduction, panels: Sequence[Any]) -> Any:
         if all(found.mean is None for row in rows for found in row.readings.values()):
             axis.text(0.5, 0.5, "\n".join(textwrap.wrap(rows[0].why, 36)), transform=axis.transAxes, ha="center",
                       va="center", fontsize=8, color="0.4")  # fmt: skip
+            axis.set(xticks=[], yticks=[], ylabel="")
         elif done.recipe.figure == "rounds":
             _against_rounds(axis, rows, done)
         else:

@@ -230,7 +230,7 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
             changed["seeds"] = len(seeds)
         differs = ", ".join(f"{name} {_short(value)}" for name, value in changed.items())
         notes.append(f"scale {scale.name}: {differs or 'as in full'}")
-    notes.append(f"mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) != 1)}")
+    notes.append("a single seed" if len(seeds) == 1 else f"mean ± standard deviation over {len(seeds)} seeds")
     if recipe.open:
         notes.append(recipe.open)
     abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
