@@ -11,6 +11,7 @@ from fedjax_dp.reproductions.recipe import READINGS, Recipe, Scale, matching
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import interval, proved
 
+NOT_REACHED = "not reached"
 NOT_COMPARED = "not compared: another setting at this scale"
 TEXT_SPREAD = 0.5  # in the unit of the table: of a published number without a standard deviation
 
@@ -92,10 +93,10 @@ def found(records: Sequence[Record], metric: str, round_epsilon: float | None) -
     reason = ""
     if lost:
         reason = f"{lost} of {len(records)} seeds lost: " + next(r["reason"] for r in records if r["status"] != "done")
-    elif not numbers:
-        reason = "not reached"
+    elif len(numbers) < len(done):
+        reason = f"{NOT_REACHED} by {len(done) - len(numbers)} of {len(done)} seeds"
     return Found(
-        score.mean if numbers and not lost else None, score.std if score.seeds > 1 else None, score.seeds,
+        None if reason else score.mean, score.std if score.seeds > 1 else None, score.seeds,
         max(epsilons, default=None), round_epsilon, told.get("delta"), about, reason,
         () if lost else _curve([dict(measure.curve(record)) for record in done]),
     )  # fmt: skip
@@ -137,7 +138,7 @@ def published(recipe: Recipe, place: Place) -> tuple[float | None, float | None]
 def _verdict(published: float | None, std: float | None, found: Found) -> str:
     """Reproduced: nearer than two standard deviations of what the paper prints and of the mean over seeds together."""
     if found.mean is None:
-        if not found.reason:
+        if not found.reason or found.reason.startswith(NOT_REACHED):
             return ""
         return "failed" if found.epsilon is not None else "skipped"
     if published is None:
