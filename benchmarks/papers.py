@@ -91,8 +91,10 @@ def main():
         found = measured(name, options.scale, options.panels, work)
         if found is None:
             continue
-        if resumed:  # then the seconds are those of a part; those of the whole were told before
-            found |= {"seconds": told.get(folder, {}).get("seconds"), "resumed_seconds": found["seconds"]}
+        if resumed:  # then seconds and memory are those of a part; those of the whole were told before
+            whole = told.get(folder, {"seconds": None, "peak_memory_mb": 0})
+            memory = max(found["peak_memory_mb"], whole["peak_memory_mb"])
+            found |= {"seconds": whole["seconds"], "resumed_seconds": found["seconds"], "peak_memory_mb": memory}
         (RESULTS / folder).mkdir(exist_ok=True)
         for file in KEPT:
             shutil.copy(work / file, RESULTS / folder / file)
