@@ -234,9 +234,7 @@ def test_what_is_printed_for_syn_iid_lies_above_the_minimiser_of_its_own_objecti
 
 @pytest.mark.slow
 def test_why_no_private_model_reaches_what_is_printed_for_synthetic_1_1():
-    """Clients of fewer than 80 records would have to be learnt through noise larger than all they can send."""
-    noise = 2 * 4.56 * math.sqrt(610)  # norm, in clip norms: (0.3, 1e-2) for one record replaced, one full gradient
-    assert noise > 2 * 80
+    """Without any noise, all clients but those of fewer than 80 records are not enough."""
     reached = []
     for seed in range(2):
         dataset = load("synthetic:1,1", seed=seed)
