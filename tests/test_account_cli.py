@@ -86,6 +86,7 @@ def test_pictures_are_written(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_claims_prints_the_table_of_one_paper(capsys):
     assert cli.main(["claims", "--paper", "000"]) == 0
     out = capsys.readouterr().out

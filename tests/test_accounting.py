@@ -258,6 +258,7 @@ def test_pld_agrees_with_dp_accounting_under_both_adjacencies():
             assert epsilon_of(poisson(noise, rate, count, adjacency), delta) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_rdp_agrees_with_dp_accounting():
     from dp_accounting import dp_event, rdp
 

@@ -122,6 +122,7 @@ def test_messages_are_heard_before_they_are_summed():
 # What is proved
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_prove_most_of_epsilon_four():
     steps = GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 50)
     noise = noise_multiplier_for(steps, 4.0, DELTA)

@@ -39,6 +39,7 @@ def is_picture(path):
     return picture.shape[1] > 800 and picture.std() > 0.05
 
 
+@pytest.mark.slow
 def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(capsys):
     assert cli.main(["audit", *SMALL]) == 0
     lines = capsys.readouterr().out.splitlines()

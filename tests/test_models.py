@@ -68,6 +68,7 @@ def test_convolutions_as_products_equal_flax(layer):
     np.testing.assert_allclose(model.logits(params, x), model.module.apply({"params": params}, x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_lstm_ignores_padding_and_reads_the_last_word():
     model = lstm((6,), 2, Frozen(np.random.default_rng(0).normal(size=(9, 4))), hidden=5)
     params = jax.jit(model.init)(jax.random.key(0))

@@ -196,6 +196,7 @@ def test_with_replacement_batches_have_a_guarantee_that_counts_the_multiplicity(
     assert "with replacement" in promise.assumptions[1]
 
 
+@pytest.mark.slow
 def test_a_run_whose_guarantee_exceeds_its_budget_says_so(data):
     result = fdp.run(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1, participation="expected")
     assert "above the budget 2: noise was found for participation expected" in result.guarantee.warnings[0]

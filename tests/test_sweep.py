@@ -91,6 +91,7 @@ def test_all_at_once_equals_one_after_another_up_to_rounding(data):
             assert a.round == b.round
 
 
+@pytest.mark.slow
 def test_a_group_is_traced_once(data, monkeypatch):
     """Numbers, seeds, partitions and rounds are traced; only structure is compiled again."""
     traced = []

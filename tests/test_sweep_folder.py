@@ -87,6 +87,7 @@ class Stop(Exception):
     """Stands for a kill."""
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_and_repeats_no_finished_point(whole, monkeypatch):
     _, uninterrupted = whole
     where, kept = pathlib.Path("stopped"), []

@@ -56,10 +56,13 @@ def low_frequencies(dataset: Dataset, count: int) -> Dataset:
         wanted = "from 2 to the side of an image, which records must be"
         raise errors.refuse("cosines", f"{count} for records of shape {shape}", wanted, "leave it out")
 
+    # Two products with few cosines are many times faster than all frequencies by a fast transform.
+    down, across = (fft.dct(np.eye(side), axis=0, norm="ortho")[:count] for side in shape[:2])
+
     def transform(x: np.ndarray) -> np.ndarray:
         parts = []
         for block in _blocks(dataset, x):
-            low = fft.dctn(block, axes=(1, 2), norm="ortho")[:, :count, :count]
+            low = np.einsum("ri,nij...,sj->nrs...", down, block, across, optimize=True)
             parts.append(low.reshape(len(low), -1).astype(np.float32))
         return np.concatenate(parts)
 

@@ -18,7 +18,8 @@
                        `lines` narrow it, `reading` and `than_reading` (or "published") compare across
                        readings
     [search]           of what this project chooses: `axes`, `seeds`, `trials`, `law` of their number, `fields`
-    [smoke], [small], [full]   seeds, `values`, `trials`, `panels`, `lines` (how much is taken) and fields of a scale
+    [smoke], [small], [full]   seeds, `values`, `panels`, `lines` (how much is taken), `search` (what replaces parts of
+                       [search]) and fields of a scale, which the search does not vary then
 
 Later ones win: base, panel, line, what was chosen, reading, the panel's and line's own, scale, value of `along`. What
 an algorithm does not take is left out for it. `panels` and `lines` are patterns such as "mnist*".
@@ -39,7 +40,7 @@ SCALES = ("smoke", "small", "full")
 FIGURES = ("final", "rounds", "along", "features")
 _OF_PANEL = ("title", "along", "values", "records", *READINGS)
 _OF_LINE = ("title", "chosen", "without", "panels", "readings", *READINGS)
-_OF_SCALE = ("seeds", "values", "trials", "panels", "lines")
+_OF_SCALE = ("seeds", "values", "search", "panels", "lines")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Scale:
     seeds: int
     fields: Fields
     values: int | None = None  # of `along`, evenly chosen
-    trials: int | None = None
+    search: Fields = dataclasses.field(default_factory=dict)
     panels: str = "*"
     lines: str = "*"
 

@@ -5,7 +5,7 @@ import datetime
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import config as configs
@@ -129,15 +129,13 @@ def _searched(
     """What a search chooses on seeds of its own, and what choosing costs."""
     if not recipe.search:
         return {}, []
-    search = recipe.search
+    search = recipe.search | scale.search
+    axes = {name: values for name, values in search["axes"].items() if not _varied([name]) & scale.fields.keys()}
     fields = recipe.base | recipe.readings["correct"] | search.get("fields", {}) | scale.fields
-    fields = {name: value for name, value in fields.items() if name not in _varied(search["axes"])}
-    smoke = scale.name == "smoke"
-    seeds = tuple(search["seeds"][:1] if smoke else search["seeds"])
+    fields = {name: value for name, value in fields.items() if name not in _varied(axes)}
     sweep = SweepConfig(
-        base=fields | ({} if data_dir is None else {"data_dir": data_dir}), axes=search["axes"],
-        seeds=seeds, trials=scale.trials or search["trials"],
-        trials_law="fixed" if smoke else search.get("law", "fixed"), search_seed=1,
+        base=fields | ({} if data_dir is None else {"data_dir": data_dir}), axes=axes,
+        seeds=tuple(search["seeds"]), trials=search["trials"], trials_law=search.get("law", "fixed"), search_seed=1,
     )  # fmt: skip
     found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
     best = found.best()
@@ -145,12 +143,12 @@ def _searched(
     cost = found.choosing["short"] if found.choosing else "nothing private was chosen"
     return best.values, [
         f"chosen among {best.considered} settings drawn at random, by test accuracy on seeds "
-        f"{', '.join(map(str, seeds))}, which the table does not use: {told}",
+        f"{', '.join(map(str, sweep.seeds))}, which the table does not use: {told}",
         f"what choosing costs: {cost}; {SEARCH}/selection.json says more",
     ]
 
 
-def _varied(axes: Mapping[str, Any]) -> set[str]:
+def _varied(axes: Iterable[str]) -> set[str]:
     return {field.strip() for name in axes for field in name.split(",")}
 
 
