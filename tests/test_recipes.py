@@ -384,15 +384,24 @@ def test_without_any_data_the_error_says_what_to_get(no_svhn):
         reproduce("000/fig1", scale="full", panels="svhn-balanced", progress=False)
 
 
+def slowness():
+    """How many times as long a fixed piece of work takes now as on an idle machine of the kind that is measured on."""
+    began, total = time.process_time(), 0
+    for i in range(4_000_000):
+        total += i * i & 7
+    return max(1.0, (time.process_time() - began) / 0.35)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipes())
 def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
+    limit = 20 * slowness()
     began = time.perf_counter(), time.process_time()
     try:
         done = reproduce(name, scale="smoke", out=tmp_path / "out", progress=False)
     except errors.MissingDataError as error:
         pytest.skip(str(error))
-    assert min(time.perf_counter() - began[0], time.process_time() - began[1]) < 20  # a busy machine counts less
+    assert min(time.perf_counter() - began[0], time.process_time() - began[1]) < limit
     assert {path.name for path in done.folder.iterdir()} >= {"table.md", "table.csv", "table.json", "figure.png"}
     assert all("failed" not in row.verdict for row in done.rows)
     assert any(found.mean is not None for row in done.rows for found in row.readings.values())
