@@ -20,6 +20,7 @@ from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
 from fedjax_dp.accounting.papers import Row
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
+    from fedjax_dp.latency import Latency
     from fedjax_dp.simulation import Evaluation
 
 TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
@@ -176,4 +177,32 @@ def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike) -> Non
 
 def _save(figure: Any, path: str | os.PathLike) -> None:
     figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_latency(found: Latency, title: str, path: str | os.PathLike) -> None:
+    """The parts of a round as one bar, and the parts of its floor as another, in milliseconds, as a PNG."""
+    floor = found.floor
+    bars = {
+        "a round": {name: max(ms, 0.0) for name, ms in found.parts.items()},
+        "its floor": {"gradient": floor.flops_ms, "noise": floor.normals_ms},
+        "memory alone": {"gather": floor.bytes_ms},
+    }
+    colors = dict(zip(found.parts, plt.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
+    figure, axis = plt.subplots(figsize=(9, 2.9), layout="constrained")
+    for place, parts in enumerate(bars.values()):
+        left = 0.0
+        for name, ms in parts.items():
+            axis.barh(place, ms, left=left, color=colors[name], label=name if place == 0 else None)
+            left += ms
+        axis.annotate(f"{left:.3g} ms", (left, place), xytext=(4, 0), textcoords="offset points", va="center")
+    axis.set_yticks(range(len(bars)), list(bars))
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    axis.set(xlabel="milliseconds")
+    axis.legend(frameon=False, fontsize=8.5, ncols=4, loc="lower right")
+    axis.spines[["top", "right"]].set_visible(False)
+    disturbed = " (disturbed: no measurement)" if found.disturbed else ""
+    figure.suptitle(f"{title}: where the time of a round goes{disturbed}", fontsize=11)
+    figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -15,7 +15,7 @@ FLOORS = [
     {"features", "local", "upload"},
     {"algorithm"},
     {"catalogue", "metrics", "simulation", "wire"},
-    {"ledger"},
+    {"latency", "ledger"},
     {"claims", "personal", "prescribed"},
     {"privacy"},
     {"runs", "checkpoint", "plots"},

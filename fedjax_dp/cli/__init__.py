@@ -15,6 +15,7 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
        fedjax-dp reproduce [NAME] [--scale smoke|small|full] [--seeds N] [--out DIR] [--json]
        fedjax-dp audit [CONFIG.toml] [OPTIONS] [--trials N] [--plot FILE.png] [--json]
+       fedjax-dp bench [CONFIG.toml] [OPTIONS] [--turns N] [--plot FILE.png] [--json]
        fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp claims [--paper NAME] [--json]
@@ -28,6 +29,7 @@ commands:
   plot       pictures of a sweep
   reproduce  the tables and figures of the papers: published, literal, correct, and what each proves
   audit      attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated
+  bench      where the time of a round goes, and its floor
   account    the epsilon of noisy steps by every accountant, side by side
   calibrate  the noise multiplier that each accountant asks for
   claims     what the papers' theorems say on the papers' own settings, and what can be proved
@@ -39,6 +41,7 @@ fedjax-dp COMMAND --help shows every option with its default.
 
 COMMANDS = {
     "run": "run", "sweep": "sweep", "best": "best", "plot": "plot", "reproduce": "reproduce", "audit": "audit",
+    "bench": "bench",
     "account": "account", "calibrate": "account", "claims": "account", "catalogue": "catalogue", "data": "data",
 }  # fmt: skip
 

@@ -1,0 +1,96 @@
+"""`fedjax-dp bench`."""
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+from rich.console import Console
+
+from fedjax_dp import config as configs
+from fedjax_dp import devices, errors, report
+from fedjax_dp.cli.options import check_plot, parse, take_flag
+from fedjax_dp.clients import all_devices
+from fedjax_dp.config import RunConfig
+from fedjax_dp.fields import told
+from fedjax_dp.latency import Latency, latency
+from fedjax_dp.screen import Screen
+
+DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
+
+usage: fedjax-dp bench [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run. Nothing is trained and no
+noise is calibrated, which would not change the time. --json prints one JSON object on stdout and nothing else."""
+SHOWN_CHANGES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchOptions(RunConfig):
+    """The run, and how to measure it."""
+
+    turns: Annotated[int, told("how often each variant of the round is timed")] = 7
+    plot: Annotated[str | None, told("write a picture to this PNG file", "(default: none)", "FILE")] = None
+
+
+def bench_command(arguments: list[str]) -> int:
+    """Measure and print."""
+    as_json, arguments = take_flag(arguments, "--json")
+    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    options, _ = parse("bench", arguments, BenchOptions(**(configs.read(path) if path else {})), DESCRIPTION)
+    check_plot(options.plot)
+    errors.require_count("turns", options.turns)
+    screen = Screen()
+    devices.cache_programs()
+    names = [field.name for field in dataclasses.fields(RunConfig)]
+    config = configs.resolve(RunConfig(**{name: getattr(options, name) for name in names}))
+    data = configs.build_data(config)
+    model, algorithm = configs.build_model(config, data), configs.build_algorithm(config, data)
+    with screen.bar("measuring", total=1) as show:
+        found = latency(
+            algorithm, data, model, evaluate_every=config.evaluate_every or 0, seed=config.seed, turns=options.turns,
+            execution=all_devices(config.chunk_size), show=show,
+        )  # fmt: skip
+    name = f"{config.algorithm} on {config.dataset}"
+    if options.plot:
+        from fedjax_dp import plots
+
+        plots.plot_latency(found, name, options.plot)
+    if as_json:
+        print(json.dumps(to_dict(found, config), allow_nan=False))
+    else:
+        _print(found, name)
+    return 0
+
+
+def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
+    """The JSON object of a measurement."""
+    return found._asdict() | {
+        "total_ms": found.total_ms, "disturbed": found.disturbed,
+        "floor": found.floor._asdict() | {"ms": found.floor.ms},
+        "changes": [change._asdict() for change in found.changes], "config": dataclasses.asdict(config),
+        "device": report.device(), "versions": report.versions(),
+    }  # fmt: skip
+
+
+def _print(found: Latency, name: str) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    floor, device = found.floor, report.device()
+    lines = [
+        f"{name}: {found.round_ms:.3g} ms a round, {found.devices} {device['platform']} devices ({device['processor']})"
+    ]
+    if found.disturbed:
+        lines = [
+            f"{name}: disturbed: the middle half of the round's times spreads over {found.spread:.0%} of their median; "
+            "what follows is no measurement, run it again on a quiet machine"
+        ]
+    lines += [f"  {part:<12}{ms:9.3f} ms  {ms / found.total_ms:5.0%}" for part, ms in found.parts.items()]
+    lines += [
+        f"floor     {floor.ms:.3g} ms, {floor.ms / found.round_ms:.0%} of the round: gradients {floor.flops_ms:.3g} ms "
+        f"({floor.flops:.3g} operations), normals {floor.normals_ms:.3g} ms ({floor.normals:.3g}), memory "
+        f"{floor.bytes_ms:.3g} ms ({floor.bytes:.3g} bytes), at the speeds of this machine",
+        *(f"change    {change.setting}: {change.told}; saves about {change.saves_ms:.3g} ms"
+          for change in found.changes[:SHOWN_CHANGES]),
+        f"compile   {found.compile_s:.1f} s; a second process finds the program on disk",
+        "parts are differences between rounds that lack one more part each, so they add up; below 0: within the "
+        "spread; aggregation is what is left at last, the loop over steps included",
+    ]  # fmt: skip
+    for line in lines:
+        console.print(line, markup=False)
