@@ -1,0 +1,82 @@
+"""fedjax_dp: several rounds in one dispatch, on every core."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import workloads
+from flax import linen as nn
+
+import fedjax_dp as fdp  # before JAX is used, so that every core is a device
+from fedjax_dp import algorithm as algorithms
+from fedjax_dp import gradients, simulation
+from fedjax_dp.data import Dataset, federate
+from fedjax_dp.models import FlaxModel, cnn, logistic_regression, mlp
+
+ROUNDS = {"W3": 2, "W3dp": 5}
+
+
+class Cifar(nn.Module):
+    """The network of pfl-research's benchmark, without dropout."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(64, (3, 3), padding="VALID")(nn.relu(nn.Conv(32, (3, 3), padding="VALID")(x))))
+        x = nn.max_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1)
+        return nn.Dense(10)(nn.relu(nn.Dense(128)(x)))
+
+
+def model_of(w):
+    if w.model == "pfl":
+        return FlaxModel(Cifar(), w.shape)
+    return {"logistic": logistic_regression, "mlp": lambda *a: mlp(*a, (1200,)), "cnn": cnn}[w.model](w.shape, 10)
+
+
+def algorithm_of(w):
+    common = {
+        "cohort_size": w.cohort, "batch_size": w.batch, "local_steps": w.steps, "learning_rate": w.rate,
+        "schedule": "constant", "l2": 0.0,
+    }  # fmt: skip
+    noise = {"clip_norm": w.clip_norm, "noise_multiplier": workloads.NOISE_MULTIPLIER}
+    if w.private == "record":
+        return fdp.dpnfl(**common, **noise)
+    return fdp.dp_fedavg(**common, **noise) if w.private == "client" else fdp.fedavg(**common)
+
+
+def make(w):
+    x, y = workloads.records(w)
+    total = w.clients * w.records
+    x, y = x.reshape(total, *w.shape), y.reshape(total)
+    data = federate(
+        Dataset("random", x, y, x[:100], y[:100], classes=workloads.CLASSES, scale=1 / 255),
+        np.split(np.arange(total), w.clients),
+    )
+    model, execution, key = model_of(w), fdp.all_devices(), simulation.run_key(0)
+    value = simulation.numbers(algorithm_of(w))
+    stored, key = execution.place((data, key))
+    algorithm, start = execution.place((value, algorithms.init(value, model, data, simulation.run_key(0))))
+    state, rounds = [start], ROUNDS.get(w.name, 10)
+
+    def run():
+        until = state[0].round + rounds
+        state[0], report = simulation.advance(algorithm, state[0], stored, key, until, model=model, execution=execution)
+        jax.block_until_ready((state[0], report))
+        return rounds
+
+    def gradient(weights, x, y):
+        params = with_weights(model.init(jax.random.key(0)), weights)
+        found = jax.jit(gradients.clipped_sum, static_argnums=0)(
+            model, params, jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y), bool), w.clip_norm
+        ).total
+        return [(found[name]["kernel"] / len(y), found[name]["bias"] / len(y)) for name in in_order(found)]
+
+    return run, gradient if w.private == "record" else None
+
+
+def in_order(params):
+    """Names of Flax layers from input to output."""
+    return sorted(params, key=lambda name: (name.startswith("Dense"), name))
+
+
+def with_weights(params, weights):
+    layers = zip(in_order(params), weights, strict=True)
+    return {name: {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)} for name, (kernel, bias) in layers}

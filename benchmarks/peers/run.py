@@ -1,0 +1,275 @@
+"""Everybody's private federated round, side by side: rivals in virtual environments of their own, timed in turns.
+
+    python benchmarks/peers/run.py                      # W1, W2, W3, W3dp; sets up what is missing
+    python benchmarks/peers/run.py --workloads cifar cifar-client cifar-record
+    python benchmarks/peers/run.py --peers opacus_ghost pfl_rounds --repeats 15
+
+Each contender is one file in `contenders/` and runs in its own process, started once. The processes take turns while
+the others wait, so a busy machine slows all of them; read the ratios, which are taken turn by turn. Before that, all
+that clip single records compute the clipped gradient of one batch at the same weights; one that differs stops the
+comparison. A rival that does not install or run stays in the table with the reason. Records are random and the same
+for all; see `workloads.py` for the sizes. PyTorch takes all cores itself, Flower one for each client, JAX alone its
+own choice, fedjax_dp a part of the cohort on each core.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import select
+import subprocess
+import sys
+import time
+import venv
+from typing import NamedTuple
+
+import numpy as np
+import workloads
+
+from fedjax_dp import report
+
+HERE = pathlib.Path(__file__).parent
+RESULTS = HERE.parent / "results"
+SETTLE_S = 0.3  # threads of PyTorch spin for a while after their work
+SLOW_MS, FEW = 10_000.0, 3  # a contender slower than this takes part in the first turns only
+PATIENCE_S = 900
+
+
+class Peer(NamedTuple):
+    title: str
+    environment: str | None  # its folder; None: the one that runs this
+    requirements: tuple[str, ...]
+    about: str
+
+
+TORCH = ("torch>=2.6", "opacus>=1.5")
+PEERS = {
+    "ours": Peer("fedjax_dp", None, (), "per-record clipping in the backward pass, several rounds in one dispatch"),
+    "plain_jax": Peer("plain JAX", None, (), "one jit of vmap over clients of scan over steps of vmap(grad)"),
+    "jax_privacy_step": Peer("jax-privacy", "jax_privacy", ("jax-privacy>=2",), "its compiled step in a loop"),
+    "fedjax_rounds": Peer("fedjax", "fedjax", ("fedjax>=0.0.17",), "its federated averaging, our private gradient"),
+    "torch_func": Peer("torch.func", "torch", TORCH, "vmap over clients and records"),
+    "opacus_ghost": Peer("Opacus ghost clipping", "torch", TORCH, "a loop over clients and steps"),
+    "flower_rounds": Peer("Flower", "flower", ("flwr[simulation]>=1.40", *TORCH), "on Ray; private: Opacus inside"),
+    "pfl_rounds": Peer("pfl-research", "pfl", ("pfl[pytorch]>=0.6",), "private: clipped client updates, not records"),
+    "torch_loop": Peer("PyTorch loop", "torch", TORCH, "no privacy of records"),
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """Why a contender takes no part."""
+
+
+def python_of(peer: Peer, work: pathlib.Path) -> str:
+    """The interpreter of a contender's environment, which is made unless it is there."""
+    if peer.environment is None:
+        return sys.executable
+    home = work / peer.environment
+    python, done = home / "bin" / "python", home / "ready"
+    if not done.exists():
+        print(f"setting up {peer.title}: {' '.join(peer.requirements)}", file=sys.stderr)
+        venv.create(home, with_pip=True, clear=True)
+        found = subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.requirements],
+                               capture_output=True, text=True, check=False)  # fmt: skip
+        if found.returncode:
+            raise Refused(f"does not install: {last_line(found.stderr)}")
+        done.touch()
+    return str(python)
+
+
+def last_line(text: str) -> str:
+    """What a program that failed says last, an exception if there is one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"\w+(\.\w+)*(Error|Exception): ", line)]
+    return (named or lines or ["no word"])[-1][:160]
+
+
+class Worker:
+    """A contender's process."""
+
+    def __init__(self, name: str, workload: str, work: pathlib.Path) -> None:
+        python = python_of(PEERS[name], work)
+        self.log = work / f"{workload}-{name}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [python, "worker.py", name, workload, str(work)], cwd=HERE, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log, env=os.environ | {"PYTHONPATH": str(HERE)},
+            )  # fmt: skip
+        try:
+            self.ready = self.answer()
+        except Refused:
+            self.stop()
+            raise
+
+    def answer(self) -> dict:
+        stdout = self.process.stdout
+        if not select.select([stdout], [], [], PATIENCE_S)[0]:
+            raise Refused(f"no answer in {PATIENCE_S} s")
+        line = stdout.readline()
+        if not line:
+            self.process.wait()
+            raise Refused(last_line(self.log.read_text()))
+        return json.loads(line)
+
+    def turn(self) -> dict:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def stop(self) -> None:
+        with self.process:  # closes the pipes, and waits
+            self.process.kill()
+
+
+def started(names: list[str], workload: str, work: pathlib.Path) -> tuple[dict[str, Worker], dict[str, str]]:
+    """The contenders that run, and why others do not."""
+    workers, reasons = {}, {}
+    for name in names:
+        print(f"{workload}: starting {PEERS[name].title}", file=sys.stderr)
+        try:
+            workers[name] = Worker(name, workload, work)
+        except Refused as reason:
+            reasons[name] = str(reason)
+            print(f"{workload}: {PEERS[name].title}: {reason}", file=sys.stderr)
+    return workers, reasons
+
+
+def gaps(workers: dict[str, Worker]) -> dict[str, float]:
+    """Largest difference of each clipped gradient to ours, over the largest entry; stops where they differ."""
+    found = {}
+    files = {name: worker.ready["gradient"] for name, worker in workers.items() if worker.ready["gradient"]}
+    if "ours" in files:
+        ours = [np.asarray(part) for part in np.load(files["ours"]).values()]
+        scale = max(np.abs(part).max() for part in ours)
+        for name, file in files.items():
+            theirs = np.load(file).values()
+            found[name] = float(max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) / scale)
+            if not found[name] < 1e-4:
+                sys.exit(f"{name} does not compute the same clipped gradient: relative difference {found[name]:.2g}")
+    return found
+
+
+def compared(workload: str, names: list[str], repeats: int, work: pathlib.Path) -> dict:
+    """Milliseconds a round of every contender, in turns."""
+    workers, reasons = started(names, workload, work)
+    try:
+        difference = gaps(workers)
+        turns = {name: [] for name in workers}
+        peaks = {}
+        for turn in range(repeats):
+            for name in list(workers):
+                if turn >= FEW and np.median(turns[name]) > SLOW_MS:
+                    continue
+                time.sleep(SETTLE_S)
+                try:
+                    told = workers[name].turn()
+                except Refused as reason:
+                    reasons[name] = str(reason)
+                    workers.pop(name).stop()
+                    turns.pop(name)
+                    continue
+                turns[name].append(float(np.median(told["ms"])))
+                peaks[name] = told["peak_mb"]
+            print(f"{workload}: turn {turn + 1} of {repeats}", file=sys.stderr)
+        versions = {name: worker.ready["versions"] for name, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    rows = {}
+    for name, ms in turns.items():
+        pairs = min(len(ms), len(turns.get("ours", ms)))
+        rows[name] = {
+            "ms": float(np.median(ms)), "spread": spread(ms), "turns": len(ms), "peak_mb": peaks[name],
+            "times_ours": float(np.median(np.array(ms[:pairs]) / turns["ours"][:pairs])) if "ours" in turns else None,
+            "gradient_gap": difference.get(name), "versions": versions[name],
+        }  # fmt: skip
+    disturbed = [name for name, row in rows.items() if row["spread"] > 0.3]
+    return {**workloads.WORKLOADS[workload]._asdict(), "rows": rows, "reasons": reasons, "disturbed": disturbed}
+
+
+def spread(ms: list[float]) -> float:
+    """The middle half over the median."""
+    return float((np.percentile(ms, 75) - np.percentile(ms, 25)) / np.median(ms))
+
+
+def table(results: dict) -> str:
+    """Markdown: milliseconds, and times ours, of every contender and workload."""
+    names = [name for name in PEERS if any(name in w["rows"] or name in w["reasons"] for w in results.values())]
+    lines = ["| system | " + " | ".join(results) + " |", "|" + " --- |" * (len(results) + 1)]
+    for name in names:
+        cells = []
+        for w in results.values():
+            row = w["rows"].get(name)
+            if row is None:
+                cells.append("-" if name not in w["reasons"] else "no: " + w["reasons"][name])
+                continue
+            ratio = "" if name == "ours" or row["times_ours"] is None else f", {row['times_ours']:.2f}x"
+            cells.append(f"{row['ms']:,.3g} ms{ratio}{' (disturbed)' if name in w['disturbed'] else ''}")
+        lines.append(f"| {PEERS[name].title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(results: dict, path: pathlib.Path) -> None:
+    """Bars: how many times as long as ours each contender takes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(3.4 * len(results) + 1, 3.6), squeeze=False)
+    for axis, (workload, found) in zip(axes[0], results.items(), strict=True):
+        names = [name for name in reversed(PEERS) if name in found["rows"]]
+        ms = [found["rows"][name]["ms"] for name in names]
+        axis.barh([PEERS[name].title for name in names], ms, log=True,
+                  color=["#c44e52" if name == "ours" else "#8c9bb0" for name in names])  # fmt: skip
+        for place, (name, value) in enumerate(zip(names, ms, strict=True)):
+            ratio = found["rows"][name]["times_ours"]
+            text = f"{value:,.3g} ms" + ("" if name == "ours" or ratio is None else f"  {ratio:.3g}x")
+            axis.text(value * 1.1, place, text, va="center", fontsize=8)
+        axis.set_xlim(min(ms) / 3, max(ms) * 30)
+        axis.set_title(
+            f"{workload}: {found['private']} privacy" if found["private"] != "none" else f"{workload}: plain"
+        )
+        axis.set_xlabel("ms per round")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=workloads.WORKLOADS, default=["W1", "W2", "W3", "W3dp"])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="ours always takes part")
+    parser.add_argument("--repeats", type=int, default=9, help="turns")
+    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path.home() / ".cache" / "fedjax_dp_peers",
+                        help="where the virtual environments are")  # fmt: skip
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=RESULTS, help="a folder for peers.json, peers.md, peers.png"
+    )
+    parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
+    options = parser.parse_args()
+    work = options.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    names = list(dict.fromkeys(["ours", *options.peers]))
+    path = options.out / "peers.json"
+    known = json.loads(path.read_text())["workloads"] if path.exists() else {}
+    for workload in options.workloads:
+        known[workload] = compared(workload, names, options.repeats, work) | {
+            "hardware": report.device(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "load": os.getloadavg()[0],
+        }  # fmt: skip
+        results = {name: known[name] for name in workloads.WORKLOADS if name in known}
+        about = {name: peer.about for name, peer in PEERS.items()}
+        path.write_text(json.dumps({"workloads": results, "about": about}, indent=1) + "\n")
+        told = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
+        heading = "# Milliseconds per round, and times ours\n\nWritten by `python benchmarks/peers/run.py`."
+        (options.out / "peers.md").write_text(f"{heading}\n\n{table(results)}\n\n{told}\n")
+        draw(results, options.out / "peers.png")
+    print(json.dumps(results) if options.json else table(results))
+
+
+if __name__ == "__main__":
+    main()

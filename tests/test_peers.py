@@ -1,0 +1,82 @@
+"""Others, side by side: all compute the same, and who cannot take part stays in the table with the reason."""
+
+import importlib
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+PEERS = pathlib.Path(__file__).parent.parent / "benchmarks" / "peers"
+MODULES = ("workloads", "run", "contenders", "contenders.ours", "contenders.jax_rounds", "contenders.plain_jax")
+
+
+@pytest.fixture(scope="module")
+def peers():
+    sys.path.insert(0, str(PEERS))
+    yield importlib.import_module("run")
+    sys.path.remove(str(PEERS))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("workload", "parameters"),
+    [("W1", 7_850), ("W2", 85_210), ("W3", 1_663_370), ("W3dp", 1_663_370), ("cifar", 1_626_442)],
+)
+def test_models_have_the_stated_sizes(peers, workload, parameters):
+    weights = peers.workloads.weights(peers.workloads.WORKLOADS[workload])
+    assert sum(part.size for layer in weights for part in layer) == parameters
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", pytest.param("W3dp", marks=pytest.mark.slow)])
+def test_ours_and_plain_jax_clip_alike(peers, workload):
+    w = peers.workloads.WORKLOADS[workload]
+    w = w._replace(clients=2, cohort=2, records=w.batch, batch=min(w.batch, 8))
+    weights, (x, y) = peers.workloads.weights(w), peers.workloads.one_batch(w)
+    with jax.numpy_rank_promotion("allow"):  # plain JAX as people write it
+        makers = [importlib.import_module(f"contenders.{name}").make for name in ("ours", "plain_jax")]
+        found = [make(w)[1](weights, x, y) for make in makers]
+    scale = max(np.abs(part).max() for layer in found[0] for part in layer)
+    for a, b in zip(*found, strict=True):
+        for ours, theirs in zip(a, b, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5 * scale)
+
+
+def test_who_cannot_run_gives_a_reason(peers, tmp_path, monkeypatch):
+    absent = peers.Peer("absent", None, (), "")
+    monkeypatch.setitem(peers.PEERS, "no_such_contender", absent)
+    workers, reasons = peers.started(["no_such_contender"], "W1", tmp_path)
+    assert not workers
+    assert reasons["no_such_contender"].startswith("ModuleNotFoundError: No module named")
+
+
+def row(ms, **more):
+    return {"ms": ms, "spread": 0.1, "times_ours": ms / 10, "turns": 9, "peak_mb": 1.0, "gradient_gap": None} | more
+
+
+def test_table_and_picture_tell_ratios_reasons_and_disturbance(peers, tmp_path):
+    w = peers.workloads.WORKLOADS["W1"]._asdict()
+    results = {
+        "W1": w | {"rows": {"ours": row(10.0), "torch_func": row(52.0)}, "disturbed": ["torch_func"],
+                   "reasons": {"fedjax_rounds": "does not install: no wheel"}},
+    }  # fmt: skip
+    told = peers.table(results)
+    assert "| fedjax_dp | 10 ms |" in told
+    assert "| torch.func | 52 ms, 5.20x (disturbed) |" in told
+    assert "| fedjax | no: does not install: no wheel |" in told
+    peers.draw(results, tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").stat().st_size > 5000
+
+
+def test_a_wrong_gradient_stops_the_comparison(peers, tmp_path):
+    class Ready:
+        def __init__(self, name, scale):
+            file = tmp_path / f"{name}.npz"
+            np.savez(file, scale * np.ones(3), np.arange(2.0))
+            self.ready = {"gradient": str(file)}
+
+    assert peers.gaps({"ours": Ready("ours", 1.0), "a": Ready("a", 1.0 + 1e-6)})["a"] < 1e-5
+    with pytest.raises(SystemExit, match="does not compute the same clipped gradient"):
+        peers.gaps({"ours": Ready("ours", 1.0), "b": Ready("b", 1.01)})
