@@ -19,15 +19,12 @@ import sys
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import jaxlib
-import numpy as np
 import round_latency
+from round_latency import ours, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp import algorithm as algorithms
 from fedjax_dp import devices, metrics, simulation
-from fedjax_dp.data import Dataset, federate
 
 EXPECTED = pathlib.Path(__file__).parent / "guard.json"
 SLACK = 0.02
@@ -47,27 +44,15 @@ def compiler():
 
 def workload(name):
     """Algorithm, model and data of a workload; few clients, since their number is no part of a round's work."""
-    w = dict(round_latency.WORKLOADS[name])
-    w["clients"] = 2 * w["cohort"]
-    rng, total = np.random.default_rng(0), w["clients"] * w["records"]
-    x = rng.integers(0, 256, (total, *w["shape"])).astype(np.uint8)
-    y = rng.integers(0, round_latency.CLASSES, total).astype(np.int32)
-    dataset = Dataset("random", x, y, x[:100], y[:100], classes=round_latency.CLASSES, scale=1 / 255)
-    values, _ = round_latency.values_of(name, w)
-    model = round_latency.MODELS[name](w["shape"], round_latency.CLASSES)
-    return values["ours"], model, federate(dataset, np.split(np.arange(total), w["clients"]))
+    w = workloads.WORKLOADS[name]
+    w = w._replace(clients=2 * w.cohort)
+    return ours.algorithm_of(w), ours.model_of(w), ours.clients_of(w)
 
 
 def counted(algorithm, model, data):
     """What the compiled rounds of an algorithm do."""
-    execution = fdp.all_devices()
-    value, key = simulation.numbers(algorithm), simulation.run_key(0)
-    state = algorithms.init(value, model, data, key)
-    placed, stored, run_key = execution.place((value, data, key))
-    state = algorithms.place(state, execution)
-    compiled = simulation.advance.lower(
-        placed, state, stored, run_key, jnp.int32(1), model=model, execution=execution
-    ).compile()
+    rounds, state = simulation.on_devices(algorithm, data, model, fdp.all_devices())
+    compiled = rounds.compiled(state)
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     return {
         "flops": int(cost["flops"]), "bytes": int(cost["bytes accessed"]), "temporary_bytes": memory.temp_size_in_bytes,
@@ -122,7 +107,7 @@ def main():
     if not options.update and known["compiler"] != compiler():
         print(f"guard: not compared: the counts on file are of {known['compiler']}, this is {compiler()}")
         return
-    found = {name: counted(*workload(name)) for name in round_latency.WORKLOADS}
+    found = {name: counted(*workload(name)) for name in round_latency.NAMES}
     found["W1"] |= repeated(*workload("W1"))
     if options.update:
         EXPECTED.write_text(json.dumps({"compiler": compiler(), "counts": found}, indent=1) + "\n")

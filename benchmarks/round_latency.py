@@ -1,22 +1,17 @@
-"""Round latency: the compiled private round against the round that a competent researcher writes in plain JAX.
+"""A private round against its own relatives: what clipping, noise and corrections cost, and how far the floor is.
 
     python benchmarks/round_latency.py --workload W1 --json
 
-W1    100 clients x 600 records x 784 features, softmax regression (7,850 parameters), cohort 10, B=10, tau=50;
-W2    100 clients x 500 records x 60 features, MLP 60-1200-10 (85,210 parameters), cohort 10, B=50, tau=50;
-W3    100 clients x 600 images of 28x28, CNN (1,663,370 parameters), cohort 10, B=32, tau=10, without privacy;
-W3dp  the CNN with clipping and noise, cohort 2, tau=5.
-
-Clip norm 1, noise multiplier 1, weighted mean. All contenders run alternately in this process, so a busy machine slows
-all of them; read the ratios. Before timing, the private rounds are checked to compute the same clipped gradient. With
-PyTorch (and Opacus) installed, their rounds join: a loop over clients and steps, and the same with ghost clipping.
+Workloads and our rounds are those of `peers/`, where others are compared. Here the same round without clipping, without
+clipping and noise, with a proximal term or control variates, with feature matching, and the drawing of its normals
+alone run alternately in this process, so a busy machine slows all of them; read the ratios. Before timing, the clipped
+gradient of one batch is checked against gradients of single records. The floor is counted: operations of the gradients,
+bytes of batches and parameters, normals, each at the speed that this machine shows for it alone.
 """
 
 import argparse
 import dataclasses
 import datetime
-import importlib.metadata
-import importlib.util
 import json
 import pathlib
 import subprocess
@@ -26,89 +21,124 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-import fedjax_dp as fdp  # before JAX is used, so that every core is a device
-from fedjax_dp import algorithm as algorithms
-from fedjax_dp import draws, gradients, report, simulation
-from fedjax_dp.data import Dataset, federate
-from fedjax_dp.models import cnn, logistic_regression, mlp
+import fedjax_dp as fdp
+from fedjax_dp import draws, latency, report, simulation
+from fedjax_dp.devices import COMPILER_OPTIONS
+from fedjax_dp.models import mlp
 
-WORKLOADS = {
-    "W1": {"clients": 100, "records": 600, "shape": (784,), "cohort": 10, "batch": 10, "steps": 50, "private": True},
-    "W2": {"clients": 100, "records": 500, "shape": (60,), "cohort": 10, "batch": 50, "steps": 50, "private": True},
-    "W3": {"clients": 100, "records": 600, "shape": (28, 28), "cohort": 10, "batch": 32, "steps": 10, "private": False},
-    "W3dp": {"clients": 100, "records": 600, "shape": (28, 28), "cohort": 2, "batch": 32, "steps": 5, "private": True},
-}
-MODELS = {
-    "W1": logistic_regression, "W2": lambda shape, classes: mlp(shape, classes, (1200,)), "W3": cnn, "W3dp": cnn,
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
+import workloads
+from contenders import jax_rounds, ours
+
+NAMES = ("W1", "W2", "W3", "W3dp")
+COSTS = {  # the ratio of one round to another
+    "clipping_cost": ("ours", "unclipped"), "privacy_cost": ("ours", "non_private"),
+    "over_normals_alone": ("ours", "normals"), "over_jax_normals": ("ours", "jax_normals"),
+    "proximal_cost": ("proximal", "ours"), "control_variates_cost": ("control_variates", "ours"),
+    "bfloat16_cost": ("bfloat16", "ours"),
 }  # fmt: skip
-CLASSES, RATE = 10, 0.01
-SLOW_MS = 3000  # a contender slower than this runs in the first few repeats only
-FEW = 3
-SETTLE_S = 0.25  # after PyTorch, whose threads spin for a while
 
 
-def loss_of(model, params, x, y):
-    """Loss of one record by the module alone, as one would call it."""
-    return optax.softmax_cross_entropy_with_integer_labels(model.module.apply({"params": params}, x[None])[0], y)
-
-
-def clipped_mean(model, params, x, y, clip_norm):
-    """The clipped mean gradient of a batch as one would write it: gradients of single records, then norms."""
-    per_record = jax.vmap(jax.grad(lambda p, x, y: loss_of(model, p, x, y)), in_axes=(None, 0, 0))(params, x, y)
-    factors = jnp.minimum(1.0, clip_norm / jax.vmap(optax.global_norm)(per_record))
-    return jax.tree.map(lambda g: jnp.tensordot(factors, g, 1) / y.shape[0], per_record)
-
-
-def plain_mean(model, params, x, y):
-    """The mean gradient of a batch."""
-    return jax.grad(lambda p: jax.vmap(lambda x, y: loss_of(model, p, x, y))(x, y).mean())(params)
-
-
-def plain_round(w, model, x, y):
-    """vmap over clients of scan over steps of vmap(grad), clip, noise (or the plain gradient); one jit."""
-
-    def round_(params, key):
-        cohort_key, local_key = jax.random.split(key)
-        ids = jax.random.choice(cohort_key, w["clients"], (w["cohort"],), replace=False)
-
-        def client(i, key):
-            def step(params, key):
-                batch_key, noise_key = jax.random.split(key)
-                rows = jax.random.choice(batch_key, w["records"], (w["batch"],), replace=False)
-                if not w["private"]:
-                    return jax.tree.map(
-                        lambda p, g: p - RATE * g, params, plain_mean(model, params, x[i, rows], y[i, rows])
-                    ), None
-                gradient = clipped_mean(model, params, x[i, rows], y[i, rows], 1.0)
-                leaves, treedef = jax.tree.flatten(gradient)
-                keys = jax.random.split(noise_key, len(leaves))
-                noisy = [g + jax.random.normal(k, g.shape) / w["batch"] for k, g in zip(keys, leaves)]
-                return jax.tree.map(lambda p, g: p - RATE * g, params, treedef.unflatten(noisy)), None
-
-            return jax.lax.scan(step, params, jax.random.split(key, w["steps"]))[0]
-
-        locals_ = jax.vmap(client)(ids, jax.random.split(local_key, w["cohort"]))
-        return jax.tree.map(lambda p, q: p + jnp.mean(q - p[None], axis=0), params, locals_)
-
-    return jax.jit(round_)
-
-
-def largest_gap(ours, theirs):
-    """Largest difference between two gradients, over the largest entry."""
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(theirs))
-    return max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs))) / scale
-
-
-def one_gradient(model, x, y):
-    """Parameters, our clipped mean gradient of one batch, and the one of the plain round."""
-    params = jax.tree.map(
-        lambda p: p + 0.01 * jax.random.normal(jax.random.key(1), p.shape), model.init(jax.random.key(0))
+def gradient_gap(w):
+    """Largest difference of our clipped gradient of a batch to that of single records, over its largest entry."""
+    given = workloads.weights(w), *workloads.one_batch(w)
+    a, b = (
+        jax.tree.leaves(found(*given)) for found in (ours.gradient_of(w, ours.model_of(w)), jax_rounds.gradient_of(w))
     )
-    ours = jax.jit(gradients.clipped_sum, static_argnums=0)(model, params, x, y, jnp.ones(len(y), bool), 1.0).total
-    ours = jax.tree.map(lambda g: g / len(y), ours)
-    return params, ours, jax.jit(clipped_mean, static_argnums=0)(model, params, x, y, 1.0)
+    return max(float(jnp.abs(p - q).max()) for p, q in zip(a, b, strict=True)) / max(float(jnp.abs(q).max()) for q in b)
+
+
+def relatives(w):
+    """Our algorithm of a workload, and the same with a part exchanged."""
+    algorithm = ours.algorithm_of(w)
+    if w.private != "record":
+        return {"ours": algorithm}
+    local = algorithm.local
+    swap = {
+        "unclipped": {"privatizer": dataclasses.replace(local.privatizer, bound=fdp.Unbounded())},  # noise: not private
+        "non_private": {"privatizer": fdp.NonPrivate()},
+    }
+    if w.name == "W1":
+        control = fdp.dp_scaffold(**ours.settings_of(w), clip_norm=1.0, noise_multiplier=1.0).local.corrections
+        swap |= {
+            "proximal": {"corrections": (fdp.Proximal(strength=1.0), *local.corrections)},
+            "control_variates": {"corrections": control},
+        }
+    exchanged = {
+        name: dataclasses.replace(algorithm, local=dataclasses.replace(local, **part)) for name, part in swap.items()
+    }
+    return {"ours": algorithm} | exchanged
+
+
+def contenders(w, execution):
+    """What runs in turns, and the temporary memory that the compiler plans for each of our rounds."""
+    data, model = ours.clients_of(w), ours.model_of(w)
+    found, memory = {}, {}
+    for name, algorithm in relatives(w).items():
+        found[name] = ours.rounds_of(w, algorithm, data, model, execution)
+        rounds, state = simulation.on_devices(algorithm, data, model, execution)
+        memory[name] = rounds.compiled(state).memory_analysis().temp_size_in_bytes
+    if w.private == "record":
+        found["normals"] = drawing(w, draws.normals, execution)
+        found["jax_normals"] = drawing(
+            w, lambda key, at, size: jax.random.normal(jax.random.fold_in(key, at), (size,)), execution
+        )
+    if w.name == "W1":
+        features = mlp(w.shape, workloads.CLASSES)  # feature matching needs a layer before the output
+        extra = {
+            "mlp_non_private": fdp.fedavg(**ours.settings_of(w)),
+            "mlp_matching": fdp.rfedavg(**ours.settings_of(w), feature_strength=0.1),
+        }
+        for name, algorithm in extra.items():
+            found[name] = ours.rounds_of(w, algorithm, data, features, execution)
+        found["matching_arithmetic"] = matching_alone(w, execution, features, data)
+    floor = latency.floor_of(ours.algorithm_of(w), data, model, execution)
+    return found, memory, floor._asdict() | {"ms": floor.ms}
+
+
+def matching_alone(w, execution, model, data):
+    """Only what feature matching computes: its gradient in every step, and mean features of all records after them."""
+    rows, rounds = w.records, 10
+
+    def client(params, x):
+        def step(params, at):
+            batch = jax.lax.dynamic_slice_in_dim(x, (at * w.batch) % (rows - w.batch), w.batch)
+
+            def distance(params):
+                return jnp.sum((model.features(params, batch).mean(0) - 1.0) ** 2)
+
+            return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(distance)(params)), None
+
+        end = jax.lax.scan(step, params, jnp.arange(w.steps))[0]
+        return model.features(end, x).mean(0)
+
+    def several(x):
+        def one(total, _):
+            start = jax.tree.map(lambda p: p + 1e-6 * total.sum(), model.init(jax.random.key(0)))
+            return total + jax.vmap(client, in_axes=(None, 0))(start, x).sum(0), None
+
+        return jax.lax.scan(one, jnp.zeros(64), None, length=rounds)[0][None]
+
+    x = jnp.asarray(data.x[: w.cohort * rows], jnp.float32).reshape(w.cohort, rows, -1) / 255
+    compiled = spread(several, execution)
+    return repeated(lambda: compiled(x), rounds)
+
+
+def drawing(w, normals, execution):
+    """Only the normals of a round, summed so that nothing is left out: the floor of its noise."""
+    size = sum(part.size for layer in workloads.weights(w) for part in layer)
+    rounds = ours.ROUNDS.get(w.name, 10)
+
+    def one(keys):
+        def step(total, at):
+            return total + jax.vmap(lambda k: normals(k, at, size))(keys), None
+
+        at = jnp.arange(rounds * w.steps, dtype=jnp.uint32)
+        return jax.lax.scan(step, jnp.zeros((keys.shape[0], size)), at)[0]
+
+    compiled, keys = spread(one, execution), jax.random.split(simulation.run_key(0), w.cohort)
+    return repeated(lambda: compiled(keys), rounds)
 
 
 def repeated(call, rounds):
@@ -121,150 +151,32 @@ def repeated(call, rounds):
     return run
 
 
-def our_rounds(value, w, model, data, rounds, execution):
-    """Several rounds as one dispatch, and the temporary memory that the compiler plans for them."""
-    key = execution.place(simulation.run_key(0))
-    stored = execution.place(data)
-    value = simulation.numbers(value)
-    algorithm, state = execution.place((value, algorithms.init(value, model, data, simulation.run_key(0))))
-    options = {"model": model, "execution": execution}
-    plan = simulation.advance.lower(algorithm, state, stored, key, jnp.int32(rounds), **options).compile()
-
-    def call():
-        again = jax.tree.map(jnp.copy, state)  # its memory is used for the result
-        return simulation.advance(algorithm, again, stored, key, jnp.int32(rounds), **options)
-
-    return repeated(call, rounds), plan.memory_analysis().temp_size_in_bytes
+def spread(one, execution):
+    """The same function on a part of its argument on every device, compiled as rounds are."""
+    if execution.mesh:
+        axis = jax.sharding.PartitionSpec(execution.mesh.axis_names[0])
+        one = jax.shard_map(one, mesh=execution.mesh, in_specs=axis, out_specs=axis, check_vma=False)
+    return jax.jit(one, compiler_options=COMPILER_OPTIONS)
 
 
-def values_of(name, w):
-    """Our algorithms of a workload: the one measured, and its relatives with a part exchanged."""
-    common = {
-        "cohort_size": w["cohort"], "batch_size": w["batch"], "local_steps": w["steps"], "learning_rate": RATE,
-        "schedule": "constant", "l2": 0.0,
-    }  # fmt: skip
-    private = fdp.dpnfl(**common, clip_norm=1.0, noise_multiplier=1.0)
-    local = private.local
-    unclipped = dataclasses.replace(local.privatizer, bound=fdp.Unbounded())  # the same noise, no clipping: not private
-    swap = {"unclipped": {"privatizer": unclipped}, "non_private": {"privatizer": fdp.NonPrivate()}}
-    if name == "W1":
-        control = fdp.dp_scaffold(**common, clip_norm=1.0, noise_multiplier=1.0).local.corrections
-        swap |= {
-            "proximal": {"corrections": (fdp.Proximal(strength=1.0), *local.corrections)},
-            "control_variates": {"corrections": control},
-        }
-    values = {"ours": private} | {
-        key: dataclasses.replace(private, local=dataclasses.replace(local, **parts)) for key, parts in swap.items()
-    }
-    return (values if w["private"] else {"ours": values["non_private"]}), common
-
-
-def measure(name, w, rounds, repeats, chunk_size):
+def measure(w, repeats, execution):
     """Milliseconds per round of every contender, `repeats` times, alternately."""
-    rng = np.random.default_rng(0)
-    total = w["clients"] * w["records"]
-    x = rng.integers(0, 256, (total, *w["shape"])).astype(np.uint8)
-    y = rng.integers(0, CLASSES, total).astype(np.int32)
-    data = federate(Dataset("random", x, y, x[:100], y[:100], classes=CLASSES, scale=1 / 255),
-                    np.split(np.arange(total), w["clients"]))  # fmt: skip
-    model, execution = MODELS[name](w["shape"], CLASSES), fdp.all_devices(chunk_size)
-    batch = jnp.asarray(x[: w["batch"]] / 255, jnp.float32), jnp.asarray(y[: w["batch"]])
-    start, ours, plain = one_gradient(model, *batch)
-    gaps = {"plain_jax": largest_gap(ours, plain)}
-
-    values, common = values_of(name, w)
-    contenders, memory = {}, {}
-    for key, value in values.items():
-        contenders[key], memory[key] = our_rounds(value, w, model, data, rounds, execution)
-    params = model.init(jax.random.key(0))
-    images = jnp.asarray(x.reshape(w["clients"], w["records"], *w["shape"]) / 255, jnp.float32)
-    round_ = plain_round(w, model, images, jnp.asarray(y.reshape(w["clients"], -1)))
-    contenders["plain_jax"] = repeated(lambda: round_(params, jax.random.key(0)), 1)
-    if w["private"]:
-        contenders["normals"] = drawing(w, model, rounds, execution)
-    if name == "W1":
-        features = mlp(w["shape"], CLASSES)  # feature matching needs a layer before the output
-        extra = {"mlp_non_private": fdp.fedavg(**common), "mlp_matching": fdp.rfedavg(**common, feature_strength=0.1)}
-        for key, value in extra.items():
-            contenders[key], _ = our_rounds(value, w, features, data, rounds, execution)
-        contenders["matching_arithmetic"] = matching_alone(w, rounds, execution, features, data)
-    if importlib.util.find_spec("torch"):
-        import torch_rounds
-
-        found, gap = torch_rounds.contenders(name, w, x, y, start, ours, batch, RATE)
-        contenders |= found
-        gaps |= gap
-    for key, gap in gaps.items():
-        if not gap < 1e-4:
-            sys.exit(f"ours and {key} do not compute the same gradient: relative difference {gap:.2g}")
-
-    compile_s, times = {}, {name: [] for name in contenders}
-    for name, run in contenders.items():
+    gap = gradient_gap(w) if w.private == "record" else None
+    if gap is not None and not gap < 1e-4:
+        sys.exit(f"ours is not the clipped gradient of single records: relative difference {gap:.2g}")
+    found, memory, floor = contenders(w, execution)
+    compile_s, times = {}, {name: [] for name in found}
+    for name, run in found.items():
         began = time.perf_counter()
-        done = run()
+        run()
         compile_s[name] = time.perf_counter() - began
-        print(f"{name}: {1e3 * compile_s[name] / done:.0f} ms a round with compilation", file=sys.stderr)
     for turn in range(repeats):
-        for name, run in contenders.items():
-            if turn >= FEW and times[name][0] > SLOW_MS:
-                continue
+        for name, run in found.items():
             began = time.perf_counter()
             done = run()
             times[name].append(1e3 * (time.perf_counter() - began) / done)
-            if name in ("torch_loop", "opacus_ghost"):
-                time.sleep(SETTLE_S)
-    return gaps, memory, compile_s, times
-
-
-def matching_alone(w, rounds, execution, model, data):
-    """Only what feature matching computes: its gradient in every step, and mean features of all records after them."""
-    rows = w["records"]
-
-    def client(params, x):
-        def step(params, at):
-            batch = jax.lax.dynamic_slice_in_dim(x, (at * w["batch"]) % (rows - w["batch"]), w["batch"])
-
-            def distance(params):
-                return jnp.sum((model.features(params, batch).mean(0) - 1.0) ** 2)
-
-            return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(distance)(params)), None
-
-        end = jax.lax.scan(step, params, jnp.arange(w["steps"]))[0]
-        return model.features(end, x).mean(0)
-
-    def several(x):
-        def one(total, _):
-            start = jax.tree.map(lambda p: p + 1e-6 * total.sum(), model.init(jax.random.key(0)))
-            return total + jax.vmap(client, in_axes=(None, 0))(start, x).sum(0), None
-
-        return jax.lax.scan(one, jnp.zeros(64), None, length=rounds)[0][None]
-
-    x = jnp.asarray(data.x[: w["cohort"] * rows], jnp.float32).reshape(w["cohort"], rows, -1) / 255
-    compiled = jax.jit(spread(several, execution))
-    return repeated(lambda: compiled(x), rounds)
-
-
-def drawing(w, model, rounds, execution):
-    """Only the normals of a round, summed so that nothing is left out: the floor of its noise."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
-
-    def one(keys):
-        def step(total, at):
-            return total + jax.vmap(lambda k: draws.normals(k, at, size))(keys), None
-
-        at = jnp.arange(rounds * w["steps"], dtype=jnp.uint32)
-        return jax.lax.scan(step, jnp.zeros((keys.shape[0], size)), at)[0]
-
-    compiled, keys = jax.jit(spread(one, execution)), jax.random.split(jax.random.key(0), w["cohort"])
-    return repeated(lambda: compiled(keys), rounds)
-
-
-def spread(one, execution):
-    """The same function on a part of its argument on every device."""
-    if not execution.mesh:
-        return one
-    axis = jax.sharding.PartitionSpec(execution.mesh.axis_names[0])
-    return jax.shard_map(one, mesh=execution.mesh, in_specs=axis, out_specs=axis, check_vma=False)
+        print(f"{w.name}: turn {turn + 1} of {repeats}", file=sys.stderr)
+    return gap, memory, floor, compile_s, times
 
 
 def commit():
@@ -276,66 +188,51 @@ def commit():
     return found.stdout.strip()
 
 
-def summarise(workload, w, gaps, memory, compile_s, times):
+def summarise(w, gap, memory, floor, compile_s, times):
     median = {name: float(np.median(ms)) for name, ms in times.items()}
-    spread = {
+    spreads = {
         name: float((np.percentile(ms, 75) - np.percentile(ms, 25)) / np.median(ms)) for name, ms in times.items()
     }
-
-    def ratio(a, b):  # pair by pair, so that drift of the machine cancels
-        turns = min(len(times[a]), len(times[b]))
-        return float(np.median(np.array(times[a][:turns]) / np.array(times[b][:turns])))
-
-    told = {
-        f"ratio_{name}": ratio(name, "ours") for name in ("plain_jax", "torch_loop", "opacus_ghost") if name in times
-    }
-    for key, (above, below) in {
-        "clipping_cost": ("ours", "unclipped"), "privacy_cost": ("ours", "non_private"),
-        "over_normals_alone": ("ours", "normals"), "proximal_cost": ("proximal", "ours"),
-        "control_variates_cost": ("control_variates", "ours"),
-    }.items():  # fmt: skip
-        if above in times and below in times:
-            told[key] = ratio(above, below)
+    told = {  # pair by pair, so that drift of the machine cancels
+        cost: float(np.median(np.array(times[above]) / np.array(times[below])))
+        for cost, (above, below) in COSTS.items() if above in times and below in times
+    }  # fmt: skip
     if "mlp_matching" in times:  # over the same round without it plus its own arithmetic alone
         apart = np.array(times["mlp_non_private"]) + np.array(times["matching_arithmetic"])
         told["feature_matching_cost"] = float(np.median(np.array(times["mlp_matching"]) / apart))
     if "unclipped" in memory:
         told["clipping_memory"] = memory["ours"] / memory["unclipped"]
         told["clipping_memory_over_non_private"] = memory["ours"] / memory["non_private"]
-    versions = report.versions() | {
-        name: importlib.metadata.version(name) for name in ("torch", "opacus") if importlib.util.find_spec(name)
-    }
     return {
-        "workload": workload, **{f"workload_{name}": size for name, size in w.items()},
-        **{f"{name}_ms": ms for name, ms in median.items()}, **told, "temporary_bytes": memory,
-        "spreads": spread, "repeats": len(times["ours"]), "disturbed": max(spread.values()) > 0.3,
-        "compile_s": compile_s, "gradient_gap": gaps, "hardware": report.device(), "versions": versions,
+        **{f"workload_{name}": size for name, size in w._asdict().items()},
+        **{f"{name}_ms": ms for name, ms in median.items()}, **told, "floor": floor,
+        "over_floor": median["ours"] / floor["ms"], "temporary_bytes": memory, "spreads": spreads,
+        "repeats": len(times["ours"]), "disturbed": max(spreads.values()) > 0.3, "compile_s": compile_s,
+        "gradient_gap": gap, "hardware": report.device(), "versions": report.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(),
     }  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=WORKLOADS, default="W1")
+    parser.add_argument("--workload", choices=NAMES, default="W1")
     parser.add_argument("--cohort", type=int, help="another cohort size")
-    parser.add_argument("--rounds", type=int, help="rounds per call of ours (one dispatch); 10, W3 2, W3dp 5")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--chunk-size", type=int, help="clients computed at once on a device")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--out", type=pathlib.Path, help="also write the JSON here")
     options = parser.parse_args()
-    w = dict(WORKLOADS[options.workload])
+    w = workloads.WORKLOADS[options.workload]
     if options.cohort:
-        w["cohort"], w["clients"] = options.cohort, max(options.cohort, w["clients"])
-    rounds = options.rounds or {"W3": 2, "W3dp": 5}.get(options.workload, 10)
-    result = summarise(options.workload, w, *measure(options.workload, w, rounds, options.repeats, options.chunk_size))
+        w = w._replace(cohort=options.cohort, clients=max(options.cohort, w.clients))
+    result = summarise(w, *measure(w, options.repeats, fdp.all_devices(options.chunk_size)))
     text = json.dumps(result, indent=1)
     if options.out:
         options.out.write_text(text + "\n")
     if options.json:
         print(text)
         return
-    print(f"{options.workload}: ours {result['ours_ms']:.1f} ms a round")
+    print(f"{w.name}: {result['ours_ms']:.1f} ms a round, {result['over_floor']:.2f} times its floor")
     for name in result["compile_s"]:
         if name != "ours":
             print(f"  {name}: {result[f'{name}_ms']:.1f} ms, {result[f'{name}_ms'] / result['ours_ms']:.2f} times ours")

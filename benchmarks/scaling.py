@@ -28,7 +28,6 @@ import jax
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import algorithm as algorithms
 from fedjax_dp import devices, report, simulation
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import logistic_regression, mlp
@@ -67,16 +66,11 @@ def point(began, clients, cohort, steps, features=784, records=10, hidden=None, 
     model = mlp((features,), 10, (hidden,)) if hidden else logistic_regression((features,), 10)
     algorithm = fdp.dpnfl(cohort_size=cohort, batch_size=10, local_steps=steps, learning_rate=0.01, clip_norm=1.0,
                           noise_multiplier=1.0, schedule="constant", l2=0.0)  # fmt: skip
-    execution, key = fdp.all_devices(chunk), simulation.run_key(0)
-    value = simulation.numbers(algorithm)
-    placed, stored, run_key = execution.place((value, data, key))
-    state = algorithms.place(simulation.begin(value, model, data, key), execution)
+    rounds_, state = simulation.on_devices(algorithm, data, model, fdp.all_devices(chunk))
 
     def run(state, rounds):
         at = time.perf_counter()
-        state, found = simulation.advance(
-            placed, state, stored, run_key, state.round + rounds, model=model, execution=execution
-        )
+        state, found = rounds_.advance(state, int(state.round) + rounds)
         jax.block_until_ready((state, found))
         return state, time.perf_counter() - at
 

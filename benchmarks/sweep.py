@@ -25,57 +25,37 @@ import tempfile
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import round_latency
+from contenders import plain_jax
+from round_latency import ours, workloads
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
 from fedjax_dp import report
-from fedjax_dp.data import Dataset, federate
 from fedjax_dp.sweeps import program
 from fedjax_dp.sweeps.engine import Group, Job, Shelf, grouped
 
-W = round_latency.WORKLOADS["W1"] | {"steps": 10}
+W = workloads.WORKLOADS["W1"]._replace(steps=10)
 ROUNDS, SEEDS = 50, 4
 AXES = {"learning_rate": [0.01, 0.03, 0.1, 0.3], "clip_norm": [0.3, 1.0, 3.0, 10.0]}
 AT_ONCE = 2  # processes
 
 
-def records():
-    rng = np.random.default_rng(0)
-    total = W["clients"] * W["records"]
-    return rng.integers(0, 256, (total, *W["shape"])).astype(np.uint8), rng.integers(0, 10, total).astype(np.int32)
-
-
-def clients(x, y):
-    dataset = Dataset("random", x, y, x[:100], y[:100], classes=10, scale=1 / 255)
-    return federate(dataset, np.split(np.arange(len(y)), W["clients"]))
-
-
 def algorithm(learning_rate=0.01, clip_norm=1.0):
-    return fdp.dpnfl(
-        cohort_size=W["cohort"], batch_size=W["batch"], local_steps=W["steps"], learning_rate=learning_rate,
-        clip_norm=clip_norm, noise_multiplier=1.0, schedule="constant", l2=0.0,
-    )  # fmt: skip
+    return ours.algorithm_of(W._replace(rate=learning_rate, clip_norm=clip_norm))
 
 
 def plain_point(seed):
-    """What one process does: data, the plain round compiled, all rounds, and an evaluation."""
-    x, y = records()
-    images = jnp.asarray(x.reshape(W["clients"], W["records"], -1) / 255, jnp.float32)
-    labels = jnp.asarray(y.reshape(W["clients"], -1))
-    model = fdp.logistic_regression(W["shape"], 10)
-    round_ = round_latency.plain_round(W, model, images, labels)
-    params, key = model.init(jax.random.key(seed)), jax.random.key(seed)
-    for t in range(ROUNDS):
-        params = round_(params, jax.random.fold_in(key, t))
-    print(float(jnp.mean(jnp.argmax(model.logits(params, images[0, :100]), -1) == labels[0, :100])))
+    """What one process does: data, the plain round compiled, and all rounds."""
+    run, _ = plain_jax.make(W, seed)
+    for _ in range(ROUNDS):
+        run()
 
 
 def sweep_process():
     """What the process of a sweep does."""
     began = time.perf_counter()
-    data = clients(*records())
+    data = ours.clients_of(W)
     found = fdp.sweep(
         algorithm(), data, rounds=ROUNDS, axes=AXES, seeds=SEEDS, delta=1e-5, evaluate_every=ROUNDS, progress=False
     )
@@ -100,8 +80,7 @@ def measure_processes(points):
 
 
 def measure_here(repeats):
-    data = clients(*records())
-    model = fdp.logistic_regression(W["shape"], 10)
+    data, model = ours.clients_of(W), ours.model_of(W)
     jobs = [
         Job(algorithm(rate, clip), data, model, ROUNDS, seed, ROUNDS)
         for rate in AXES["learning_rate"] for clip in AXES["clip_norm"] for seed in range(SEEDS)
@@ -161,10 +140,7 @@ def main():
     if options.sweep_process:
         return sweep_process()
 
-    x, y = records()
-    model = fdp.logistic_regression(W["shape"], 10)
-    _, ours, plain = round_latency.one_gradient(model, jnp.asarray(x[:10] / 255, jnp.float32), jnp.asarray(y[:10]))
-    gap = round_latency.largest_gap(ours, plain)
+    gap = round_latency.gradient_gap(W)
     if not gap < 1e-4:
         sys.exit(f"ours and the plain round do not compute the same gradient: relative difference {gap:.2g}")
     points, compile_s, traces, times, overheads = measure_here(options.repeats)
@@ -174,7 +150,7 @@ def main():
     per_process_s, process_s = measure_processes(options.processes)
     spread = {name: float((np.percentile(s, 75) - np.percentile(s, 25)) / np.median(s)) for name, s in times.items()}
     result = {
-        "points": points, "rounds": ROUNDS, **{f"workload_{name}": size for name, size in W.items()},
+        "points": points, "rounds": ROUNDS, **{f"workload_{name}": size for name, size in W._asdict().items()},
         "processes_measured": options.processes, "processes_at_once": AT_ONCE, "process_s": process_s,
         "processes_s": per_process_s * points, "sweep_s": sweep_s, "again_s": again_s,
         **{f"{name}_s": float(np.median(s)) for name, s in times.items()},

@@ -4,8 +4,9 @@ Names are loaded when first used, so that `fedjax_dp.accounting` works without J
 """
 
 import importlib
-import sys
 from typing import Any
+
+from fedjax_dp import devices
 
 __version__ = "0.1.0"
 
@@ -68,5 +69,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"fedjax_dp.{_MODULE_OF[name]}"), name)
 
 
-if sys.modules.get("jax") is not None:  # then it may be used before any of the names above
-    importlib.import_module("fedjax_dp.values")
+devices.use_all_cores()  # before JAX makes its devices

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import algorithm as algorithms
 from fedjax_dp import draws, errors, gradients, metrics, simulation
 from fedjax_dp.algorithm import Algorithm, ServerState
 from fedjax_dp.batches import Batch, Batches, FullBatches
 from fedjax_dp.bound import Unbounded
 from fedjax_dp.clients import Execution, all_devices, sum_over_clients
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.noise import Place
 from fedjax_dp.values import changed, structure, tensor_sizes, value
@@ -67,11 +67,23 @@ class GivenBatches:
         self.like.check(sizes)
 
 
+@jax.custom_vjp
+def _nothing(params: Any) -> jax.Array:
+    """Zero, of which every parameter has the derivative one."""
+    return jnp.float32(0)
+
+
+_nothing.defvjp(
+    lambda params: (jnp.float32(0), params),
+    lambda params, pulled: (jax.tree.map(lambda p: jnp.full_like(p, pulled), params),),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Idle:
-    """The parameters of a model whose gradient is read off the records, or zero: without its arithmetic.
+    """The parameters of a model whose gradient is read off the records, or their labels: without its arithmetic.
 
-    reads  whether a record's numbers are looked at, once each.
+    reads  whether a record's features are looked at, once each.
     """
 
     model: Model
@@ -81,9 +93,10 @@ class Idle:
         return self.model.init(key)
 
     def losses(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        first = jax.tree.leaves(params)[0].ravel()[0]
-        seen = x.reshape(x.shape[0], -1).astype(jnp.float32).sum(1) + y if self.reads else jnp.zeros(x.shape[0])
-        return seen * first
+        if not self.reads:
+            return y.astype(jnp.float32) * _nothing(params)
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32)  # whose sum, unlike that of floats, may be taken in any order
+        return (bits.reshape(x.shape[0], -1).sum(1) + y).astype(jnp.float32) * _nothing(params)
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return self.model.logits(params, x)
@@ -225,21 +238,17 @@ def _timed(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, seed: int
 ) -> tuple[Callable[[], float], float]:
     """Runs some rounds and tells milliseconds of one; and the seconds that compiling took."""
-    key = simulation.run_key(seed)
-    algorithm, stored, key = execution.place((simulation.numbers(algorithm), data, key))
-    state = algorithms.place(simulation.begin(algorithm, model, data, simulation.run_key(seed)), execution)
+    rounds_, state = simulation.on_devices(algorithm, data, model, execution, seed=seed)
     held: list[ServerState] = [state]
 
     def run(rounds: int) -> float:
         start = int(held[0].round)
         began = time.perf_counter()
-        held[0], report = simulation.advance(
-            algorithm, held[0], stored, key, jnp.int32(start + rounds), model=model, execution=execution
-        )
+        held[0], report = rounds_.advance(held[0], start + rounds)
         jax.block_until_ready((held[0], report))
         spent, done = time.perf_counter() - began, int(held[0].round) - start
         if done < rounds:  # diverged, which without clipping may be: the next time goes on from a fresh start
-            held[0] = algorithms.place(simulation.begin(algorithm, model, data, simulation.run_key(seed)), execution)
+            held[0] = simulation.on_devices(algorithm, data, model, execution, seed=seed)[1]
         return 1e3 * spent / done
 
     first = run(1)
@@ -331,7 +340,7 @@ def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution:
 
 def speeds(execution: Execution) -> dict[str, float]:
     """What the devices do per second, all together: operations in products, bytes copied, normals drawn."""
-    side, large, size, times = 512, 2**23, 2**16, 10
+    side, large, size = 512, 2**23, 2**13
 
     def product(a: jax.Array, i: jax.Array, at: jax.Array) -> jax.Array:
         return (a @ a) * (1.0 / side)
@@ -343,20 +352,23 @@ def speeds(execution: Execution) -> dict[str, float]:
         key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), at.astype(jnp.int32))
         return a + draws.normals(key, i.astype(jnp.uint32), size)
 
-    def per_second(step: Callable[..., jax.Array], start: jax.Array, work: float) -> float:
+    def per_second(step: Callable[..., jax.Array], start: jax.Array, work: float, times: int) -> float:
         def one(start: jax.Array, at: jax.Array) -> tuple[jax.Array, tuple]:
             end = jax.lax.fori_loop(0, times, lambda i, a: step(a, i, at), start + at)
             return end.ravel()[0], ()
 
-        run = jax.jit(lambda start, ats: sum_over_clients(one, start, ats, execution, 1)[0])
+        def all_(start: jax.Array, ats: jax.Array) -> jax.Array:
+            return sum_over_clients(one, start, ats, execution, 1)[0]
+
+        run = jax.jit(all_, compiler_options=COMPILER_OPTIONS)
         placed = execution.place((start, jnp.arange(execution.shares, dtype=jnp.float32)))
         tell = _repeated(lambda: run(*placed), 1)
         return work * times * execution.shares / (min(tell() for _ in range(5)) / 1e3)
 
     return {
-        "flops": per_second(product, jnp.ones((side, side)), 2.0 * side**3),
-        "bytes": per_second(copy, jnp.ones(large), 8.0 * large),
-        "normals": per_second(normal, jnp.zeros(size), float(size)),
+        "flops": per_second(product, jnp.ones((side, side)), 2.0 * side**3, 10),
+        "bytes": per_second(copy, jnp.ones(large), 8.0 * large, 10),
+        "normals": per_second(normal, jnp.zeros(size), float(size), 200),
     }
 
 

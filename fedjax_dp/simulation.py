@@ -1,5 +1,6 @@
 """Running an algorithm: check once, compile once, advance round after round, evaluate now and then."""
 
+import dataclasses
 import math
 import statistics
 import time
@@ -16,6 +17,7 @@ from fedjax_dp import errors, gradients, metrics
 from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
 from fedjax_dp.clients import Execution, all_devices
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.metrics import Evaluation
 from fedjax_dp.models import FlaxModel, Model, logistic_regression
 
@@ -86,7 +88,43 @@ def run_rounds(
 
 
 # Compiled; the memory of `state` is used for the new one, so a state can be passed once.
-advance = jax.jit(run_rounds, static_argnames=("model", "execution"), donate_argnames=("state",))
+advance = jax.jit(
+    run_rounds, static_argnames=("model", "execution"), donate_argnames=("state",), compiler_options=COMPILER_OPTIONS
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """An algorithm, its data and its key on the devices that run it: what turns a state into a later one."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    key: jax.Array
+    model: Model
+    execution: Execution
+
+    def advance(self, state: ServerState, until: int) -> tuple[ServerState, RoundReport]:
+        """The state before round `until`, or after one that was not finite; `state` cannot be used again."""
+        options: dict[str, Any] = {"model": self.model, "execution": self.execution}
+        return advance(self.algorithm, state, self.data, self.key, jnp.int32(until), **options)
+
+    def compiled(self, state: ServerState) -> Any:
+        """The program that `advance` runs, to look at."""
+        options: dict[str, Any] = {"model": self.model, "execution": self.execution}
+        return advance.lower(self.algorithm, state, self.data, self.key, jnp.int32(1), **options).compile()
+
+
+def on_devices(
+    algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, *, seed: int = 0,
+    start: ServerState | None = None,
+) -> tuple[Rounds, ServerState]:  # fmt: skip
+    """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
+    key, algorithm = run_key(seed), numbers(algorithm)
+    state = algorithms.place(begin(algorithm, model, data, key) if start is None else start, execution)
+    if start is not None:  # the caller's arrays stay his
+        state = jax.tree.map(jnp.copy, state)
+    algorithm, data, key = execution.place((algorithm, data, key))
+    return Rounds(algorithm, data, key, model, execution), state
 
 
 def nothing(members: int) -> RoundReport:
@@ -125,14 +163,7 @@ def simulate(
     every = evaluate_every or max(1, rounds // 20)
     errors.require_count("evaluate_every", every)
     execution = execution or all_devices()
-    key = run_key(seed)
-    given = start is not None
-    if start is None:
-        start = begin(numbers(algorithm), model, data, key)
-    algorithm, data, key = execution.place((numbers(algorithm), data, key))
-    state = algorithms.place(start, execution)
-    if given:  # the caller's arrays stay his
-        state = jax.tree.map(jnp.copy, state)
+    run, state = on_devices(algorithm, data, model, execution, seed=seed, start=start)
     del start
     done = first = int(state.round)
     history: list[Evaluation] = []
@@ -142,7 +173,7 @@ def simulate(
         if done == first:
             until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
         tick = time.perf_counter()
-        state, report = advance(algorithm, state, data, key, jnp.int32(until), model=model, execution=execution)
+        state, report = run.advance(state, until)
         finite = np.asarray(report.finite)
         spent = time.perf_counter() - tick
         if done == first:
@@ -155,7 +186,7 @@ def simulate(
         if np.asarray(report.overflow).any():
             raise errors.RingOverflowError(done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist())
         if done % every == 0 or done == rounds:
-            params, records = execution.on_one_device((state.params, data))
+            params, records = execution.on_one_device((state.params, run.data))
             history.append(metrics.measured(done, params, records, report, model=model, train=train_metrics))
             if not math.isfinite(history[-1].test_loss):
                 raise errors.DivergedError(done - 1, [])

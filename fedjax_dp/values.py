@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_dp import devices
 
-devices.use_all_cores()  # every part of the simulator imports this module, so this comes before JAX makes its devices
+devices.leave_children_alone()
 
 T = TypeVar("T")
 

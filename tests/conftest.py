@@ -5,7 +5,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-import fedjax_dp.values  # noqa: F401  (all cores, before JAX starts)
+import fedjax_dp  # noqa: F401  (all cores, before JAX starts)
 
 # The same generated cases on every run; `--hypothesis-profile explore` looks for new ones.
 settings.register_profile("repeatable", derandomize=True)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.audits.game import Game
+from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.simulation import run_key
 from fedjax_dp.sweeps.memory import free_memory
 from fedjax_dp.values import role_key
@@ -59,7 +60,8 @@ class Trials:
         return jax.jit(
             jax.shard_map(
                 play, mesh=self.mesh, in_specs=(P(), P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), check_vma=False
-            )
+            ),
+            compiler_options=COMPILER_OPTIONS,
         )
 
     def _placed(self, game: Game) -> Game:

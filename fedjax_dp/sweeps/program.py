@@ -15,6 +15,7 @@ from fedjax_dp import metrics
 from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
 from fedjax_dp.clients import Execution
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.metrics import Look
 from fedjax_dp.models import Model
 from fedjax_dp.simulation import nothing, run_rounds
@@ -141,14 +142,15 @@ class Program:
         """The executables for arrays of these shapes and shardings."""
         each, all_ = P(AXIS), P()
         begin = jax.jit(
-            jax.shard_map(self.begin, mesh=self.mesh, in_specs=(each,) * 3, out_specs=each, check_vma=False)
+            jax.shard_map(self.begin, mesh=self.mesh, in_specs=(each,) * 3, out_specs=each, check_vma=False),
+            compiler_options=COMPILER_OPTIONS,
         )
         visit = jax.jit(
             jax.shard_map(
                 self.visit, mesh=self.mesh, in_specs=(each, each, each, each, all_, all_), out_specs=each,
                 check_vma=False,
             ),
-            donate_argnums=1,
+            donate_argnums=1, compiler_options=COMPILER_OPTIONS,
         )  # fmt: skip
         start = begin.lower(points, records, count).compile()
         spread = NamedSharding(self.mesh, each)

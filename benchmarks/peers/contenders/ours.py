@@ -7,7 +7,6 @@ import workloads
 from flax import linen as nn
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
-from fedjax_dp import algorithm as algorithms
 from fedjax_dp import gradients, simulation
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import FlaxModel, cnn, logistic_regression, mlp
@@ -31,36 +30,43 @@ def model_of(w):
     return {"logistic": logistic_regression, "mlp": lambda *a: mlp(*a, (1200,)), "cnn": cnn}[w.model](w.shape, 10)
 
 
-def algorithm_of(w):
-    common = {
+def settings_of(w):
+    return {
         "cohort_size": w.cohort, "batch_size": w.batch, "local_steps": w.steps, "learning_rate": w.rate,
         "schedule": "constant", "l2": 0.0,
     }  # fmt: skip
+
+
+def algorithm_of(w):
     noise = {"clip_norm": w.clip_norm, "noise_multiplier": workloads.NOISE_MULTIPLIER}
     if w.private == "record":
-        return fdp.dpnfl(**common, **noise)
-    return fdp.dp_fedavg(**common, **noise) if w.private == "client" else fdp.fedavg(**common)
+        return fdp.dpnfl(**settings_of(w), **noise)
+    return fdp.dp_fedavg(**settings_of(w), **noise) if w.private == "client" else fdp.fedavg(**settings_of(w))
 
 
-def make(w):
+def clients_of(w):
     x, y = workloads.records(w)
     total = w.clients * w.records
     x, y = x.reshape(total, *w.shape), y.reshape(total)
-    data = federate(
-        Dataset("random", x, y, x[:100], y[:100], classes=workloads.CLASSES, scale=1 / 255),
-        np.split(np.arange(total), w.clients),
-    )
-    model, execution, key = model_of(w), fdp.all_devices(), simulation.run_key(0)
-    value = simulation.numbers(algorithm_of(w))
-    stored, key = execution.place((data, key))
-    algorithm, start = execution.place((value, algorithms.init(value, model, data, simulation.run_key(0))))
-    state, rounds = [start], ROUNDS.get(w.name, 10)
+    dataset = Dataset("random", x, y, x[:100], y[:100], classes=workloads.CLASSES, scale=1 / 255)
+    return federate(dataset, np.split(np.arange(total), w.clients))
+
+
+def rounds_of(w, algorithm, data, model, execution=None):
+    """Runs some rounds in one dispatch from where the last ones ended, and tells how many."""
+    rounds, state = simulation.on_devices(algorithm, data, model, execution or fdp.all_devices())
+    held, each = [state], ROUNDS.get(w.name, 10)
 
     def run():
-        until = state[0].round + rounds
-        state[0], report = simulation.advance(algorithm, state[0], stored, key, until, model=model, execution=execution)
-        jax.block_until_ready((state[0], report))
-        return rounds
+        held[0], report = rounds.advance(held[0], int(held[0].round) + each)
+        jax.block_until_ready((held[0], report))
+        return each
+
+    return run
+
+
+def gradient_of(w, model):
+    """The clipped mean gradient of a batch at the weights of `workloads.weights`, layer by layer."""
 
     def gradient(weights, x, y):
         params = with_weights(model.init(jax.random.key(0)), weights)
@@ -69,7 +75,13 @@ def make(w):
         ).total
         return [(found[name]["kernel"] / len(y), found[name]["bias"] / len(y)) for name in in_order(found)]
 
-    return run, gradient if w.private == "record" else None
+    return gradient
+
+
+def make(w):
+    model = model_of(w)
+    run = rounds_of(w, algorithm_of(w), clients_of(w), model)
+    return run, gradient_of(w, model) if w.private == "record" else None
 
 
 def in_order(params):

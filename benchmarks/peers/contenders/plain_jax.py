@@ -1,16 +1,17 @@
 """The round that a competent researcher writes in plain JAX: one jit of vmap over clients of scan over steps."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import workloads
 from contenders.jax_rounds import clipped_mean, gradient_of, mean, noised, scaled
 
 
-def make(w):
+def make(w, seed=0):
     x, y = map(jnp.asarray, workloads.records(w))
-    weights = jax.tree.map(jnp.asarray, workloads.weights(w))
-    key = jax.random.key(0)
-    count = iter(range(10**9))
+    held = [jax.tree.map(jnp.asarray, workloads.weights(w))]
+    key, count = jax.random.key(seed), itertools.count()
 
     @jax.jit
     def one(weights, key):
@@ -42,7 +43,7 @@ def make(w):
         return jax.tree.map(lambda p, u: p + u / w.cohort, weights, total)
 
     def run():
-        jax.block_until_ready(one(weights, jax.random.fold_in(key, next(count))))
+        held[0] = jax.block_until_ready(one(held[0], jax.random.fold_in(key, next(count))))
         return 1
 
     return run, gradient_of(w)
