@@ -7,8 +7,10 @@ import pathlib
 import tomllib
 import typing
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
@@ -16,14 +18,15 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.data import FederatedData
 from fedjax_dp.fields import by_dataset, told, typed
-from fedjax_dp.models import Model, cnn, group_norm_cnn, logistic_regression, lstm, mlp
+from fedjax_dp.models import FlaxModel, Model, cnn, group_norm_cnn, logistic_regression, lstm, mlp
 from fedjax_dp.personal import optimal_probabilities
 from fedjax_dp.population import POPULATIONS, PopulationConfig, kind_of, resolve_population
 from fedjax_dp.population import build_data as build_data
 
-MODELS: dict[str, Callable[..., Model]] = {
+MODELS: dict[str, Callable[..., FlaxModel]] = {
     "logistic": logistic_regression, "mlp": mlp, "cnn": cnn, "group_norm_cnn": group_norm_cnn, "lstm": lstm,
 }  # fmt: skip
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 ENTRY_OPTIONS = {name for entry in CATALOGUE for name in options_of(entry)}
 
 # What a data set brings where nothing is said, beside its population. MNIST and its kin follow paper 000.
@@ -106,6 +109,14 @@ class RunConfig(PopulationConfig):
     ] = None
     hidden: Annotated[
         str | None, told("widths of mlp's hidden layers, such as 1200 or 64,32", "(default: 64)", "INT,...")
+    ] = None
+    dtype: Annotated[
+        str | None,
+        told(
+            "bfloat16: gradients at half the width; norms, clipped sums, noise stay float32",
+            "(default: float32)",
+            "STR",
+        ),
     ] = None
 
     clip_norm: Annotated[float | None, _own("C, L2 bound on one record's gradient, or on a client's update")] = None
@@ -274,12 +285,21 @@ def build_model(config: RunConfig, data: FederatedData) -> Model:
     """The model of a resolved configuration."""
     name = config.model or "logistic"
     errors.require_choice("model", name, MODELS)
-    if config.hidden is None:
-        return MODELS[name](data.record_shape, data.classes)
-    widths = tuple(int(word) if word.strip().isdecimal() else 0 for word in config.hidden.split(","))
+    dtype = config.dtype or "float32"
+    errors.require_choice("dtype", dtype, DTYPES)
+    make = MODELS[name] if config.hidden is None else partial(mlp, hidden=_widths(config.hidden))
+    return dataclasses.replace(make(data.record_shape, data.classes), dtype=DTYPES[dtype])
+
+
+def _widths(hidden: str) -> tuple[int, ...]:
+    """Of an MLP's hidden layers.
+
+    Raises: ConfigurationError unless they are counts.
+    """
+    widths = tuple(int(word) if word.strip().isdecimal() else 0 for word in hidden.split(","))
     if 0 in widths:
-        raise errors.refuse("hidden", repr(config.hidden), "numbers of at least 1 with commas between", "such as 64,32")
-    return mlp(data.record_shape, data.classes, widths)
+        raise errors.refuse("hidden", repr(hidden), "numbers of at least 1 with commas between", "such as 64,32")
+    return widths
 
 
 def budgets(config: RunConfig, data: FederatedData) -> float | np.ndarray | None:

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_dp import errors, gradients
+from fedjax_dp.config import MODELS
 from fedjax_dp.gradients import clipped, layers
 from fedjax_dp.models import FlaxModel, Frozen, cnn, group_norm_cnn, logistic_regression, lstm
+from fedjax_dp.values import ravel
 
 
 class Mlp(nn.Module):
@@ -358,3 +360,26 @@ def test_clip_factor_table():
     squared = jnp.array([0.0, 4.0, 1.0, jnp.nan, jnp.inf, 9.0])
     factors = clipped.clip_factors(squared, jnp.array([True] * 5 + [False]), 1.0)
     np.testing.assert_allclose(factors, [1.0, 0.5, 1.0, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "group_norm_cnn"])
+def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
+    """Forward and backward in bfloat16; norms and sums of what came out of them in float32."""
+    shape = {"logistic": (20,), "mlp": (20,), "cnn": (12, 12), "group_norm_cnn": (8, 8, 3)}[name]
+    wide = MODELS[name](shape, 4)
+    narrow = dataclasses.replace(wide, dtype=jnp.bfloat16)
+    params = jax.tree.map(
+        lambda p: p + 0.1 * jax.random.normal(jax.random.key(1), p.shape), wide.init(jax.random.key(0))
+    )
+    x, y = jax.random.normal(jax.random.key(2), (6, *shape)), jnp.arange(6) % 4
+    mask = jnp.ones(6, bool)
+    assert gradients.describe(narrow, params, x, y) == "norms in the backward pass"
+    for clip_norm in (1e6, 0.5):
+        sums = [gradients.clipped_sum(model, params, x, y, mask, clip_norm).total for model in (wide, narrow)]
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(sums))
+        a, b = (ravel(total)[0] for total in sums)
+        error = jnp.linalg.norm(a - b) / jnp.linalg.norm(a)
+        assert 1e-5 < error < 0.1  # another program, and no worse than eight bits through a few layers
+    for i in range(6):  # a record alone: what is summed has the norm that was clipped to
+        alone = ravel(gradients.clipped_sum(narrow, params, x[i : i + 1], y[i : i + 1], mask[:1], 0.5).total)[0]
+        assert jnp.linalg.norm(alone) <= 0.5 * (1 + 1e-5)

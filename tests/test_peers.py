@@ -64,7 +64,7 @@ def test_table_and_picture_tell_ratios_reasons_and_disturbance(peers, tmp_path):
     }  # fmt: skip
     told = peers.table(results)
     assert "| fedjax_dp | 10 ms |" in told
-    assert "| torch.func | 52 ms, 5.20x (disturbed) |" in told
+    assert "| torch.func | 52 ms, 5.2x (disturbed) |" in told
     assert "| fedjax | no: does not install: no wheel |" in told
     peers.draw(results, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 5000

@@ -194,6 +194,11 @@ def spread(ms: list[float]) -> float:
     return float((np.percentile(ms, 75) - np.percentile(ms, 25)) / np.median(ms))
 
 
+def shown(number: float) -> str:
+    """Three digits."""
+    return f"{number:,.0f}" if number >= 99.5 else f"{number:.3g}"
+
+
 def table(results: dict) -> str:
     """Markdown: milliseconds, and times ours, of every contender and workload."""
     names = [name for name in PEERS if any(name in w["rows"] or name in w["reasons"] for w in results.values())]
@@ -205,8 +210,8 @@ def table(results: dict) -> str:
             if row is None:
                 cells.append("-" if name not in w["reasons"] else "no: " + w["reasons"][name])
                 continue
-            ratio = "" if name == "ours" or row["times_ours"] is None else f", {row['times_ours']:.2f}x"
-            cells.append(f"{row['ms']:,.3g} ms{ratio}{' (disturbed)' if name in w['disturbed'] else ''}")
+            ratio = "" if name == "ours" or row["times_ours"] is None else f", {shown(row['times_ours'])}x"
+            cells.append(f"{shown(row['ms'])} ms{ratio}{' (disturbed)' if name in w['disturbed'] else ''}")
         lines.append(f"| {PEERS[name].title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -226,7 +231,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
                   color=["#c44e52" if name == "ours" else "#8c9bb0" for name in names])  # fmt: skip
         for place, (name, value) in enumerate(zip(names, ms, strict=True)):
             ratio = found["rows"][name]["times_ours"]
-            text = f"{value:,.3g} ms" + ("" if name == "ours" or ratio is None else f"  {ratio:.3g}x")
+            text = f"{shown(value)} ms" + ("" if name == "ours" or ratio is None else f"  {shown(ratio)}x")
             axis.text(value * 1.1, place, text, va="center", fontsize=8)
         axis.set_xlim(min(ms) / 3, max(ms) * 30)
         axis.set_title(

@@ -122,7 +122,7 @@ def _by_probes(
     def losses_of(probes: list[jax.Array]) -> tuple[jax.Array, Any]:
         losses, made = _forward(model, params, x, y, probes)
         calls[:] = [call._replace(x=jax.ShapeDtypeStruct(call.x.shape, call.x.dtype)) for call in made]
-        return losses, [call.a for call in made]
+        return losses, [_wide(call.a) for call in made]
 
     losses, pull, read = jax.vjp(losses_of, [jnp.zeros(shape) for shape in shapes], has_aux=True)
     (cotangents,) = pull(jnp.ones_like(losses))
@@ -148,6 +148,11 @@ def _by_probes(
         lambda where, leaf: found.get("/".join(_names(where)), unused(leaf)), params
     )  # fmt: skip
     return BatchGradient(total, jnp.where(mask, losses, 0.0), mask & (factors < 1))
+
+
+def _wide(a: jax.Array) -> jax.Array:
+    """What a layer has read, as norms and sums take it: in float32 whatever the model computes in, indices as they are."""
+    return a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
 def _names(path: Any) -> tuple[str, ...]:

@@ -119,11 +119,12 @@ def _positions(a: jax.Array) -> jax.Array:
 
 
 def _joined(out: jax.Array, probe: jax.Array | None) -> jax.Array:
-    return out if probe is None else out + probe.reshape(out.shape)
+    return out if probe is None else out + probe.reshape(out.shape).astype(out.dtype)
 
 
-def _usual(module: Any) -> bool:
-    return module.dtype in (None, jnp.float32)
+def _usual(module: Any, x: jax.Array) -> bool:
+    """Whether a layer computes in the type of what it reads."""
+    return module.dtype is None or module.dtype == x.dtype
 
 
 def _own(module: Any, name: str) -> jax.Array:
@@ -134,7 +135,7 @@ def _own(module: Any, name: str) -> jax.Array:
 
 
 def _dense_covers(module: nn.Dense, x: jax.Array) -> bool:
-    usual = _usual(module) and module.precision is None
+    usual = _usual(module, x) and module.precision is None
     return usual and module.dot_general is None and module.dot_general_cls is None and x.ndim >= 2
 
 
@@ -169,7 +170,7 @@ def _norm_covers(module: Any, x: jax.Array) -> bool:
     apart = module.reduction_axes in (None, -1) if isinstance(module, nn.GroupNorm) else module.reduction_axes == -1
     by_channel = getattr(module, "feature_axes", -1) == -1
     learns = module.use_scale or _has_bias(module)
-    return learns and _usual(module) and apart and by_channel and module.axis_name is None and x.ndim >= 2
+    return learns and _usual(module, x) and apart and by_channel and module.axis_name is None and x.ndim >= 2
 
 
 def _norm_run(module: Any, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -197,7 +198,7 @@ def _scale_named(module: Any, total: tuple[jax.Array, jax.Array], x: jax.Array) 
 
 
 def _embed_covers(module: nn.Embed, x: jax.Array) -> bool:
-    return _usual(module) and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim >= 1
+    return module.dtype in (None, jnp.float32) and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim >= 1
 
 
 def _embed_run(module: nn.Embed, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -206,7 +207,7 @@ def _embed_run(module: nn.Embed, x: jax.Array, probe: jax.Array | None) -> tuple
 
 def _embed_named(module: nn.Embed, total: tuple[jax.Array, jax.Array], x: jax.Array) -> Params:
     rows, parts = total
-    return {"embedding": jnp.zeros_like(_own(module, "embedding")).at[rows].add(parts)}
+    return {"embedding": jnp.zeros(_own(module, "embedding").shape).at[rows].add(parts)}
 
 
 # LSTM layers: the recurrent weights are one kernel, used at every step on (x_t, h_{t-1}).
@@ -216,7 +217,7 @@ GATES = ("i", "f", "g", "o")
 
 def _lstm_covers(module: nn.RNN, x: jax.Array) -> bool:
     cell = module.cell
-    known = isinstance(cell, nn.OptimizedLSTMCell | nn.LSTMCell) and _usual(cell)
+    known = isinstance(cell, nn.OptimizedLSTMCell | nn.LSTMCell) and _usual(cell, x)
     plain = not (module.time_major or module.return_carry or module.reverse)
     return known and plain and cell.carry_init is nn.initializers.zeros and x.ndim == 3
 
@@ -228,8 +229,7 @@ def _lstm_run(module: nn.RNN, x: jax.Array, probe: jax.Array | None) -> tuple[ja
     recurrent = jnp.concatenate([weights[f"h{gate}"]["kernel"] for gate in GATES], -1)
     bias = jnp.concatenate([weights[f"h{gate}"]["bias"] for gate in GATES], -1)
     ready = x @ inner + convolution.by_channel(bias, x)
-    if probe is not None:
-        ready = ready + probe
+    ready = _joined(ready, probe)
 
     def step(carry: tuple[jax.Array, jax.Array], z: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         c, h = carry
@@ -238,7 +238,7 @@ def _lstm_run(module: nn.RNN, x: jax.Array, probe: jax.Array | None) -> tuple[ja
         out = cell.gate_fn(o) * cell.activation_fn(c)
         return (c, out), (out, h)
 
-    start = jnp.zeros((x.shape[0], cell.features))
+    start = jnp.zeros((x.shape[0], cell.features), ready.dtype)
     out, before = lax.scan(step, (start, start), ready.swapaxes(0, 1))[1]
     return out.swapaxes(0, 1), jnp.concatenate([x, before.swapaxes(0, 1)], -1)
 

@@ -20,7 +20,7 @@ def covers(module: nn.Conv, x: jax.Array) -> bool:
         module.feature_group_count == 1 and module.mask is None and _each(module.input_dilation, rank) == (1,) * rank
     )
     usual = module.padding in ("SAME", "VALID") or not isinstance(module.padding, str)
-    simple = module.dtype in (None, jnp.float32) and module.precision is None and module.conv_general_dilated is None
+    simple = module.dtype in (None, x.dtype) and module.precision is None and module.conv_general_dilated is None
     return plain and usual and simple and module.conv_general_dilated_cls is None and x.ndim == rank + 2
 
 

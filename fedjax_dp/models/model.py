@@ -54,12 +54,19 @@ def mean_loss(model: Model, params: Params, data: FederatedData, client: Client)
 
 @dataclasses.dataclass(frozen=True)
 class FlaxModel:
-    """Any Flax linen module that maps `(records, *record_shape)` to logits, used unchanged."""
+    """Any Flax linen module that maps `(records, *record_shape)` to logits, used unchanged.
+
+    tokens  records are indices into a vocabulary, int32;
+    dtype   of the forward and backward pass of layers that set none of their own: float32, or bfloat16 for devices that
+            multiply it faster. Parameters, losses, norms, clipped sums and noise are float32 with either: what is
+            rounded is the gradient, before its norm is taken, so the clip norm holds as before.
+    """
 
     module: nn.Module
     record_shape: tuple[int, ...]
     loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
-    tokens: bool = False  # records are indices into a vocabulary, int32
+    tokens: bool = False
+    dtype: Any = jnp.float32
 
     def init(self, key: jax.Array) -> Params:
         blank = jnp.zeros((1, *self.record_shape), jnp.int32 if self.tokens else jnp.float32)
@@ -83,9 +90,13 @@ class FlaxModel:
 
     def logits(self, params: Params, x: jax.Array, layers: Callable = fast_layers) -> jax.Array:
         """Scores `(records, classes)`; `layers` is the Flax interceptor under which the module runs."""
+        params, x = jax.tree.map(self._narrow, (params, x))
         with nn.intercept_methods(layers):
             scores: Any = self.module.apply({"params": params}, x)
-        return scores
+        return scores.astype(jnp.float32)
+
+    def _narrow(self, a: jax.Array) -> jax.Array:
+        return a.astype(self.dtype) if a.dtype == jnp.float32 else a
 
     def losses(self, params: Params, x: jax.Array, y: jax.Array, layers: Callable = fast_layers) -> jax.Array:
         return self.loss(self.logits(params, x, layers), y)
@@ -101,7 +112,7 @@ class FlaxModel:
 
         with nn.intercept_methods(intercept):
             self.logits(params, x)
-        return seen[-1].reshape(x.shape[0], -1)
+        return seen[-1].reshape(x.shape[0], -1).astype(jnp.float32)
 
     @functools.cached_property
     def has_features(self) -> bool:
