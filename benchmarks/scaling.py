@@ -32,6 +32,9 @@ from fedjax_dp import devices, report, simulation
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import logistic_regression, mlp
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
+import quiet
+
 RESULTS = pathlib.Path(__file__).parent / "results"
 TURN_S, TURNS = 0.5, 5
 POINTS = {
@@ -78,14 +81,17 @@ def point(began, clients, cohort, steps, features=784, records=10, hidden=None, 
     since_start = time.time() - began
     state, usual = run(state, 1)
     rounds = max(1, min(500, int(TURN_S / usual)))
-    times = []
-    for _ in range(TURNS if warm is None else 1):
-        state, spent = run(state, rounds)
-        times.append(1e3 * spent / rounds)
+    held = [state]
+
+    def turn():
+        held[0], spent = run(held[0], rounds)
+        return 1e3 * spent / rounds
+
+    times = [quiet.undisturbed(turn) for _ in range(TURNS if warm is None else 1)]
     ms = float(np.median(times))
     return {
         "clients": clients, "cohort": cohort, "steps": steps,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)), "warm": warm,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(held[0].params)), "warm": warm,
         "round_ms": ms, "us_per_client_step": 1e3 * ms / (cohort * steps),
         "spread": float(np.subtract(*np.percentile(times, [75, 25])) / ms), "compile_s": max(first - usual, 0.0),
         "first_round_s": since_start, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

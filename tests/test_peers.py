@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 PEERS = pathlib.Path(__file__).parent.parent / "benchmarks" / "peers"
-MODULES = ("workloads", "run", "contenders", "contenders.ours", "contenders.jax_rounds", "contenders.plain_jax")
+MODULES = (
+    "workloads",
+    "quiet",
+    "run",
+    "contenders",
+    "contenders.ours",
+    "contenders.jax_rounds",
+    "contenders.plain_jax",
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +61,14 @@ def test_who_cannot_run_gives_a_reason(peers, tmp_path, monkeypatch):
 
 
 def row(ms, **more):
-    return {"ms": ms, "spread": 0.1, "times_ours": ms / 10, "turns": 9, "peak_mb": 1.0, "gradient_gap": None} | more
+    return {
+        "ms": ms,
+        "spread": 0.1,
+        "times_ours": ms / 10,
+        "turns": [ms] * 9,
+        "peak_mb": 1.0,
+        "gradient_gap": None,
+    } | more
 
 
 def test_table_and_picture_tell_ratios_reasons_and_disturbance(peers, tmp_path):
@@ -80,3 +95,15 @@ def test_a_wrong_gradient_stops_the_comparison(peers, tmp_path):
     assert peers.gaps({"ours": Ready("ours", 1.0), "a": Ready("a", 1.0 + 1e-6)})["a"] < 1e-5
     with pytest.raises(SystemExit, match="does not compute the same clipped gradient"):
         peers.gaps({"ours": Ready("ours", 1.0), "b": Ready("b", 1.01)})
+
+
+def test_a_measurement_is_taken_again_while_others_have_the_cores(peers, monkeypatch):
+    """Ticks lost to others: 50 of 100 in the first attempt, 1 of 100 in the second."""
+    ticks = iter([(0, 0), (50, 100), (50, 100), (51, 200)])
+    monkeypatch.setattr(peers.quiet, "taken", lambda: next(ticks))
+    found = iter(["disturbed", "quiet"])
+    assert peers.quiet.undisturbed(lambda: next(found)) == "quiet"
+    monkeypatch.setattr(peers.quiet, "taken", iter([(n * 50, n * 100) for n in range(100)]).__next__)
+    calls = []
+    peers.quiet.undisturbed(lambda: calls.append(1))
+    assert len(calls) == peers.quiet.ATTEMPTS  # and no endless wait

@@ -5,7 +5,8 @@
     python benchmarks/peers/run.py --peers opacus_ghost pfl_rounds --repeats 15
 
 Each contender is one file in `contenders/` and runs in its own process, started once. The processes take turns while
-the others wait, so a busy machine slows all of them; read the ratios, which are taken turn by turn. Before that, all
+the others wait, so a busy machine slows all of them; read the ratios, which are taken turn by turn. A turn in which the
+hypervisor gave the cores to others is taken again. Before that, all
 that clip single records compute the clipped gradient of one batch at the same weights; one that differs stops the
 comparison. A rival that does not install or run stays in the table with the reason. Records are random and the same
 for all; see `workloads.py` for the sizes. PyTorch takes all cores itself, Flower one for each client, JAX alone its
@@ -26,6 +27,7 @@ import venv
 from typing import NamedTuple
 
 import numpy as np
+import quiet
 import workloads
 
 from fedjax_dp import report
@@ -164,7 +166,7 @@ def compared(workload: str, names: list[str], repeats: int, work: pathlib.Path) 
                     continue
                 time.sleep(SETTLE_S)
                 try:
-                    told = workers[name].turn()
+                    told = quiet.undisturbed(workers[name].turn)
                 except Refused as reason:
                     reasons[name] = str(reason)
                     workers.pop(name).stop()
@@ -181,7 +183,7 @@ def compared(workload: str, names: list[str], repeats: int, work: pathlib.Path) 
     for name, ms in turns.items():
         pairs = min(len(ms), len(turns.get("ours", ms)))
         rows[name] = {
-            "ms": float(np.median(ms)), "spread": spread(ms), "turns": len(ms), "peak_mb": peaks[name],
+            "ms": float(np.median(ms)), "spread": spread(ms), "turns": ms, "peak_mb": peaks[name],
             "times_ours": float(np.median(np.array(ms[:pairs]) / turns["ours"][:pairs])) if "ours" in turns else None,
             "gradient_gap": difference.get(name), "versions": versions[name],
         }  # fmt: skip

@@ -151,7 +151,7 @@ def _by_probes(
 
 
 def _wide(a: jax.Array) -> jax.Array:
-    """What a layer has read, as norms and sums take it: in float32 whatever the model computes in, indices as they are."""
+    """What a layer has read, as norms and sums take it: float32 whatever the model computes in, indices as they are."""
     return a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 

@@ -1,0 +1,26 @@
+"""Measuring on a machine that is not one's own: what was measured while others had the cores is measured again."""
+
+import pathlib
+
+ATTEMPTS, SHARE = 6, 0.02
+
+
+def taken() -> tuple[int, int]:
+    """Ticks that the hypervisor has given to other machines, and all ticks, since the start; zeros where none tells."""
+    try:
+        words = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return 0, 0
+    ticks = [int(word) for word in words]
+    return ticks[7], sum(ticks)
+
+
+def undisturbed(measure):
+    """What `measure()` returns, from the first of a few attempts that lost less than 2% of the cores, else the last."""
+    for _ in range(ATTEMPTS):
+        stolen, whole = taken()
+        found = measure()
+        more, all_ = taken()
+        if more - stolen <= SHARE * (all_ - whole):
+            break
+    return found
