@@ -4,8 +4,8 @@
     python benchmarks/guard.py --update   # after a change that is meant: writes what is counted now
 
 For every workload of `round_latency.py`: operations and bytes of the compiled program (of one pass through its loops,
-as the compiler counts them), the memory it plans for, its instructions that run (fusions, calls, loops), programs
-compiled when every number changes, and dispatches for forty rounds with four evaluations. More than 2% above what
+as the compiler counts them), the memory it plans for, its instructions that run (fusions, calls, loops), exchanges
+between devices, programs compiled when every number changes, and dispatches for forty rounds with four evaluations. More than 2% above what
 is expected fails, and so does less: an improvement belongs into the file. The compiler decides much of this, so the
 file holds for one version of jaxlib and one kind of processor; with others nothing is compared, and that is said.
 """
@@ -56,7 +56,7 @@ def counted(algorithm, model, data):
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     return {
         "flops": int(cost["flops"]), "bytes": int(cost["bytes accessed"]), "temporary_bytes": memory.temp_size_in_bytes,
-        "instructions": instructions(compiled.as_text()),
+        "instructions": instructions(compiled.as_text()), "exchanges": exchanges(compiled.as_text()),
     }  # fmt: skip
 
 
@@ -64,6 +64,11 @@ def instructions(text):
     """Fusions, calls, loops, products and sums over devices in a compiled program, each where it is written."""
     kinds = collections.Counter(re.findall(r"= \S+ (fusion|call|while|custom-call|dot|convolution|all-reduce)\(", text))
     return sum(kinds.values())
+
+
+def exchanges(text):
+    """Where devices wait for each other: the sum over the cohort, and whether all of it is finite."""
+    return len(re.findall(r"= \S+ (?:all-reduce|all-gather|all-to-all|collective-permute)\(", text))
 
 
 def repeated(algorithm, model, data):

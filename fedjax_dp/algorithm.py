@@ -178,7 +178,7 @@ def run_round(
     """
     data = jax.tree.map(jnp.asarray, data)
     corrections, aggregate, transport = algorithm.local.corrections, algorithm.aggregate, algorithm.transport
-    members = draw_cohort(algorithm.cohort, key, state.round, data.shares)
+    members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
     expected = algorithm.cohort.rates(data.shares)
     flat, unravel = ravel(state.params)
     positions = jnp.arange(members.ids.shape[0], dtype=jnp.int32)
