@@ -5,9 +5,10 @@
 
 For every workload of `round_latency.py`: operations and bytes of the compiled program (of one pass through its loops,
 as the compiler counts them), the memory it plans for, its instructions that run (fusions, calls, loops), exchanges
-between devices, programs compiled when every number changes, and dispatches for forty rounds with four evaluations. More than 2% above what
-is expected fails, and so does less: an improvement belongs into the file. The compiler decides much of this, so the
-file holds for one version of jaxlib and one kind of processor; with others nothing is compared, and that is said.
+between devices, programs compiled when every number changes, and dispatches for forty rounds with four evaluations.
+More than 2% above what is expected fails, and so does less: an improvement belongs into the file. The compiler decides
+much of this, so the file holds for one version of jaxlib and one kind of processor; with others nothing is compared,
+and that is said.
 """
 
 import argparse

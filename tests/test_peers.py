@@ -1,6 +1,7 @@
 """Others, side by side: all compute the same, and who cannot take part stays in the table with the reason."""
 
 import importlib
+import json
 import pathlib
 import sys
 
@@ -8,7 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-PEERS = pathlib.Path(__file__).parent.parent / "benchmarks" / "peers"
+ROOT = pathlib.Path(__file__).parent.parent
+PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
+SHOWN = ("W1", "W2", "W3", "W3dp")
 MODULES = (
     "workloads",
     "quiet",
@@ -107,3 +110,40 @@ def test_a_measurement_is_taken_again_while_others_have_the_cores(peers, monkeyp
     calls = []
     peers.quiet.undisturbed(lambda: calls.append(1))
     assert len(calls) == peers.quiet.ATTEMPTS  # and no endless wait
+
+
+def test_the_readme_shows_the_committed_comparison(peers):
+    readme = (ROOT / "README.md").read_text()
+    found = json.loads((RESULTS / "peers.json").read_text())["workloads"]
+    lines = peers.table({name: found[name] for name in SHOWN}).splitlines()
+    assert all(line in readme for line in lines)
+    assert "(benchmarks/results/peers.png)" in readme
+    for name in SHOWN:
+        gaps = [row["gradient_gap"] for row in found[name]["rows"].values()]
+        assert all(gap is None or gap < 1e-4 for gap in gaps)
+        assert "ours" not in found[name]["disturbed"]
+    times = {name: {peer: row["times_ours"] for peer, row in found[name]["rows"].items()} for name in SHOWN}
+    private = min(
+        times["W1"][peer] for peer in times["W1"] if peer not in ("ours", "plain_jax", "pfl_rounds", "torch_loop")
+    )
+    assert f"**{times['W1']['plain_jax']:.0f} times** as fast" in readme
+    assert f"{private:.0f} times as fast as the next" in readme
+
+
+def test_the_readme_shows_what_parts_of_a_round_cost():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    told = {name: json.loads((RESULTS / f"round_latency_{name.lower()}.json").read_text()) for name in SHOWN}
+    for name in ("W1", "W2", "W3dp"):
+        assert f"{told[name]['clipping_cost']:.2f} ({name})" in readme
+        assert told[name]["gradient_gap"] < 1e-4
+    assert not any(measured["disturbed"] for measured in told.values())
+    assert f"{told['W1']['over_jax_normals']:.2f} times as long as JAX takes to draw" in readme
+    assert f"{told['W1']['over_normals_alone']:.1f} times as long as our own" in readme
+
+
+def test_the_readme_shows_how_rounds_grow():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    curves = json.loads((RESULTS / "scaling.json").read_text())["curves"]
+    ms = [row["round_ms"] for row in curves["population"]]
+    assert f"within {max(ms) / min(ms):.2f}x" in readme
+    assert f"first round {curves['start'][1]['first_round_s']:.1f} s after" in readme
