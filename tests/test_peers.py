@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
-SHOWN = ("W1", "W2", "W3", "W3dp")
+SHOWN = ("W1", "W2")
 MODULES = (
     "workloads",
     "quiet",
@@ -133,17 +133,9 @@ def test_the_readme_shows_the_committed_comparison(peers):
 def test_the_readme_shows_what_parts_of_a_round_cost():
     readme = " ".join((ROOT / "README.md").read_text().split())
     told = {name: json.loads((RESULTS / f"round_latency_{name.lower()}.json").read_text()) for name in SHOWN}
-    for name in ("W1", "W2", "W3dp"):
+    for name in SHOWN:
         assert f"{told[name]['clipping_cost']:.2f} ({name})" in readme
         assert told[name]["gradient_gap"] < 1e-4
     assert not any(measured["disturbed"] for measured in told.values())
     assert f"{told['W1']['over_jax_normals']:.2f} times as long as JAX takes to draw" in readme
     assert f"{told['W1']['over_normals_alone']:.1f} times as long as our own" in readme
-
-
-def test_the_readme_shows_how_rounds_grow():
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    curves = json.loads((RESULTS / "scaling.json").read_text())["curves"]
-    ms = [row["round_ms"] for row in curves["population"]]
-    assert f"within {max(ms) / min(ms):.2f}x" in readme
-    assert f"first round {curves['start'][1]['first_round_s']:.1f} s after" in readme

@@ -55,9 +55,10 @@ PEERS = {
     "torch_func": Peer("torch.func", "torch", TORCH, "vmap over clients and records"),
     "opacus_ghost": Peer("Opacus ghost clipping", "torch", TORCH, "a loop over clients and steps"),
     "flower_rounds": Peer("Flower", "flower", ("flwr[simulation]>=1.40", *TORCH), "on Ray; private: Opacus inside"),
-    "pfl_rounds": Peer("pfl-research", "pfl", ("pfl[pytorch]>=0.6",), "private: clipped client updates, not records"),
-    "torch_loop": Peer("PyTorch loop", "torch", TORCH, "no privacy of records"),
+    "pfl_rounds": Peer("pfl-research, updates clipped, not records", "pfl", ("pfl[pytorch]>=0.6",), "its own privacy"),
+    "torch_loop": Peer("PyTorch loop, no privacy", "torch", TORCH, "a loop over clients and steps"),
 }  # fmt: skip
+WEAKER = ("pfl_rounds", "torch_loop")  # no privacy of records
 
 
 class Refused(Exception):
@@ -229,8 +230,8 @@ def draw(results: dict, path: pathlib.Path) -> None:
     for axis, (workload, found) in zip(axes[0], results.items(), strict=True):
         names = [name for name in reversed(PEERS) if name in found["rows"]]
         ms = [found["rows"][name]["ms"] for name in names]
-        axis.barh([PEERS[name].title for name in names], ms, log=True,
-                  color=["#c44e52" if name == "ours" else "#8c9bb0" for name in names])  # fmt: skip
+        colours = ["#c44e52" if name == "ours" else "#ccd3dd" if name in WEAKER else "#8c9bb0" for name in names]
+        axis.barh([PEERS[name].title for name in names], ms, log=True, color=colours)
         for place, (name, value) in enumerate(zip(names, ms, strict=True)):
             ratio = found["rows"][name]["times_ours"]
             text = f"{shown(value)} ms" + ("" if name == "ours" or ratio is None else f"  {shown(ratio)}x")
@@ -244,6 +245,14 @@ def draw(results: dict, path: pathlib.Path) -> None:
         axis.tick_params(labelsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
+
+
+def publish(results: dict, folder: pathlib.Path) -> None:
+    """The table and the picture of results."""
+    told = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
+    heading = "# Milliseconds per round, and times ours\n\nWritten by `python benchmarks/peers/run.py`."
+    (folder / "peers.md").write_text(f"{heading}\n\n{table(results)}\n\n{told}\n")
+    draw(results, folder / "peers.png")
 
 
 def main() -> None:
@@ -269,12 +278,8 @@ def main() -> None:
             "load": os.getloadavg()[0],
         }  # fmt: skip
         results = {name: known[name] for name in workloads.WORKLOADS if name in known}
-        about = {name: peer.about for name, peer in PEERS.items()}
-        path.write_text(json.dumps({"workloads": results, "about": about}, indent=1) + "\n")
-        told = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
-        heading = "# Milliseconds per round, and times ours\n\nWritten by `python benchmarks/peers/run.py`."
-        (options.out / "peers.md").write_text(f"{heading}\n\n{table(results)}\n\n{told}\n")
-        draw(results, options.out / "peers.png")
+        path.write_text(json.dumps({"workloads": results}, indent=1) + "\n")
+        publish(results, options.out)
     print(json.dumps(results) if options.json else table(results))
 
 
