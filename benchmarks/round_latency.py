@@ -32,13 +32,13 @@ import quiet
 import workloads
 from contenders import jax_rounds, ours
 
+RESULTS = pathlib.Path(__file__).parent / "results"
 TURN_S = 0.3
 NAMES = ("W1", "W2", "W3", "W3dp")
 COSTS = {  # the ratio of one round to another
     "clipping_cost": ("ours", "unclipped"), "privacy_cost": ("ours", "non_private"),
     "over_normals_alone": ("ours", "normals"), "over_jax_normals": ("ours", "jax_normals"),
     "proximal_cost": ("proximal", "ours"), "control_variates_cost": ("control_variates", "ours"),
-    "bfloat16_cost": ("bfloat16", "ours"),
 }  # fmt: skip
 
 

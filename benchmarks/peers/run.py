@@ -226,23 +226,22 @@ def draw(results: dict, path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(results), figsize=(3.4 * len(results) + 1, 3.6), squeeze=False)
+    names = [name for name in reversed(PEERS) if any(name in found["rows"] for found in results.values())]
+    figure, axes = plt.subplots(1, len(results), figsize=(3 * len(results) + 3, 3.8), sharey=True, squeeze=False)
     for axis, (workload, found) in zip(axes[0], results.items(), strict=True):
-        names = [name for name in reversed(PEERS) if name in found["rows"]]
-        ms = [found["rows"][name]["ms"] for name in names]
-        colours = ["#c44e52" if name == "ours" else "#ccd3dd" if name in WEAKER else "#8c9bb0" for name in names]
-        axis.barh([PEERS[name].title for name in names], ms, log=True, color=colours)
-        for place, (name, value) in enumerate(zip(names, ms, strict=True)):
-            ratio = found["rows"][name]["times_ours"]
-            text = f"{shown(value)} ms" + ("" if name == "ours" or ratio is None else f"  {shown(ratio)}x")
-            axis.text(value * 1.1, place, text, va="center", fontsize=8)
-        axis.set_xlim(min(ms) / 3, max(ms) * 30)
-        axis.set_title(
-            f"{workload}: {found['private']} privacy" if found["private"] != "none" else f"{workload}: plain"
-        )
+        there = [(place, name, found["rows"][name]) for place, name in enumerate(names) if name in found["rows"]]
+        colours = ["#c44e52" if name == "ours" else "#ccd3dd" if name in WEAKER else "#8c9bb0" for _, name, _ in there]
+        ms = [row["ms"] for *_, row in there]
+        axis.barh([place for place, *_ in there], ms, log=True, color=colours)
+        for place, name, row in there:
+            ratio = "" if name == "ours" or row["times_ours"] is None else f"  {shown(row['times_ours'])}x"
+            axis.text(row["ms"] * 1.1, place, f"{shown(row['ms'])} ms{ratio}", va="center", fontsize=8)
+        axis.set_xlim(min(ms) / 3, max(ms) * 100)
+        axis.set_title(f"{workload}: {'no' if found['private'] == 'none' else found['private']} privacy", fontsize=10)
         axis.set_xlabel("ms per round")
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
+    axes[0][0].set_yticks(range(len(names)), [PEERS[name].title for name in names])
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 

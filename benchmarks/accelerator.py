@@ -1,0 +1,175 @@
+"""The private round on an accelerator: cohorts of 10, 100, 1,000, sweeps of 64 and 256 points, shares of its ceilings.
+
+    python benchmarks/accelerator.py                                    # all; writes accelerator.json, .md, .png
+    python benchmarks/accelerator.py --workloads W1 --cohorts 10 100    # a part of it
+
+For every workload of `peers/` and every cohort: milliseconds per round of ours, of the same program with one client
+after another (unvmapped), without clipping, and with gradients in bfloat16; client-steps per second; operations and
+bytes that a round cannot do without over its time, against what the device reaches for products and copies alone. Then
+sweeps of W1 with cohorts of 10: all points as one program, against one point after another. Runs on a CPU too, where
+it takes long for large cohorts.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from round_latency import RESULTS, commit, ours, relatives, timed, workloads
+
+import fedjax_dp as fdp
+from fedjax_dp import latency, report
+from fedjax_dp.sweeps.engine import Group, Job, Shelf
+
+COHORTS, POINTS = (10, 100, 1000), (64, 256)
+
+
+def round_of(w, repeats):
+    """One row: a workload with its cohort."""
+    data, model, algorithm = ours.clients_of(w), ours.model_of(w), ours.algorithm_of(w)
+    execution = fdp.all_devices()
+    runs = {
+        "ours": ours.rounds_of(w, algorithm, data, model, execution),
+        "one_by_one": ours.rounds_of(w, algorithm, data, model, fdp.all_devices(1)),
+        "bfloat16": ours.rounds_of(w, algorithm, data, dataclasses.replace(model, dtype=jnp.bfloat16), execution),
+    }
+    if w.private == "record":
+        runs["unclipped"] = ours.rounds_of(w, relatives(w)["unclipped"], data, model, execution)
+    times = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    for _ in range(repeats):
+        for name, run in runs.items():
+            times[name].append(timed(run))
+    median = {name: float(np.median(ms)) for name, ms in times.items()}
+    spread = {name: float(np.subtract(*np.percentile(ms, [75, 25])) / median[name]) for name, ms in times.items()}
+    floor = latency.floor_of(algorithm, data, model, execution)
+    seconds = median["ours"] / 1e3
+    return {
+        "workload": w.name, "cohort": w.cohort, **{f"{name}_ms": ms for name, ms in median.items()}, "spreads": spread,
+        "client_steps_per_s": w.cohort * w.steps / seconds, "flops_per_s": floor.flops / seconds,
+        "bytes_per_s": floor.bytes / seconds, "normals_per_s": floor.normals / seconds, "floor": floor._asdict(),
+        "floor_ms": floor.ms, "disturbed": max(spread.values()) > latency.DISTURBED,
+    }  # fmt: skip
+
+
+def sweep_of(points, rounds, repeats):
+    """One row: so many points of W1 as one program, against runs one after another."""
+    w = workloads.WORKLOADS["W1"]
+    data, model = ours.clients_of(w), ours.model_of(w)
+    rates = np.geomspace(0.001, 0.1, points)
+    jobs = [Job(ours.algorithm_of(w._replace(rate=float(rate))), data, model, rounds, 0, rounds) for rate in rates]
+    group, alone = Group(jobs, shelf=Shelf()), Group(jobs[:1], shelf=Shelf())
+
+    def several(group):
+        def run():
+            dict(group.run())
+            return rounds
+
+        return run
+
+    together, one = several(group), several(alone)
+    together(), one()
+    times = [(timed(together), timed(one)) for _ in range(repeats)]
+    return {
+        "points": points, "rounds": rounds, "together_ms": float(np.median([a for a, _ in times])),
+        "one_ms": float(np.median([b for _, b in times])),
+        "rounds_one_by_one": float(np.median([a / b for a, b in times])),
+    }  # fmt: skip
+
+
+def table(found):
+    """Markdown of all rows."""
+    ceilings = found["ceilings"]
+    lines = [
+        "| round | ours | one client after another | unclipped | bfloat16 | client-steps/s | of products | of copies |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["rounds"]:
+        unclipped = f"{row['unclipped_ms'] / row['ours_ms']:.2f}x" if "unclipped_ms" in row else "-"
+        lines.append(
+            f"| {row['workload']}, cohort {row['cohort']:,} | {row['ours_ms']:.3g} ms"
+            f"{' (disturbed)' if row['disturbed'] else ''} | {row['one_by_one_ms'] / row['ours_ms']:.2f}x | {unclipped} "
+            f"| {row['bfloat16_ms'] / row['ours_ms']:.2f}x | {row['client_steps_per_s']:,.0f} "
+            f"| {row['flops_per_s'] / ceilings['flops']:.1%} | {row['bytes_per_s'] / ceilings['bytes']:.1%} |"
+        )
+    lines += [
+        "",
+        "| sweep | a round of all points | of one point | as many rounds one by one |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row['points']} points | {row['together_ms']:.3g} ms | {row['one_ms']:.3g} ms | {row['rounds_one_by_one']:.1f} |"
+        for row in found["sweeps"]
+    ]
+    return "\n".join(lines)
+
+
+def draw(found, path):
+    """Milliseconds per round against the cohort, one line for each workload, with the counted floor."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 4))
+    for name in dict.fromkeys(row["workload"] for row in found["rounds"]):
+        rows = [row for row in found["rounds"] if row["workload"] == name]
+        at = [row["cohort"] for row in rows]
+        (line,) = axis.loglog(at, [row["ours_ms"] for row in rows], "o-", label=name)
+        axis.loglog(at, [row["floor_ms"] for row in rows], ":", color=line.get_color())
+    axis.set(xlabel="clients in the cohort", ylabel="ms per round (dotted: floor)")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--workloads", nargs="+", choices=("W1", "W2", "W3", "W3dp"), default=["W1", "W2", "W3", "W3dp"]
+    )
+    parser.add_argument("--cohorts", nargs="+", type=int, default=list(COHORTS))
+    parser.add_argument("--points", nargs="*", type=int, default=list(POINTS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="a folder")
+    options = parser.parse_args()
+    found = {
+        "rounds": [], "sweeps": [], "ceilings": latency.speeds(fdp.all_devices()), "hardware": report.device(),
+        "versions": report.versions(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
+    }  # fmt: skip
+
+    def keep():  # after every row, so that a machine that is taken away leaves what it did
+        (options.out / "accelerator.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "accelerator.md").write_text(f"{table(found)}\n")
+
+    for name in options.workloads:
+        for cohort in options.cohorts:
+            w = workloads.WORKLOADS[name]
+            w = w._replace(cohort=cohort, clients=max(w.clients, cohort))
+            try:
+                found["rounds"].append(round_of(w, options.repeats))
+            except jax.errors.JaxRuntimeError as error:
+                print(f"{name}, cohort {cohort}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            print(f"{name}, cohort {cohort}: {found['rounds'][-1]['ours_ms']:.3g} ms a round", file=sys.stderr)
+            keep()
+    for points in options.points:
+        found["sweeps"].append(sweep_of(points, 20, options.repeats))
+        print(f"{points} points: {found['sweeps'][-1]['together_ms']:.3g} ms a round", file=sys.stderr)
+        keep()
+    if found["rounds"]:
+        draw(found, options.out / "accelerator.png")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
