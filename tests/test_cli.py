@@ -328,6 +328,21 @@ def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
     runs(entry, capsys, "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "2")
 
 
+def test_a_dtype_that_is_not_offered_is_refused(capsys):
+    assert cli.main(["run", "--dtype", "float16"]) == 2
+    assert "dtype must be one of float32, bfloat16, got 'float16'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_in_bfloat16_learns_under_the_same_guarantee(tmp_path, capsys):
+    told = {}
+    for dtype in ("float32", "bfloat16"):
+        assert cli.main(["run", "--dtype", dtype, "--out", str(tmp_path / dtype), "--json"]) == 0
+        told[dtype] = json.loads(capsys.readouterr().out)
+    assert told["bfloat16"]["guarantee"] == told["float32"]["guarantee"]
+    assert 0 < abs(told["bfloat16"]["test_loss"] - told["float32"]["test_loss"]) < 0.05
+
+
 def test_an_option_of_another_algorithm_is_refused(capsys):
     assert cli.main(["run", "--algorithm", "fedavg", "--mu", "0.1"]) == 2
     assert "mu must be left out for fedavg, which does not take it, got 0.1; it belongs to fedprox" in (

@@ -153,10 +153,7 @@ def audit(
             leaves no trace.
     """
     asked, began = dict(locals()), time.perf_counter()
-    errors.require_choice("canary", canary, CANARY_NAMES)
-    _require_sane(significance, trials=trials, lanes=1 if lanes is None else lanes)
-    if claim is not None:
-        errors.require_not_negative("claim", claim)
+    require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     own = model or logistic_regression(data.record_shape, data.classes)
     check(algorithm, data, rounds, own)
     scene = set_scene(
@@ -215,7 +212,7 @@ def audit_mechanism(
     True
     """
     asked, began = dict(locals()), time.perf_counter()
-    _require_sane(significance, trials=trials, lanes=lanes)
+    require_sane("gradient", None, significance, trials=trials, lanes=lanes)
     if not callable(mechanism):
         raise errors.refuse("mechanism", repr(mechanism), "a function of a key and of whether the canary is there")
     if not isinstance(event, Event):
@@ -287,10 +284,15 @@ def _judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim:
     )  # fmt: skip
 
 
-def _require_sane(significance: float, **counts: int) -> None:
+def require_sane(canary: str, claim: float | None, significance: float, **counts: int | None) -> None:
+    """Refuse what cannot be meant, whatever is attacked."""
+    errors.require_choice("canary", canary, CANARY_NAMES)
     errors.require_in_unit_interval("significance", significance)
     for name, count in counts.items():
-        errors.require_count(name, count)
+        if count is not None:
+            errors.require_count(name, count)
+    if claim is not None:
+        errors.require_not_negative("claim", claim)
 
 
 def _tested(scene: Scene, claim: float | None, accountant: str) -> TradeOff:

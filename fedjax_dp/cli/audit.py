@@ -11,7 +11,7 @@ from rich.console import Console
 from fedjax_dp import config as configs
 from fedjax_dp import devices, report
 from fedjax_dp.accounting import Guarantee, Unit
-from fedjax_dp.audits.audit import Audit, audit
+from fedjax_dp.audits.audit import Audit, audit, require_sane
 from fedjax_dp.audits.duel import Outcome
 from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.config import RunConfig
@@ -70,6 +70,9 @@ def audit_command(arguments: list[str]) -> int:
     path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     options, flagged = parse("audit", arguments, AuditOptions(**(configs.read(path) if path else {})), DESCRIPTION)
     check_plot(options.plot)
+    require_sane(
+        options.canary, options.claim, options.significance, trials=options.trials, lanes=options.lanes
+    )  # before minutes of calibration
     screen = Screen()
     idle = [f"--{name.replace('_', '-')}" for name in IDLE if name in flagged]
     if idle:

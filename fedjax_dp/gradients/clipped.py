@@ -78,7 +78,9 @@ def plain_sum(model: Model, params: Any, x: jax.Array, y: jax.Array, mask: jax.A
 def describe(model: Model, params: Any, x: jax.Array, y: jax.Array) -> str:
     """Which way `clipped_sum` takes for a model, and why, for the log of a run."""
     reason = _why_not_probes(model, params, x, y)
-    return "norms in the backward pass" if reason is None else f"per-record gradients ({reason})"
+    way = "norms in the backward pass" if reason is None else f"per-record gradients ({reason})"
+    dtype = jnp.dtype(getattr(model, "dtype", jnp.float32)).name
+    return way if dtype == "float32" else f"{way}, of gradients computed in {dtype}"
 
 
 def _by_record(
