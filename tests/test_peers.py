@@ -139,3 +139,4 @@ def test_the_readme_shows_what_parts_of_a_round_cost():
     assert not any(measured["disturbed"] for measured in told.values())
     assert f"{told['W1']['over_jax_normals']:.2f} times as long as JAX takes to draw" in readme
     assert f"{told['W1']['over_normals_alone']:.1f} times as long as our own" in readme
+    assert all(f"{measured['over_floor']:.1f} ({name})" in readme for name, measured in told.items())
