@@ -20,7 +20,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from round_latency import RESULTS, commit, ours, relatives, timed, workloads
+from round_latency import RESULTS, commit, ours, quiet, relatives, timed, workloads
 
 import fedjax_dp as fdp
 from fedjax_dp import latency, report
@@ -45,16 +45,16 @@ def round_of(w, repeats):
         run()
     for _ in range(repeats):
         for name, run in runs.items():
-            times[name].append(timed(run))
+            times[name].append(quiet.undisturbed(lambda run=run: timed(run)))
     median = {name: float(np.median(ms)) for name, ms in times.items()}
-    spread = {name: float(np.subtract(*np.percentile(ms, [75, 25])) / median[name]) for name, ms in times.items()}
+    spreads = {name: quiet.spread(ms) for name, ms in times.items()}
     floor = latency.floor_of(algorithm, data, model, execution)
     seconds = median["ours"] / 1e3
     return {
-        "workload": w.name, "cohort": w.cohort, **{f"{name}_ms": ms for name, ms in median.items()}, "spreads": spread,
+        "workload": w.name, "cohort": w.cohort, **{f"{name}_ms": ms for name, ms in median.items()}, "spreads": spreads,
         "client_steps_per_s": w.cohort * w.steps / seconds, "flops_per_s": floor.flops / seconds,
         "bytes_per_s": floor.bytes / seconds, "normals_per_s": floor.normals / seconds, "floor": floor._asdict(),
-        "floor_ms": floor.ms, "disturbed": max(spread.values()) > latency.DISTURBED,
+        "floor_ms": floor.ms, "disturbed": max(spreads.values()) > latency.DISTURBED,
     }  # fmt: skip
 
 

@@ -198,9 +198,7 @@ def commit():
 
 def summarise(w, gap, memory, floor, compile_s, times):
     median = {name: float(np.median(ms)) for name, ms in times.items()}
-    spreads = {
-        name: float((np.percentile(ms, 75) - np.percentile(ms, 25)) / np.median(ms)) for name, ms in times.items()
-    }
+    spreads = {name: quiet.spread(ms) for name, ms in times.items()}
     told = {  # pair by pair, so that drift of the machine cancels
         cost: float(np.median(np.array(times[above]) / np.array(times[below])))
         for cost, (above, below) in COSTS.items() if above in times and below in times

@@ -93,7 +93,7 @@ def point(began, clients, cohort, steps, features=784, records=10, hidden=None, 
         "clients": clients, "cohort": cohort, "steps": steps,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(held[0].params)), "warm": warm,
         "round_ms": ms, "us_per_client_step": 1e3 * ms / (cohort * steps),
-        "spread": float(np.subtract(*np.percentile(times, [75, 25])) / ms), "compile_s": max(first - usual, 0.0),
+        "spread": quiet.spread(times), "compile_s": max(first - usual, 0.0),
         "first_round_s": since_start, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
 

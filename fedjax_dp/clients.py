@@ -12,9 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "cohort"
-ONE_BY_ONE_FROM = (
-    300_000  # parameters from which a CPU is faster with one client after another, see `Execution.portion`
-)
+ONE_BY_ONE_FROM = 40_000  # parameters from which a private round is faster with one client after another, on a CPU
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import os
 import sys
 
 ASKED = "JAX_NUM_CPU_DEVICES"  # what JAX reads when it is imported
-_OURS: set[str] = set()  # names in the environment that are ours, not the user's
+_asked = False  # whether ASKED in the environment is ours, not the user's
 
 # Noise is a long chain of integer operations for every number; the widest vectors hide their latency best. On CPUs
 # with vectors of 512 bits normals take 0.6 of the time that they take with the 256 of XLA; elsewhere it is nothing.
@@ -23,12 +23,12 @@ def use_all_cores() -> None:
     JAX itself is not imported for that: it may be wanted for accounting that it is not, and may be used before anything
     of the simulator is.
     """
+    global _asked
     if ASKED in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     jax = sys.modules.get("jax")
     if jax is None:
-        os.environ[ASKED] = str(cores())
-        _OURS.add(ASKED)
+        os.environ[ASKED], _asked = str(cores()), True
         return
     try:
         jax.config.update("jax_num_cpu_devices", cores())
@@ -38,9 +38,10 @@ def use_all_cores() -> None:
 
 def leave_children_alone() -> None:
     """Take back what the environment was told, now that JAX has read it: other programs choose for themselves."""
-    for name in _OURS:
-        os.environ.pop(name, None)
-    _OURS.clear()
+    global _asked
+    if _asked:
+        os.environ.pop(ASKED, None)
+    _asked = False
 
 
 def cache_programs() -> None:

@@ -8,6 +8,7 @@ called aggregation: in a round of many tiny steps it is mostly the loop itself.
 """
 
 import dataclasses
+import functools
 import itertools
 import statistics
 import time
@@ -266,7 +267,7 @@ def _server(
     params, optimizer, server = execution.place((state.params, state.optimizer, value.server))
     rounds = 100
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
     def moves(server: Any, params: Any, optimizer: Any) -> Any:
         def one(at: jax.Array, carry: Any) -> Any:
             params, optimizer = carry

@@ -306,6 +306,20 @@ def test_zero_huge_and_nan_gradients_stay_bounded(wrap):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    "kinds", [("dense",), ("again", "again"), ("conv", "dilated"), ("layer", "scale"), ("group", "rms"), ("lstm",)]
+)
+@pytest.mark.parametrize("spoilt", [jnp.nan, jnp.inf, -3e38, 1e30])
+def test_a_record_that_is_not_finite_moves_the_sum_by_at_most_the_clip_norm(kinds, spoilt):
+    """Whatever layer it passes; what is zero times the clip factor must not come out as NaN."""
+    model, params, x, y = problem(Sequence(kinds), 5, (7, 4))
+    others, spoiled = jnp.arange(5) != 2, x.at[2].set(spoilt)
+    total, without = (ravel(clipped_sum(model, params, spoiled, y, m, 0.5).total)[0] for m in (others | True, others))
+    clean = ravel(clipped_sum(model, params, x, y, others, 0.5).total)[0]
+    np.testing.assert_array_equal(without, clean)
+    assert jnp.linalg.norm(total - without) <= 0.5 * (1 + 1e-5)
+
+
 @pytest.mark.parametrize("wrap", [lambda m: m, Plain])
 def test_padding_records_contribute_exactly_zero(wrap):
     model, params, x, y = problem(Mlp((4, 3)), 6, 3)

@@ -184,17 +184,12 @@ def compared(workload: str, names: list[str], repeats: int, work: pathlib.Path) 
     for name, ms in turns.items():
         pairs = min(len(ms), len(turns.get("ours", ms)))
         rows[name] = {
-            "ms": float(np.median(ms)), "spread": spread(ms), "turns": ms, "peak_mb": peaks[name],
+            "ms": float(np.median(ms)), "spread": quiet.spread(ms), "turns": ms, "peak_mb": peaks[name],
             "times_ours": float(np.median(np.array(ms[:pairs]) / turns["ours"][:pairs])) if "ours" in turns else None,
             "gradient_gap": difference.get(name), "versions": versions[name],
         }  # fmt: skip
     disturbed = [name for name, row in rows.items() if row["spread"] > 0.3]
     return {**workloads.WORKLOADS[workload]._asdict(), "rows": rows, "reasons": reasons, "disturbed": disturbed}
-
-
-def spread(ms: list[float]) -> float:
-    """The middle half over the median."""
-    return float((np.percentile(ms, 75) - np.percentile(ms, 25)) / np.median(ms))
 
 
 def shown(number: float) -> str:

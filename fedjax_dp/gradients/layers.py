@@ -20,6 +20,7 @@ from fedjax_dp.models import convolution
 
 Params = dict[str, Any]
 ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
+HUGE = 2.0**126  # its square is not finite in float32
 EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
 
 
@@ -47,11 +48,18 @@ def product(a: jax.Array, e: jax.Array, with_bias: bool) -> Gradients:
     One position: |a|^2 |e|^2. Else the Gram matrices over positions or the per-record kernels, whichever is smaller.
     """
     positions, inputs, outputs = a.shape[1], a.shape[2], e.shape[2]
+    e = finite(e)
 
     def flat_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows, weighted = _kept(a, factors).reshape(-1, inputs), _weighted(e, factors).reshape(-1, outputs)
-        # the long side last in the product; `values.ravel` undoes the transpose
-        return jnp.matmul(weighted.T, rows, precision=EXACT).T, weighted.sum(0)
+        # Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero.
+        # The long side comes last in the product, as in `values.ravel`.
+        bias = jnp.einsum("n,nto->o", factors, e, precision=EXACT)
+        scaled = factors[:, None, None]
+        if inputs < outputs:
+            rows, made = (a * scaled).reshape(-1, inputs), e.reshape(-1, outputs)
+            return jnp.matmul(rows.T, made, precision=EXACT), bias
+        rows, made = a.reshape(-1, inputs), (e * scaled).reshape(-1, outputs)
+        return jnp.matmul(made.T, rows, precision=EXACT).T, bias
 
     if positions == 1:
         return Gradients((jnp.sum(a * a, (1, 2)) + float(with_bias)) * jnp.sum(e * e, (1, 2)), flat_total)
@@ -99,6 +107,20 @@ def _total_of(gram: jax.Array) -> jax.Array:
     return gram.sum((1, 2)) + ROUNDING * jnp.abs(gram).sum((1, 2))
 
 
+@jax.custom_jvp
+def finite(x: jax.Array) -> jax.Array:
+    """HUGE in place of what is not finite, so that a factor of zero removes it: 0 * NaN would be NaN.
+
+    Its square is infinite, and with it the norm of the record's gradient.
+    """
+    return jnp.where(jnp.isfinite(x), x, jnp.asarray(HUGE, x.dtype))
+
+
+@finite.defjvp
+def _as_it_is(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return finite(*primals), tangents[0]
+
+
 def _kept(a: jax.Array, factors: jax.Array) -> jax.Array:
     """Zero where the factor is: 0 * NaN is NaN."""
     return jnp.where((factors > 0).reshape(-1, *[1] * (a.ndim - 1)), a, 0)
@@ -140,6 +162,7 @@ def _dense_covers(module: nn.Dense, x: jax.Array) -> bool:
 
 
 def _dense_run(module: nn.Dense, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    x = finite(x)
     out = x @ _own(module, "kernel")
     out = out + convolution.by_channel(_own(module, "bias"), out) if module.use_bias else out
     return _joined(out, probe), _positions(x)
@@ -159,7 +182,7 @@ def _kernel_named(module: Any, total: tuple[jax.Array, jax.Array], x: jax.Array)
 
 
 def _conv_run(module: nn.Conv, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    seen = convolution.patches(module, x)
+    seen = convolution.patches(module, finite(x))
     return _joined(convolution.as_product(module, seen), probe), _positions(seen)
 
 
@@ -198,7 +221,8 @@ def _scale_named(module: Any, total: tuple[jax.Array, jax.Array], x: jax.Array) 
 
 
 def _embed_covers(module: nn.Embed, x: jax.Array) -> bool:
-    return module.dtype in (None, jnp.float32) and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim >= 1
+    own = module.dtype in (None, _own(module, "embedding").dtype)
+    return own and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim >= 1
 
 
 def _embed_run(module: nn.Embed, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -223,7 +247,7 @@ def _lstm_covers(module: nn.RNN, x: jax.Array) -> bool:
 
 
 def _lstm_run(module: nn.RNN, x: jax.Array, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    cell = module.cell
+    cell, x = module.cell, finite(x)
     weights = cell.variables["params"]
     inner = jnp.concatenate([weights[f"i{gate}"]["kernel"] for gate in GATES], -1)
     recurrent = jnp.concatenate([weights[f"h{gate}"]["kernel"] for gate in GATES], -1)
@@ -240,7 +264,7 @@ def _lstm_run(module: nn.RNN, x: jax.Array, probe: jax.Array | None) -> tuple[ja
 
     start = jnp.zeros((x.shape[0], cell.features), ready.dtype)
     out, before = lax.scan(step, (start, start), ready.swapaxes(0, 1))[1]
-    return out.swapaxes(0, 1), jnp.concatenate([x, before.swapaxes(0, 1)], -1)
+    return out.swapaxes(0, 1), jnp.concatenate([x, finite(before.swapaxes(0, 1))], -1)
 
 
 def _lstm_probe(module: nn.RNN, x: jax.Array, out: jax.Array) -> tuple[int, ...]:
