@@ -15,7 +15,8 @@ warnings.filterwarnings("ignore", module="(torch|opacus).*")
 
 def private(w, rate):
     """The model, optimizer and criterion of Opacus' fast gradient clipping."""
-    wrapped = GradSampleModuleFastGradientClipping(network(w), max_grad_norm=w.clip_norm, use_ghost_clipping=True)
+    model = network(w, torch.contiguous_format)
+    wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=w.clip_norm, use_ghost_clipping=True)
     optimizer = DPOptimizerFastGradientClipping(
         torch.optim.SGD(wrapped.parameters(), lr=rate), noise_multiplier=workloads.NOISE_MULTIPLIER,
         max_grad_norm=w.clip_norm, expected_batch_size=w.batch,

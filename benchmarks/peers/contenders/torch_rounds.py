@@ -8,9 +8,12 @@ import workloads
 from torch import nn
 
 
-def network(w):
-    """The workload's model, for records `(batch, *shape)` with channels last."""
-    parts = [nn.Flatten()] if w.model in ("logistic", "mlp") else [ChannelsFirst()]
+def network(w, layout=torch.channels_last):
+    """The workload's model, for records `(batch, *shape)` with channels last; `layout`: of images in memory.
+
+    Opacus needs `torch.contiguous_format`: 1.6.0 unfolds images as if they were so, and takes wrong gradients of others.
+    """
+    parts = [nn.Flatten()] if w.model in ("logistic", "mlp") else [ChannelsFirst(layout)]
     dense = False
     for layer in workloads.layers(w):
         if len(layer.shape) == 4:
@@ -26,8 +29,12 @@ def network(w):
 
 
 class ChannelsFirst(nn.Module):
+    def __init__(self, layout):
+        super().__init__()
+        self.layout = layout
+
     def forward(self, x):
-        return x.permute(0, 3, 1, 2)
+        return x.permute(0, 3, 1, 2).clone(memory_format=self.layout)  # one channel has both, and must say which
 
 
 def tensors(w):
