@@ -11,7 +11,7 @@ from torch import nn
 def network(w, layout=torch.channels_last):
     """The workload's model, for records `(batch, *shape)` with channels last; `layout`: of images in memory.
 
-    Opacus needs `torch.contiguous_format`: 1.6.0 unfolds images as if they were so, and takes wrong gradients of others.
+    Opacus needs `torch.contiguous_format`: 1.6.0 unfolds all images as if they were so, and takes wrong gradients else.
     """
     parts = [nn.Flatten()] if w.model in ("logistic", "mlp") else [ChannelsFirst(layout)]
     dense = False
