@@ -131,6 +131,8 @@ def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
 def test_large_models_train_one_after_another_on_a_cpu_unless_told_otherwise():
     execution = clients.Execution()
     assert (execution.portion(10, 7850), execution.portion(10, 10**6)) == (10, 1 if execution.platform == "cpu" else 10)
+    if execution.platform == "cpu":  # an odd number of parameters: two at once, unless there is one
+        assert (execution.portion(10, 10**6 + 1), execution.portion(1, 10**6 + 1)) == (2, 1)
     assert clients.Execution(chunk_size=4).portion(10, 10**6) == 4
     assert clients.Execution(chunk_size=40).portion(10, 7850) == 10
 
