@@ -53,13 +53,12 @@ def product(a: jax.Array, e: jax.Array, with_bias: bool) -> Gradients:
     def flat_total(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero.
         # The long side comes last in the product, as in `values.ravel`.
-        bias = jnp.einsum("n,nto->o", factors, e, precision=EXACT)
         scaled = factors[:, None, None]
         if inputs < outputs:
             rows, made = (a * scaled).reshape(-1, inputs), e.reshape(-1, outputs)
-            return jnp.matmul(rows.T, made, precision=EXACT), bias
+            return jnp.matmul(rows.T, made, precision=EXACT), jnp.einsum("n,nto->o", factors, e, precision=EXACT)
         rows, made = a.reshape(-1, inputs), (e * scaled).reshape(-1, outputs)
-        return jnp.matmul(made.T, rows, precision=EXACT).T, bias
+        return jnp.matmul(made.T, rows, precision=EXACT).T, made.sum(0)
 
     if positions == 1:
         return Gradients((jnp.sum(a * a, (1, 2)) + float(with_bias)) * jnp.sum(e * e, (1, 2)), flat_total)
