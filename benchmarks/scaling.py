@@ -123,30 +123,32 @@ def measured(curve):
 
 
 def draw(curves, path):
-    """Time against each axis, with peak memory beside it."""
+    """Time against each axis, with peak memory and compilation below."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     shown = [curve for curve in AXES if curve in curves]
-    figure, axes = plt.subplots(2, len(shown), figsize=(3.5 * len(shown), 5), sharex="col", squeeze=False)
-    for (above, below), curve in zip(axes.T, shown, strict=True):
+    figure, axes = plt.subplots(
+        3, len(shown), figsize=(3.4 * len(shown), 6), sharex="col", squeeze=False, height_ratios=(2, 1, 1)
+    )
+    for column, curve in zip(axes.T, shown, strict=True):
         axis, label, kind = AXES[curve]
         at = [row[axis] for row in curves[curve]]
-        above.loglog(at, [row[kind] for row in curves[curve]], "o-", color="#1f5fa8")
-        above.set(title=label, ylabel=LABELS[kind])
-        low, high = above.get_ylim()
-        above.set_ylim(min(low, high / 10), max(high, low * 10))
-        below.loglog(at, [row["peak_mb"] for row in curves[curve]], "s-", color="#b0643c", label="peak memory (MB)")
-        below.loglog(
-            at, [1e2 * row["compile_s"] for row in curves[curve]], "^:", color="0.5", label="compiling (10 ms)"
-        )
-        below.set_xlabel(label)
-        below.legend(frameon=False, fontsize=8)
-        for part in (above, below):
+        time_, memory, compilation = column
+        time_.loglog(at, [row[kind] for row in curves[curve]], "o-", color="#1f5fa8")
+        low, high = time_.get_ylim()
+        time_.set_ylim(min(low, high / 20), max(high, low * 20))
+        memory.plot(at, [row["peak_mb"] for row in curves[curve]], "s-", color="#b0643c")
+        compilation.plot(at, [row["compile_s"] for row in curves[curve]], "^-", color="0.45")
+        for part, title in zip(column, (LABELS[kind], "peak memory (MB)", "compiling (s)"), strict=True):
+            part.set_title(title, fontsize=9, loc="left")
             part.spines[["top", "right"]].set_visible(False)
             part.grid(alpha=0.25)
+        for part in (memory, compilation):
+            part.set_ylim(0, 1.15 * part.get_ylim()[1])
+        compilation.set_xlabel(label)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 

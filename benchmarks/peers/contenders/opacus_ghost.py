@@ -15,7 +15,7 @@ warnings.filterwarnings("ignore", module="(torch|opacus).*")
 
 def private(w, rate):
     """The model, optimizer and criterion of Opacus' fast gradient clipping."""
-    model = network(w, torch.contiguous_format)
+    model = network(w, channels_first=True)
     wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=w.clip_norm, use_ghost_clipping=True)
     optimizer = DPOptimizerFastGradientClipping(
         torch.optim.SGD(wrapped.parameters(), lr=rate), noise_multiplier=workloads.NOISE_MULTIPLIER,

@@ -8,12 +8,12 @@ import workloads
 from torch import nn
 
 
-def network(w, layout=torch.channels_last):
-    """The workload's model, for records `(batch, *shape)` with channels last; `layout`: of images in memory.
+def network(w, channels_first=False):
+    """The workload's model, for records `(batch, *shape)` with channels last; `channels_first`: also in memory.
 
-    Opacus needs `torch.contiguous_format`: 1.6.0 unfolds all images as if they were so, and takes wrong gradients else.
+    Opacus needs that: 1.6.0 unfolds all images as if they lay so, and takes wrong gradients of convolutions else.
     """
-    parts = [nn.Flatten()] if w.model in ("logistic", "mlp") else [ChannelsFirst(layout)]
+    parts = [nn.Flatten()] if w.model in ("logistic", "mlp") else [ChannelsFirst(channels_first)]
     dense = False
     for layer in workloads.layers(w):
         if len(layer.shape) == 4:
@@ -29,12 +29,13 @@ def network(w, layout=torch.channels_last):
 
 
 class ChannelsFirst(nn.Module):
-    def __init__(self, layout):
+    def __init__(self, in_memory):
         super().__init__()
-        self.layout = layout
+        self.in_memory = in_memory
 
     def forward(self, x):
-        return x.permute(0, 3, 1, 2).clone(memory_format=self.layout)  # one channel has both, and must say which
+        x = x.permute(0, 3, 1, 2)
+        return x.clone(memory_format=torch.contiguous_format) if self.in_memory else x
 
 
 def tensors(w):
