@@ -148,9 +148,9 @@ def test_the_readme_shows_how_rounds_grow_and_what_bfloat16_does():
     assert not found["disturbed"]
     population = [row["round_ms"] for row in found["curves"]["population"]]
     assert [row["clients"] for row in found["curves"]["population"]] == [10**n for n in range(2, 7)]
-    assert f"the time of a round stays within {max(population) / min(population):.2f}x" in readme
+    assert f"100 to 1,000,000 clients stay within {max(population) / min(population):.2f}x" in readme
     (warm,) = (row for row in found["curves"]["start"] if row["warm"])
-    assert f"the first round ends {warm['first_round_s']:.1f} s after a warm start" in readme
+    assert f"the first ends {warm['first_round_s']:.1f} s after a warm start" in readme
     assert "(benchmarks/results/scaling.png)" in readme
     moved = max(abs(row["difference"]) for row in json.loads((RESULTS / "bfloat16.json").read_text())["rows"])
     assert f"bfloat16 moves accuracy by at most {100 * moved:.2f} points" in readme
