@@ -11,7 +11,7 @@ from fedjax_dp import gradients, simulation
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import FlaxModel, cnn, logistic_regression, mlp
 
-ROUNDS = {"W3": 2, "W3dp": 5}
+ROUNDS = {"W3": 2, "W3dp": 5, "cifar": 2, "cifar-client": 2, "cifar-record": 2}
 
 
 class Cifar(nn.Module):
