@@ -147,6 +147,9 @@ def problem(module, records, features, seed=0, classes=3, scale=1.0, tokens=Fals
     return model, params, x, jax.random.randint(keys[2], (records,), 0, classes)
 
 
+compiled_sum = jax.jit(gradients.clipped_sum, static_argnums=0)
+
+
 def by_hand(model, params, x, y, mask, clip_norm):
     """Gradients of single records, clipped and added one by one in float64 NumPy."""
     one = jax.grad(lambda p, x, y: model.losses(p, x[None], y[None])[0])
@@ -314,8 +317,8 @@ def test_a_record_that_is_not_finite_moves_the_sum_by_at_most_the_clip_norm(kind
     """Whatever layer it passes; what is zero times the clip factor must not come out as NaN."""
     model, params, x, y = problem(Sequence(kinds), 5, (7, 4))
     others, spoiled = jnp.arange(5) != 2, x.at[2].set(spoilt)
-    total, without = (ravel(clipped_sum(model, params, spoiled, y, m, 0.5).total)[0] for m in (others | True, others))
-    clean = ravel(clipped_sum(model, params, x, y, others, 0.5).total)[0]
+    total, without = (ravel(compiled_sum(model, params, spoiled, y, m, 0.5).total)[0] for m in (others | True, others))
+    clean = ravel(compiled_sum(model, params, x, y, others, 0.5).total)[0]
     np.testing.assert_array_equal(without, clean)
     assert jnp.linalg.norm(total - without) <= 0.5 * (1 + 1e-5)
 
@@ -390,11 +393,11 @@ def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     told = gradients.describe(narrow, params, x, y)
     assert told == "norms in the backward pass, of gradients computed in bfloat16"
     for clip_norm in (1e6, 0.5):
-        sums = [gradients.clipped_sum(model, params, x, y, mask, clip_norm).total for model in (wide, narrow)]
+        sums = [compiled_sum(model, params, x, y, mask, clip_norm).total for model in (wide, narrow)]
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(sums))
         a, b = (ravel(total)[0] for total in sums)
         error = jnp.linalg.norm(a - b) / jnp.linalg.norm(a)
         assert 1e-5 < error < 0.1  # another program, and no worse than eight bits through a few layers
     for i in range(6):  # a record alone: what is summed has the norm that was clipped to
-        alone = ravel(gradients.clipped_sum(narrow, params, x[i : i + 1], y[i : i + 1], mask[:1], 0.5).total)[0]
+        alone = ravel(compiled_sum(narrow, params, x[i : i + 1], y[i : i + 1], mask[:1], 0.5).total)[0]
         assert jnp.linalg.norm(alone) <= 0.5 * (1 + 1e-5)
