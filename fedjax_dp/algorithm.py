@@ -210,11 +210,8 @@ def run_round(
         )
         sound = jnp.isfinite(result.report.loss) & jnp.all(jnp.isfinite(message))
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
-        report = RoundReport(
-            member.id, member.present, result.report.loss, result.report.clipped, result.report.signal,
-            result.report.noise, sound | ~member.present, overflow & member.present, heard,
-        )  # fmt: skip
-        return words, (result.own, result.rule if algorithm.local.rule.keep else (), report)
+        probes = (*result.report, sound, overflow, heard)
+        return words, (result.own, result.rule if algorithm.local.rule.keep else (), probes)
 
     everyone = _Member(
         positions, members.ids, members.turn, members.present,
@@ -226,7 +223,13 @@ def run_round(
     )  # fmt: skip
     light = state._replace(optimizer=(), rules=(), memories=tuple(Memory(m.server) for m in state.memories))
     shared = (algorithm, data, key, light, members.ids, members.invited)
-    words, (rows, rules, report) = sum_over_clients(train, shared, everyone, execution, sum(tensor_sizes(state.params)))
+    needed = None if algorithm.cohort.fixed else members.present
+    words, (rows, rules, probes) = sum_over_clients(
+        train, shared, everyone, execution, sum(tensor_sizes(state.params)), needed,
+        algorithm.cohort.usual(data.num_clients),
+    )  # fmt: skip
+    report = RoundReport(members.ids, members.present, *probes)
+    report = report._replace(finite=report.finite | ~members.present, overflow=report.overflow & members.present)
     message = transport.total(
         role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words
     )  # fmt: skip

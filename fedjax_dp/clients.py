@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "cohort"
-ONE_BY_ONE_FROM = 40_000  # parameters from which a private round is faster with one client after another, on a CPU
+TOGETHER = 40_000  # parameters of clients computed at once on a CPU: more do not stay in a core's caches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +38,23 @@ class Execution:
     def platform(self) -> str:
         return (self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]).platform
 
-    def portion(self, clients: int, size: int) -> int:
-        """How many of a device's clients are computed at once, for models of `size` parameters.
+    def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
+        """How many clients a device computes at once, of a cohort whose models have `size` parameters.
 
-        Small models fill a device only together. On a CPU the product of one large model's batch does so alone, and
-        the parameters of many clients would not stay in its caches; of two where one would be a vector of odd length,
-        whose noise XLA draws number by number, 12 times slower.
+        Small models fill a device only together. On a CPU as many as its caches hold, one by one from TOGETHER on; of
+        two where one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower. Where
+        only `usual` of the cohort are needed in most rounds, at most half of these: portions without any are skipped.
         """
+        share = math.ceil(cohort / self.shares)
         if self.chunk_size is not None:
-            return min(self.chunk_size, clients)
-        alone = self.platform == "cpu" and size >= ONE_BY_ONE_FROM
-        return min(1 + size % 2, clients) if alone else clients
+            return min(self.chunk_size, share)
+        if self.platform != "cpu":
+            return share
+        most = round(TOGETHER / size)
+        if usual is not None and usual < cohort:
+            most = min(most, math.ceil(usual / self.shares / 2))
+        most = min(max(most, 1 + size % 2), share)
+        return math.ceil(share / math.ceil(share / most))
 
     def place(self, tree: Any) -> Any:
         """Copy a pytree to the devices that will use it."""
@@ -90,30 +96,42 @@ def all_devices(chunk_size: int | None = None) -> Execution:
 
 
 def sum_over_clients(
-    train: Callable[[Any, Any], tuple[Any, Any]], shared: Any, members: Any, execution: Execution, size: int
-) -> tuple[Any, Any]:
+    train: Callable[[Any, Any], tuple[Any, Any]], shared: Any, members: Any, execution: Execution, size: int,
+    needed: jax.Array | None = None, usual: int | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """The sum over the cohort of `terms`, and `rows` stacked in order, where (terms, rows) = train(shared, member).
 
     Shapes: `members` is a pytree of arrays with a leading axis (cohort,), of which `train` gets one entry; `shared` is
             the same for all; `size` is the number of parameters of a client's model. The cohort is padded to fill
             devices and portions, with copies of its first member; padding is masked after training, so whatever it
             computes, NaN included, contributes exactly zero.
+    needed  `(cohort,)` bool: whose terms count, in most rounds `usual` of them. Portions without any are skipped, and
+            their rows are zeros. Members are dealt to the devices in turn, as those needed may all be in front.
     """
     count = jax.tree.leaves(members)[0].shape[0]
-    share = math.ceil(count / execution.shares)
-    chunk = execution.portion(share, size)
-    chunks = math.ceil(share / chunk)
+    chunk = execution.portion(count, size, usual)
+    chunks = math.ceil(count / execution.shares / chunk)
     short = execution.shares * chunks * chunk - count
 
-    def portions(a: jax.Array) -> jax.Array:
-        padded = jnp.concatenate([a, jnp.broadcast_to(a[:1], (short, *a.shape[1:]))]) if short else a
-        return padded.reshape(execution.shares, chunks, chunk, *a.shape[1:])
+    def padded(a: jax.Array) -> jax.Array:
+        return jnp.concatenate([a, jnp.broadcast_to(a[:1], (short, *a.shape[1:]))]) if short else a
 
-    real = (jnp.arange(count + short) < count).reshape(execution.shares, chunks, chunk)
-    table = (jax.tree.map(portions, members), real)
+    def dealt(a: jax.Array) -> jax.Array:
+        if needed is None:
+            return a.reshape(execution.shares, chunks, chunk, *a.shape[1:])
+        return jnp.moveaxis(a.reshape(chunks, chunk, execution.shares, *a.shape[1:]), 2, 0)
+
+    def gathered(a: jax.Array) -> jax.Array:
+        rows = a if needed is None else jnp.moveaxis(a, 0, 2)
+        return rows.reshape(-1, *a.shape[3:])[:count]
+
+    counts = jnp.arange(count + short) < count
+    if needed is not None:
+        counts = counts & jnp.pad(needed, (0, short))
+    table = (jax.tree.map(lambda a: dealt(padded(a)), members), dealt(counts))
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
-        portion, real = row
+        portion, counts = row
         if chunk == 1:  # without an axis of length one, which would keep some products from being plain ones
             alone = train(shared, jax.tree.map(lambda a: a[0], portion))
             terms, rows = jax.tree.map(lambda a: a[None], alone)
@@ -121,14 +139,14 @@ def sum_over_clients(
             terms, rows = jax.vmap(train, in_axes=(None, 0))(shared, portion)
 
         def add(i: Any, total: Any) -> Any:
-            return jax.tree.map(lambda s, a: s + jnp.where(real[i], a[i], 0), total, terms)
+            return jax.tree.map(lambda s, a: s + jnp.where(counts[i], a[i], 0), total, terms)
 
         # Row by row: a reduction over the leading axis takes ten times as long on a CPU.
         nothing = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), terms)
         return lax.fori_loop(0, chunk, add, nothing), rows
 
     def one_share(shared: Any, row: Any) -> tuple[Any, Any]:
-        return _one_after_another(one_chunk, shared, row)
+        return _one_after_another(one_chunk, shared, row, skips=needed is not None)
 
     def one_device(shared: Any, rows: Any) -> tuple[Any, Any]:
         if execution.mesh or execution.parts == 1:
@@ -146,19 +164,27 @@ def sum_over_clients(
             one_device, mesh=execution.mesh, in_specs=(P(), P(AXIS)), out_specs=(P(), P(AXIS)), check_vma=False
         )
     total, rows = one_device(shared, table)
-    return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[:count], rows)
+    return total, jax.tree.map(gathered, rows)
 
 
-def _one_after_another(one: Callable[[Any, Any], tuple[Any, Any]], shared: Any, table: Any) -> tuple[Any, Any]:
-    """The sum of the terms, and the rows stacked, where (terms, rows) = one(shared, entry of `table`)."""
+def _one_after_another(
+    one: Callable[[Any, Any], tuple[Any, Any]], shared: Any, table: tuple[Any, jax.Array], skips: bool
+) -> tuple[Any, Any]:
+    """The sum of the terms, and the rows stacked, where (terms, rows) = one(shared, entry of `table`).
+
+    skips  zeros in place of entries whose second part is False throughout, and not computed.
+    """
     first = jax.tree.map(lambda a: a[0], table)
-    if jax.tree.leaves(table)[0].shape[0] == 1:
+    if table[1].shape[0] == 1:
         total, rows = one(shared, first)
         return total, jax.tree.map(lambda a: a[None], rows)
+    shapes = jax.eval_shape(one, shared, first)
+
+    def none(shared: Any, entry: Any) -> tuple[Any, Any]:
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
     def accumulate(total: Any, entry: Any) -> tuple[Any, Any]:
-        part, rows = one(shared, entry)
-        return jax.tree.map(jnp.add, total, part), rows
+        found = lax.cond(jnp.any(entry[1]), one, none, shared, entry) if skips else one(shared, entry)
+        return jax.tree.map(jnp.add, total, found[0]), found[1]
 
-    shapes = jax.eval_shape(one, shared, first)[0]
-    return lax.scan(accumulate, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), table)
+    return lax.scan(accumulate, none(shared, first)[0], table)

@@ -51,6 +51,8 @@ class Cohort(Protocol):
 
     def members(self, num_clients: int) -> int: ...  # positions, known before the round
 
+    def usual(self, num_clients: int) -> int: ...  # how many of them an ordinary round fills
+
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members: ...  # key of this round
 
     def rates(self, shares: Array) -> Any: ...  # expected messages of each client (num_clients,); None: unknown
@@ -75,6 +77,9 @@ class AllClients:
         return self
 
     def members(self, num_clients: int) -> int:
+        return num_clients
+
+    def usual(self, num_clients: int) -> int:
         return num_clients
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -103,6 +108,9 @@ class UniformCohort:
         return self
 
     def members(self, num_clients: int) -> int:
+        return self.size
+
+    def usual(self, num_clients: int) -> int:
         return self.size
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -136,6 +144,9 @@ class PoissonCohort:
 
     def members(self, num_clients: int) -> int:
         return min(draws.poisson_capacity(self.size), num_clients)
+
+    def usual(self, num_clients: int) -> int:
+        return self.size
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         num_clients = shares.shape[0]
@@ -181,6 +192,9 @@ class MultinomialCohort:
         return self.draws if self.one_by_one else 1
 
     def members(self, num_clients: int) -> int:
+        return self.draws
+
+    def usual(self, num_clients: int) -> int:
         return self.draws
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -237,6 +251,9 @@ class CyclicCohort:
     def members(self, num_clients: int) -> int:
         return self.size
 
+    def usual(self, num_clients: int) -> int:
+        return self.size
+
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         blocks = shares.shape[0] // self.size
         first = (round_index.astype(jnp.int32) % blocks) * self.size
@@ -278,6 +295,9 @@ class _Answers:
 
     def members(self, num_clients: int) -> int:
         return self.cohort.members(num_clients)
+
+    def usual(self, num_clients: int) -> int:
+        return self.cohort.usual(num_clients)
 
     def law(self, shares: Array) -> tuple[Any, int]:
         return self.cohort.law(shares)  # a message that is lost or late may have been seen on its way

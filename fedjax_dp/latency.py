@@ -301,7 +301,7 @@ def _portions(
     """The round with the other portion of clients at once."""
     members = algorithm.cohort.members(data.num_clients)
     share = -(-members // execution.shares)
-    used = execution.portion(share, _size(model))
+    used = execution.portion(members, _size(model), algorithm.cohort.usual(data.num_clients))
     other = share if used == 1 else 1
     return (
         {f"chunk_size {other}": (algorithm, model, dataclasses.replace(execution, chunk_size=other))}

@@ -128,13 +128,22 @@ def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
     np.testing.assert_allclose(parts["kernel"], whole["kernel"], rtol=1e-5, atol=1e-6)
 
 
-def test_large_models_train_one_after_another_on_a_cpu_unless_told_otherwise():
+def test_as_many_clients_are_computed_at_once_as_caches_hold():
     execution = clients.Execution()
-    assert (execution.portion(10, 7850), execution.portion(10, 10**6)) == (10, 1 if execution.platform == "cpu" else 10)
-    if execution.platform == "cpu":  # an odd number of parameters: two at once, unless there is one
-        assert (execution.portion(10, 10**6 + 1), execution.portion(1, 10**6 + 1)) == (2, 1)
+    if execution.platform != "cpu":
+        assert execution.portion(100, 10**6) == 100
+        return
+    sizes = (110, 7850, 21_310, 10**6)
+    assert [execution.portion(100, size) for size in sizes] == [100, 5, 2, 1]
+    assert execution.portion(12, 7850) == 4  # three portions of four, not two of five and one of two
+    assert (execution.portion(10, 10**6 + 1), execution.portion(1, 10**6 + 1)) == (2, 1)  # odd lengths are slow alone
+    assert clients.Execution(parts=2).portion(10, 7850) == 5
+    assert (execution.portion(52, 110), execution.portion(52, 110, usual=10)) == (52, 5)
+
+
+def test_portions_can_be_chosen():
     assert clients.Execution(chunk_size=4).portion(10, 10**6) == 4
-    assert clients.Execution(chunk_size=40).portion(10, 7850) == 10
+    assert clients.Execution(chunk_size=40).portion(10, 7850, usual=4) == 10
 
 
 @pytest.mark.slow
@@ -171,6 +180,27 @@ def test_padding_clients_contribute_exactly_zero():
         total, reports = sum_updates(ids, weights, updates, chunk_size)
         np.testing.assert_array_equal(total, 5.0)
         np.testing.assert_array_equal(reports, ids)
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+@pytest.mark.parametrize("chunk_size", [1, 2, 7])
+def test_only_those_needed_are_added_and_portions_without_any_are_skipped(chunk_size, shares):
+    updates = 2.0 ** jnp.arange(9)[:, None] * jnp.ones((9, 4))
+    seen = []
+
+    def train(table, member):
+        jax.debug.callback(lambda c: seen.append(int(c)), member)
+        return table[member], member + 1
+
+    ids = jnp.array([7, 1, 4, 2, 8, 0, 0, 0, 0])
+    needed = jnp.array([True, True, False, True, False, False, False, False, False])
+    execution = clients.Execution(None, chunk_size, parts=shares)
+    total, rows = jax.jit(lambda: clients.sum_over_clients(train, updates, ids, execution, 4, needed, 3))()
+    np.testing.assert_array_equal(total, 2.0**7 + 2.0**1 + 2.0**2)
+    np.testing.assert_array_equal(rows[needed], ids[needed] + 1)
+    if chunk_size == 1:
+        jax.effects_barrier()
+        assert sorted(seen) == [1, 2, 7]
 
 
 @pytest.mark.slow
