@@ -13,6 +13,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedjax_dp import devices
 
@@ -71,17 +72,29 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     leaves, treedef = jax.tree.flatten(tree)
     shapes = [leaf.shape for leaf in leaves]
     tall = [len(shape) == 2 and shape[0] > shape[1] for shape in shapes]
-    splits = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
+    ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
 
     def unravel(flat: jax.Array) -> Any:
-        parts = jnp.split(flat, splits)
+        parts = jnp.split(flat, ends[:-1])
         back = [
             part.reshape(shape[::-1]).T if turned else part.reshape(shape)
             for part, shape, turned in zip(parts, shapes, tall, strict=True)
         ]
         return jax.tree.unflatten(treedef, back)
 
-    return jnp.concatenate([(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall)]), unravel
+    parts = [(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall, strict=True)]
+
+    def one_by_one(*parts: jax.Array) -> jax.Array:
+        """On a CPU: a concatenation would melt into what reads it, which then asks at every number whose it is."""
+        flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
+        for part, end in zip(parts, ends, strict=True):
+            flat = lax.dynamic_update_slice(flat, part, (end - part.size,))
+        return flat
+
+    def at_once(*parts: jax.Array) -> jax.Array:
+        return jnp.concatenate(parts)
+
+    return lax.platform_dependent(*parts, cpu=one_by_one, default=at_once), unravel
 
 
 def tensor_sizes(tree: Any) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ RESULTS = HERE.parent / "results"
 SETTLE_S = 0.3  # threads of PyTorch spin for a while after their work
 SLOW_MS, FEW = 10_000.0, 3  # a contender slower than this takes part in the first turns only
 PATIENCE_S = 900
+ROUNDS_OF_PFL = 1500  # what its benchmark of CIFAR-10 runs
 
 
 class Peer(NamedTuple):
@@ -192,6 +193,22 @@ def compared(workload: str, names: list[str], repeats: int, work: pathlib.Path) 
     return {**workloads.WORKLOADS[workload]._asdict(), "rows": rows, "reasons": reasons, "disturbed": disturbed}
 
 
+def grouped(results: dict) -> list[dict]:
+    """Our workloads, and those of pfl-research's benchmark, apart."""
+    groups = [{n: w for n, w in results.items() if n.startswith("cifar") is theirs} for theirs in (False, True)]
+    return [group for group in groups if group]
+
+
+def published(results: dict) -> list[str]:
+    """How long the rounds of pfl-research's benchmark take at the time of those that were run."""
+    return [
+        f"{ROUNDS_OF_PFL:,} rounds of {workload}, at the time of a round above: " + ", ".join(
+            f"{PEERS[name].title} {row['ms'] * ROUNDS_OF_PFL / 60e3:,.0f} min" for name, row in found["rows"].items()
+        ) + "."
+        for workload, found in results.items() if workload.startswith("cifar")
+    ]  # fmt: skip
+
+
 def shown(number: float) -> str:
     """Three digits."""
     return f"{number:,.0f}" if number >= 99.5 else f"{number:.3g}"
@@ -221,31 +238,44 @@ def draw(results: dict, path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = [name for name in reversed(PEERS) if any(name in found["rows"] for found in results.values())]
-    figure, axes = plt.subplots(1, len(results), figsize=(3 * len(results) + 3, 3.8), sharey=True, squeeze=False)
-    for axis, (workload, found) in zip(axes[0], results.items(), strict=True):
-        there = [(place, name, found["rows"][name]) for place, name in enumerate(names) if name in found["rows"]]
-        colours = ["#c44e52" if name == "ours" else "#ccd3dd" if name in WEAKER else "#8c9bb0" for _, name, _ in there]
-        ms = [row["ms"] for *_, row in there]
-        axis.barh([place for place, *_ in there], ms, log=True, color=colours)
-        for place, name, row in there:
-            ratio = "" if name == "ours" or row["times_ours"] is None else f"  {shown(row['times_ours'])}x"
-            axis.text(row["ms"] * 1.1, place, f"{shown(row['ms'])} ms{ratio}", va="center", fontsize=8)
-        axis.set_xlim(min(ms) / 3, max(ms) * 100)
-        axis.set_title(f"{workload}: {'no' if found['private'] == 'none' else found['private']} privacy", fontsize=10)
-        axis.set_xlabel("ms per round")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    axes[0][0].set_yticks(range(len(names)), [PEERS[name].title for name in names])
+    groups = grouped(results)
+    wide = max(map(len, groups))
+    figure, rows = plt.subplots(
+        len(groups), wide, figsize=(3 * wide + 3, 3.8 * len(groups)), sharey="row", squeeze=False
+    )
+    for axes, group in zip(rows, groups, strict=True):
+        names = [name for name in reversed(PEERS) if any(name in found["rows"] for found in group.values())]
+        for axis, (workload, found) in zip(axes, group.items(), strict=False):
+            bars(axis, names, workload, found)
+        axes[0].set_yticks(range(len(names)), [PEERS[name].title.replace(", ", "\n", 1) for name in names])
+        for axis in axes[len(group) :]:
+            axis.set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
+
+
+def bars(axis, names: list[str], workload: str, found: dict) -> None:
+    """One workload's panel."""
+    there = [(place, name, found["rows"][name]) for place, name in enumerate(names) if name in found["rows"]]
+    colours = ["#c44e52" if name == "ours" else "#ccd3dd" if name in WEAKER else "#8c9bb0" for _, name, _ in there]
+    ms = [row["ms"] for *_, row in there]
+    axis.barh([place for place, *_ in there], ms, log=True, color=colours)
+    for place, name, row in there:
+        ratio = "" if name == "ours" or row["times_ours"] is None else f"  {shown(row['times_ours'])}x"
+        axis.text(row["ms"] * 1.1, place, f"{shown(row['ms'])} ms{ratio}", va="center", fontsize=8)
+    axis.set_xlim(min(ms) / 3, max(ms) * 100)
+    axis.set_title(f"{workload}: {'no' if found['private'] == 'none' else found['private']} privacy", fontsize=10)
+    axis.set_xlabel("ms per round")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)
 
 
 def publish(results: dict, folder: pathlib.Path) -> None:
     """The table and the picture of results."""
     told = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
     heading = "# Milliseconds per round, and times ours\n\nWritten by `python benchmarks/peers/run.py`."
-    (folder / "peers.md").write_text(f"{heading}\n\n{table(results)}\n\n{told}\n")
+    tables = "\n\n".join([*map(table, grouped(results)), *published(results)])
+    (folder / "peers.md").write_text(f"{heading}\n\n{tables}\n\n{told}\n")
     draw(results, folder / "peers.png")
 
 

@@ -58,7 +58,7 @@ def client_app(name):
 
 def make(w):
     if w.private == "client":
-        raise SystemExit("compared without privacy and with record-level privacy")
+        raise SystemExit("not compared with noise on clients")
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     ends, rounds, server = [], ROUNDS.get(w.name, 2), ServerApp()
 

@@ -35,7 +35,7 @@ class Clock(TrainingProcessCallback):
 
 def make(w):
     if w.private == "record" and not w.name.startswith(("W1", "W2")):
-        raise SystemExit("no per-record clipping: no private round of a CNN to compare with")
+        raise SystemExit("clips no single records")
     x, y = workloads.records(w)
     x, y = torch.from_numpy(x).float() / 255, torch.from_numpy(y).long()
     datasets = [Dataset(raw_data=[x[i], y[i]], user_id=i) for i in range(w.clients)]
