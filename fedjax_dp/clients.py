@@ -11,8 +11,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_dp.values import LARGE
+
 AXIS = "cohort"
-TOGETHER = 40_000  # parameters of clients computed at once on a CPU: more do not stay in a core's caches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Execution:
     def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
         """How many clients a device computes at once, of a cohort whose models have `size` parameters.
 
-        Small models fill a device only together. On a CPU as many as its caches hold, one by one from TOGETHER on; of
+        Small models fill a device only together. On a CPU as many as its caches hold, LARGE ones one by one; of
         two where one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower. Where
         only `usual` of the cohort are needed in most rounds, at most half of these: portions without any are skipped.
         """
@@ -50,7 +51,7 @@ class Execution:
             return min(self.chunk_size, share)
         if self.platform != "cpu":
             return share
-        most = round(TOGETHER / size)
+        most = round(LARGE / size)
         if usual is not None and usual < cohort:
             most = min(most, math.ceil(usual / self.shares / 2))
         most = min(max(most, 1 + size % 2), share)

@@ -315,8 +315,8 @@ def _size(model: Model) -> int:
 
 
 def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Floor:
-    """What a round of an algorithm cannot do without; forward and backward are counted by the compiler."""
-    local, members = algorithm.local, algorithm.cohort.members(data.num_clients)
+    """What a usual round of an algorithm cannot do without; forward and backward are counted by the compiler."""
+    local, members = algorithm.local, algorithm.cohort.usual(data.num_clients)
     shapes = jax.eval_shape(
         lambda key: local.batches.sample(key, jnp.int32(data.largest), local.batches.count(local.steps, data.largest),
                                          data.largest), jax.random.key(0)

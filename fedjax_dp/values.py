@@ -20,6 +20,7 @@ from fedjax_dp import devices
 devices.leave_children_alone()
 
 T = TypeVar("T")
+LARGE = 40_000  # parameters of a model that fills the caches of a CPU's core alone
 
 
 def structure(**kwargs: Any) -> Any:
@@ -84,16 +85,18 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
 
     parts = [(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall, strict=True)]
 
+    def at_once(*parts: jax.Array) -> jax.Array:
+        return jnp.concatenate(parts)
+
     def one_by_one(*parts: jax.Array) -> jax.Array:
-        """On a CPU: a concatenation would melt into what reads it, which then asks at every number whose it is."""
+        """A concatenation would melt into what reads it, which on a CPU asks at every number which leaf it is from."""
         flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
         for part, end in zip(parts, ends, strict=True):
             flat = lax.dynamic_update_slice(flat, part, (end - part.size,))
         return flat
 
-    def at_once(*parts: jax.Array) -> jax.Array:
-        return jnp.concatenate(parts)
-
+    if ends[-1] < LARGE:  # cheaper to ask than to write once more
+        return at_once(*parts), unravel
     return lax.platform_dependent(*parts, cpu=one_by_one, default=at_once), unravel
 
 

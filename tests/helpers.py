@@ -54,6 +54,8 @@ class GivenCohort:
     def members(self, num_clients):
         return self.count
 
+    usual = members
+
     def sample(self, key, round_index, shares):
         ids = self.ids.astype(jnp.int32)
         return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
@@ -85,6 +87,8 @@ class GivenCohorts:
 
     def members(self, num_clients):
         return self.size
+
+    usual = members
 
     def sample(self, key, round_index, shares):
         ids, counts = self.ids[round_index].astype(jnp.int32), self.counts[round_index]

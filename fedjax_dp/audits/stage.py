@@ -30,8 +30,13 @@ class StagedCohort:
     schedule: jax.Array | None
     gone: jax.Array
 
+    fixed = False
+
     def members(self, num_clients: int) -> int:
         return self.base.members(num_clients)
+
+    def usual(self, num_clients: int) -> int:
+        return self.base.usual(num_clients)
 
     def rates(self, shares: Any) -> Any:
         return self.base.rates(shares)
