@@ -162,6 +162,8 @@ def main():
     if options.point is not None:
         print(json.dumps(point(**options.point)))
         return
+    if not options.out.is_dir():
+        parser.error(f"--out must be a folder that exists, got {options.out}")
     path = options.out / "scaling.json"
     curves = json.loads(path.read_text())["curves"] if path.exists() else {}
     for curve in options.curves:

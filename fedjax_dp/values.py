@@ -95,7 +95,7 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
             flat = lax.dynamic_update_slice(flat, part, (end - part.size,))
         return flat
 
-    if ends[-1] < LARGE:  # cheaper to ask than to write once more
+    if ends[-1] < LARGE or ends[-1] % 2:  # several are computed at once: cheaper to ask than to write once more
         return at_once(*parts), unravel
     return lax.platform_dependent(*parts, cpu=one_by_one, default=at_once), unravel
 

@@ -291,6 +291,8 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
     options = parser.parse_args()
+    if not options.out.is_dir():
+        parser.error(f"--out must be a folder that exists, got {options.out}")
     work = options.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys(["ours", *options.peers]))
