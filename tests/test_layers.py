@@ -2,6 +2,8 @@
 
 import ast
 import pathlib
+import subprocess
+import sys
 
 import fedjax_dp
 
@@ -64,6 +66,14 @@ def test_accounting_knows_neither_jax_nor_the_simulator():
             for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
                          [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
         }, path.name  # fmt: skip
+
+
+def test_a_round_starts_without_what_only_accounting_needs():
+    """SciPy loads its parts when they are used, if they are named `scipy.stats.binom`: half a second of every start."""
+    late = ("scipy.stats", "scipy.signal", "scipy.optimize", "scipy.sparse.csgraph", "matplotlib", "ray")
+    program = f"import sys, fedjax_dp.simulation; print([name for name in {late} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_modules_fit_a_reader():

@@ -21,7 +21,7 @@ that, as for independent noise. Sampling members afresh for each release amplifi
 """
 
 import numpy as np
-from scipy.signal import lfilter
+import scipy
 
 from fedjax_dp import errors
 
@@ -44,7 +44,7 @@ def strategy(coefficients: np.ndarray, releases: int) -> np.ndarray:
     """
     coefficients = _checked(coefficients)
     errors.require_count("releases", releases)
-    return lfilter([1.0], coefficients, np.eye(1, releases)[0])
+    return scipy.signal.lfilter([1.0], coefficients, np.eye(1, releases)[0])
 
 
 def sensitivity(coefficients: np.ndarray, releases: int, participations: int, separation: int) -> float:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from scipy.special import ndtr, ndtri
-from scipy.stats import beta
 
 from fedjax_dp import errors
 
@@ -255,7 +255,7 @@ def _corner(
 def _upper(wrong: "np.ndarray | float", trials: int, significance: float) -> np.ndarray:
     """Clopper-Pearson upper bound on a rate; `wrong` may be a mean count, and so not whole."""
     left = np.asarray(trials - np.asarray(wrong, float))
-    bound = beta.isf(significance, np.asarray(wrong, float) + 1, np.maximum(left, 1e-9))
+    bound = scipy.stats.beta.isf(significance, np.asarray(wrong, float) + 1, np.maximum(left, 1e-9))
     return np.where(left > 1e-9, bound, 1.0)
 
 

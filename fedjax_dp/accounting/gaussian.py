@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedjax_dp import errors
@@ -100,7 +100,11 @@ def gaussian_epsilon(delta: float, relative_noise: float, count: int = 1) -> flo
     high = 1.0
     while gaussian_delta(high, relative_noise, count) > delta:
         high *= 2
-    return float(brentq(lambda e: gaussian_delta(e, relative_noise, count) - delta, 0.0, high, xtol=1e-13, rtol=1e-13))
+    return float(
+        scipy.optimize.brentq(
+            lambda e: gaussian_delta(e, relative_noise, count) - delta, 0.0, high, xtol=1e-13, rtol=1e-13
+        )
+    )
 
 
 def gaussian_noise(epsilon: float, delta: float, count: int = 1) -> float:
@@ -116,7 +120,7 @@ def gaussian_noise(epsilon: float, delta: float, count: int = 1) -> float:
     def excess(log_noise: float) -> float:
         return gaussian_delta(epsilon, math.exp(log_noise)) - delta
 
-    return math.sqrt(count) * math.exp(brentq(excess, -60.0, 40.0, xtol=1e-13, rtol=1e-13))
+    return math.sqrt(count) * math.exp(scipy.optimize.brentq(excess, -60.0, 40.0, xtol=1e-13, rtol=1e-13))
 
 
 def classical_gaussian_noise(epsilon: float, delta: float) -> float:

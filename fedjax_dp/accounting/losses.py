@@ -10,8 +10,8 @@ import dataclasses
 import math
 
 import numpy as np
+import scipy
 from scipy import fft
-from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from fedjax_dp.accounting.pairs import Dominating, Pair
@@ -106,7 +106,7 @@ class LossDistribution:
             return 0.0
         mass = np.cumsum(masses[::-1])[::-1]
         step = math.exp(-self.spacing)
-        discounted = lfilter([1.0], [1.0, -step], masses[::-1])[::-1]
+        discounted = scipy.signal.lfilter([1.0], [1.0, -step], masses[::-1])[::-1]
         curve = self.infinite + np.append(mass[1:], 0.0) - step * np.append(discounted[1:], 0.0)
         k = int(np.argmax(curve <= delta))  # the first grid loss that is good enough; the answer lies just below it
         missing = self.infinite + mass[k] - delta

@@ -15,9 +15,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 from scipy.special import expit, ndtr, ndtri
-from scipy.stats import binom
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.trade_off import TradeOff
@@ -40,14 +39,16 @@ def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, sig
     fewer = np.arange(1, correct + 1)
 
     def excess(epsilon: float) -> float:
-        law = binom(guesses, expit(epsilon))
+        law = scipy.stats.binom(guesses, expit(epsilon))
         tail = float(law.sf(correct - 1))
         short = float(np.max((law.sf(correct - 1 - fewer) - tail) / fewer, initial=0.0))
         return tail + 2 * canaries * delta * short - significance
 
     if excess(0.0) >= 0:
         return 0.0
-    return float(brentq(excess, 0.0, MOST_EPSILON, xtol=1e-9)) if excess(MOST_EPSILON) > 0 else MOST_EPSILON
+    return (
+        float(scipy.optimize.brentq(excess, 0.0, MOST_EPSILON, xtol=1e-9)) if excess(MOST_EPSILON) > 0 else MOST_EPSILON
+    )
 
 
 def one_run_contradicts(correct: int, guesses: int, canaries: int, curve: TradeOff, significance: float = 0.05) -> bool:
@@ -113,7 +114,7 @@ def choose_guesses(canaries: int, mu: float, significance: float = 0.05) -> int:
         def missing(cut: float) -> float:
             return (ndtr(-cut) + ndtr(mu - cut)) / 2 - share
 
-        cut = brentq(missing, mu / 2 - 1e-9, mu + 40.0)
+        cut = scipy.optimize.brentq(missing, mu / 2 - 1e-9, mu + 40.0)
         right = ndtr(mu - cut) / (ndtr(-cut) + ndtr(mu - cut))
         return one_run_mu(math.floor(guesses * right), guesses, canaries, significance)
 

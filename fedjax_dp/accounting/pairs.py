@@ -8,8 +8,8 @@ import dataclasses
 import math
 
 import numpy as np
+import scipy
 from scipy.special import ndtr
-from scipy.stats import binom
 
 from fedjax_dp.accounting.events import (
     Adjacency,
@@ -149,7 +149,7 @@ def _by_multiplicity(sampling: WithReplacement, noise: float) -> Dominating:
 
     Multiplicities that are too rare, or too many to tell apart, are counted as larger ones, which can only cost more.
     """
-    rate, law = sampling.rate, binom(sampling.draws, 1 / sampling.records)
+    rate, law = sampling.rate, scipy.stats.binom(sampling.draws, 1 / sampling.records)
     times = np.arange(1, sampling.draws + 1)
     low = max(int(np.argmax(law.cdf(times) > NEGLIGIBLE)), 0)
     high = int(np.argmax(law.sf(times) <= NEGLIGIBLE))

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.stats import binom
+import scipy
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import GaussianSteps
@@ -21,13 +21,13 @@ def participation_quantile(rounds: int, rate: float, tail: float) -> int:
     43
     """
     _check(rounds, rate, tail)
-    return int(np.argmax(binom.sf(np.arange(rounds + 1), rounds, rate) <= tail))
+    return int(np.argmax(scipy.stats.binom.sf(np.arange(rounds + 1), rounds, rate) <= tail))
 
 
 def participation_tail(rounds: int, rate: float, bound: float) -> float:
     """P(participations > `bound`), exactly."""
     _check(rounds, rate, 0.5)
-    return float(binom.sf(math.floor(bound), rounds, rate))
+    return float(scipy.stats.binom.sf(math.floor(bound), rounds, rate))
 
 
 def lemma1_003(draws: int, rate: float, tail: float, slope: float = LOGISTIC_SLOPE) -> float:

@@ -6,7 +6,7 @@ A client with a small budget adds much noise, so it should be drawn less often t
 import math
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.participation import LOGISTIC_SLOPE, lemma1_003
@@ -60,7 +60,7 @@ def sampling_probabilities(
 
     low = float(_log_slopes(log_gradient, log_noise, 1 / caring).min()) - 1e-9  # sum above 1
     high = float(_log_slopes(log_gradient, log_noise, 0.5 / count).max())  # sum below 1
-    return chosen_at(brentq(lambda level: chosen_at(level).sum() - 1, low, high, xtol=1e-14, rtol=1e-14))
+    return chosen_at(scipy.optimize.brentq(lambda level: chosen_at(level).sum() - 1, low, high, xtol=1e-14, rtol=1e-14))
 
 
 def _log_slopes(log_gradient: np.ndarray, log_noise: np.ndarray, probability: float) -> np.ndarray:

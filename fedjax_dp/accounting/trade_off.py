@@ -11,8 +11,7 @@ import functools
 import math
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.signal import lfilter
+import scipy
 from scipy.special import ndtr, ndtri
 
 from fedjax_dp import errors
@@ -136,7 +135,7 @@ def noise_at_most(bounds: ErrorBounds, event: Event, accountant: str | Accountan
         return math.exp(low)
     if excess(high) > 0:
         return math.inf
-    root = brentq(excess, low, high, xtol=PRECISION, rtol=1e-12)
+    root = scipy.optimize.brentq(excess, low, high, xtol=PRECISION, rtol=1e-12)
     return math.exp(root + PRECISION)  # on the side that is contradicted
 
 
@@ -182,7 +181,7 @@ def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
         )  # fmt: skip
     # the corner of a flawless attack is on the diagonal, and contradicts the curve below the rate at which they meet
     rate = math.exp(
-        brentq(
+        scipy.optimize.brentq(
             lambda log: math.log(max(float(curve(math.exp(log))), 1e-300)) - log, math.log(LEAST_RATE), 0.0, xtol=1e-13
         )
     )
@@ -221,7 +220,7 @@ def _deltas(loss: LossDistribution, rows: np.ndarray) -> np.ndarray:
     if not loss.masses.size:  # every loss is infinite
         return np.full(rows.shape, loss.infinite)
     mass = np.cumsum(loss.masses[::-1])[::-1]
-    discounted = lfilter([1.0], [1.0, -math.exp(-loss.spacing)], loss.masses[::-1])[::-1]
+    discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-loss.spacing)], loss.masses[::-1])[::-1]
     at = np.maximum(rows - loss.lowest, 0)  # the first loss that is not below epsilon
     inside = at < mass.size
     at = np.where(inside, at, 0)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 from scipy.special import exprel
 
 from fedjax_dp import errors
@@ -90,7 +90,9 @@ class NegativeBinomialTrials:
         if mean == 1:
             return cls(eta, 1.0)
         log_mean, span = math.log(mean), -math.log(LEAST_GAMMA)
-        rarity = brentq(lambda x: _log_mean(eta, x) - log_mean, 0.0, span * (1 + 1e-12), xtol=1e-15, rtol=1e-14)
+        rarity = scipy.optimize.brentq(
+            lambda x: _log_mean(eta, x) - log_mean, 0.0, span * (1 + 1e-12), xtol=1e-15, rtol=1e-14
+        )
         return cls(eta, max(math.exp(-rarity), LEAST_GAMMA))
 
     @property

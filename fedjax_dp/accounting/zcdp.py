@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from scipy.optimize import minimize_scalar
+import scipy
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import Event, NotCoveredError, Release, WithReplacement, gaussian_only
@@ -81,5 +81,5 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return order * rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
     best = 0.5 * math.log(math.log(1 / delta) / rho)  # the order that is best for the standard conversion
-    found = minimize_scalar(at, bounds=(best - 4, best + 4), method="bounded", options={"xatol": 1e-9})
+    found = scipy.optimize.minimize_scalar(at, bounds=(best - 4, best + 4), method="bounded", options={"xatol": 1e-9})
     return max(min(float(found.fun), zcdp_epsilon_standard(rho, delta)), 0.0)

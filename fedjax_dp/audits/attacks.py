@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import scipy
 from scipy.special import logsumexp
-from scipy.stats import binom
 
 Score = Callable[[np.ndarray], np.ndarray]
 LEAST_SPREAD = 1e-9  # of a number, relative to its size: less is rounding
@@ -127,7 +127,7 @@ class LikelihoodRatio(NamedTuple):
             return None
         each = (line[1].mean() - centre) / spread / (self.steps * self.rate)
         hits = np.arange(self.steps + 1)
-        weight = binom(self.steps, self.rate).logpmf(hits)
+        weight = scipy.stats.binom(self.steps, self.rate).logpmf(hits)
         hits, weight = hits[weight > -40], weight[weight > -40]  # the others never happen
 
         def score(received: np.ndarray) -> np.ndarray:

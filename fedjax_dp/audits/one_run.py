@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Event, Gdp, TradeOff
@@ -86,4 +86,4 @@ def _scores(received: np.ndarray) -> np.ndarray:
 
 def _mu_of(epsilon: float, delta: float) -> float:
     """Of the Gaussian mechanism with this epsilon, within reason."""
-    return float(brentq(lambda mu: Gdp(mu).epsilon(delta) - np.clip(epsilon, 1e-3, 200.0), 1e-6, 100.0))
+    return float(scipy.optimize.brentq(lambda mu: Gdp(mu).epsilon(delta) - np.clip(epsilon, 1e-3, 200.0), 1e-6, 100.0))

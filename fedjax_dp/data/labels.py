@@ -1,8 +1,7 @@
 """Partitions in which each client holds at most k labels: exact sizes, no class overdrawn."""
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_flow
+import scipy
 
 from fedjax_dp import errors
 from fedjax_dp.data.sizes import check_total
@@ -80,5 +79,5 @@ def _flow(supply: np.ndarray, demand: np.ndarray, capacity: np.ndarray) -> np.nd
     end = np.concatenate([clients + column, np.full(classes, sink), np.arange(clients)])
     amount = np.concatenate([capacity[row, column], demand, supply]).astype(np.int32)
     real = amount > 0
-    graph = csr_array((amount[real], (begin[real], end[real])), shape=(sink + 1,) * 2)
-    return maximum_flow(graph, source, sink).flow[:clients, clients:source].toarray()
+    graph = scipy.sparse.csr_array((amount[real], (begin[real], end[real])), shape=(sink + 1,) * 2)
+    return scipy.sparse.csgraph.maximum_flow(graph, source, sink).flow[:clients, clients:source].toarray()
