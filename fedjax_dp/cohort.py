@@ -271,7 +271,7 @@ class CyclicCohort:
             raise errors.refuse("cohort_size", self.size, f"a divisor of the {num_clients} clients for a cyclic cohort")
 
 
-class _Answers:
+class Answers:
     """What a law of who answers takes over from the cohort that it wraps."""
 
     cohort: Cohort
@@ -304,7 +304,7 @@ class _Answers:
 
 
 @value
-class Dropout(_Answers):
+class Dropout(Answers):
     """Clients of `cohort` whose message does not arrive, each independently with probability `rate`.
 
     Whether a client answers must not depend on its records: the Guarantee assumes so.
@@ -333,7 +333,7 @@ class Dropout(_Answers):
 
 
 @value
-class FirstResponders(_Answers):
+class FirstResponders(Answers):
     """The first `size` clients of an over-drawn `cohort` to answer (000's "first r that respond"); stragglers are cut.
 
     A client's answer takes `latency` times an exponential time. With equal latencies who is first is uniform.

@@ -13,7 +13,7 @@ from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.batches import FixedBatches
 from fedjax_dp.bound import ClipRecords
-from fedjax_dp.cohort import Cohort, Members
+from fedjax_dp.cohort import Answers, Cohort, Members
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import unit_of
 from fedjax_dp.models import Model, logistic_regression
@@ -248,7 +248,7 @@ def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[S
 
 
 @value
-class Missing:
+class Missing(Answers):
     """A cohort in which the message of one client does not arrive; -1 misses nobody."""
 
     cohort: Cohort
