@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.values import LARGE
+from fedjax_dp.values import at_once_on_a_core
 
 AXIS = "cohort"
 
@@ -42,19 +42,16 @@ class Execution:
     def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
         """How many clients a device computes at once, of a cohort whose models have `size` parameters.
 
-        Small models fill a device only together. On a CPU as many as its caches hold, LARGE ones one by one; of
-        two where one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower. Where
-        only `usual` of the cohort are needed in most rounds, at most half of these: portions without any are skipped.
+        Small models fill a device only together; on a CPU as many as suit its caches. Where only `usual` of the cohort
+        are needed in most rounds, at most half of these: portions without any are skipped.
         """
         share = math.ceil(cohort / self.shares)
         if self.chunk_size is not None:
             return min(self.chunk_size, share)
         if self.platform != "cpu":
             return share
-        most = round(LARGE / size)
-        if usual is not None and usual < cohort:
-            most = min(most, math.ceil(usual / self.shares / 2))
-        most = min(max(most, 1 + size % 2), share)
+        wanted = share if usual is None or usual >= cohort else math.ceil(usual / self.shares / 2)
+        most = min(at_once_on_a_core(size, wanted), share)
         return math.ceil(share / math.ceil(share / most))
 
     def place(self, tree: Any) -> Any:

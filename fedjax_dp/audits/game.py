@@ -73,7 +73,7 @@ class Game:
         gone = jnp.zeros(data.num_clients, bool)
         if self.leaves:
             gone = gone.at[self.canary.owners].set(~there)
-        cohort = StagedCohort(base=self.algorithm.cohort, schedule=self.schedule, gone=gone)
+        cohort = StagedCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
         local: Any = self.algorithm.local
         local = changed(local, privatizer=StagedPrivatizer(base=local.privatizer))
         algorithm = changed(self.algorithm, cohort=cohort, local=local)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedjax_dp.bound import Records, StepReport
-from fedjax_dp.cohort import Cohort, Members
+from fedjax_dp.cohort import Answers, Cohort, Members
 from fedjax_dp.models import FlaxModel, Model
 from fedjax_dp.noise import Place
 from fedjax_dp.privatizer import Privatizer
@@ -18,33 +18,25 @@ FOLLOWING = 1  # label of a record that drives the model on in the direction in 
 
 
 @value
-class StagedCohort:
-    """The cohorts of `base`; by a schedule that is the same in every trial, and without the clients that are not there.
+class StagedCohort(Answers):
+    """The members of `cohort`; by a schedule that is the same in every trial, and without those that are not there.
 
     schedule  words of the key from which a run draws its cohorts, or None: every trial draws its own;
     gone      clients that do not exist in this world, so that no message of theirs arrives `(num_clients,)` bool.
-    It has what a round asks of a cohort; checks and accounting are done on `base` before.
+    It has what a round asks of a cohort; checks and accounting are done on `cohort` before.
     """
 
-    base: Cohort
+    cohort: Cohort
     schedule: jax.Array | None
     gone: jax.Array
 
-    fixed = False
-
-    def members(self, num_clients: int) -> int:
-        return self.base.members(num_clients)
-
-    def usual(self, num_clients: int) -> int:
-        return self.base.usual(num_clients)
-
     def rates(self, shares: Any) -> Any:
-        return self.base.rates(shares)
+        return self.cohort.rates(shares)
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         if self.schedule is not None:
             key = jax.random.fold_in(jax.random.wrap_key_data(self.schedule, impl="threefry2x32"), round_index)
-        drawn = self.base.sample(key, round_index, shares)
+        drawn = self.cohort.sample(key, round_index, shares)
         return drawn._replace(drawn=jnp.where(self.gone[drawn.ids], 0.0, drawn.drawn))
 
 
