@@ -23,7 +23,7 @@ _HOME = {
         "dp_scaffold", "dp_sgd", "dpnfl", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi", "q_fedavg", "rfedavg",
         "rfedavg_plus", "scaffold",
     ],
-    "clients": ["Execution", "all_devices"],
+    "clients": ["Execution", "all_devices", "some_devices"],
     "cohort": [
         "AllClients", "CyclicCohort", "Dropout", "FirstResponders", "MultinomialCohort", "PoissonCohort",
         "UniformCohort",

@@ -13,6 +13,8 @@ m_i: how often client i was drawn; E m_i: its expectation, from the cohort's law
 | renorm | m_i p_i / sum_S m_j p_j | any | sum_S p_i w_i / sum_S p_j |
 | precision | m_i v_i / sum_S m_j v_j, v_i = p_i min(p_i, 2/N) | any | leans to large clients, which have less noise |
 | mean | m_i / sum_S m_j | any | (1/r) sum_S w_i |
+
+Vectors are multiplied by the divisor's reciprocal: of a division XLA makes one or the other, as suits the program.
 """
 
 from collections.abc import Callable
@@ -101,7 +103,7 @@ class Estimator:
     ) -> jax.Array:
         coverage = self.weights(members, shares, rates).sum()
         if self.normalised:
-            return total / jnp.where(coverage > 0, coverage, 1.0)
+            return total * (1 / jnp.where(coverage > 0, coverage, 1.0))
         return total + (coverage - 1) * params if self.of_models else total
 
     def reach(self, shares: Any, rates: Any, members: int) -> Any:
@@ -177,8 +179,8 @@ class BoundedMean:
     ) -> jax.Array:
         expected = self._expected(shares, rates)
         if self.least is None:
-            return total / expected
-        return total / jnp.maximum(self.least * expected, self.weights(members, shares, rates).sum())
+            return total * (1 / expected)
+        return total * (1 / jnp.maximum(self.least * expected, self.weights(members, shares, rates).sum()))
 
     def _expected(self, shares: Any, rates: Any) -> jax.Array:
         return jnp.sum(rates * self._bounded(shares))
@@ -229,7 +231,7 @@ class FairRatio:
 
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
         steps, curvature = total
-        return steps / jnp.where(curvature > 0, curvature, 1.0)
+        return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
 
     def reach(self, shares: Any, rates: Any, members: int) -> None:
         return None

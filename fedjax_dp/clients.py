@@ -11,6 +11,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_dp import errors
+from fedjax_dp.devices import ASKED
 from fedjax_dp.values import at_once_on_a_core
 
 AXIS = "cohort"
@@ -20,20 +22,24 @@ AXIS = "cohort"
 class Execution:
     """Where and in what portions clients run; it changes speed and memory, and results only by rounding of one sum.
 
-    mesh        devices that share a cohort, None for one device;
+    mesh        devices that share a cohort, with the one axis AXIS; None for one device;
     chunk_size  clients that are computed at once on a device; None leaves it to `portion`;
-    parts       without a mesh: in how many parts the sum is taken. One device that takes as many parts as others are
-                devices gives the same numbers as they do, bit for bit.
+    parts       of the cohort, summed apart and then added in their order, so that any number of devices gives the same
+                bits; None: each device takes one, and devices add theirs in an order of their own.
     """
 
     mesh: Mesh | None = None
     chunk_size: int | None = None
-    parts: int = 1
+    parts: int | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.size if self.mesh else 1
 
     @property
     def shares(self) -> int:
         """Parts of a cohort that are summed apart."""
-        return self.mesh.size if self.mesh else self.parts
+        return self.parts or self.devices
 
     @property
     def platform(self) -> str:
@@ -87,10 +93,19 @@ class Execution:
         return NamedSharding(self.mesh, P(None, AXIS) if wide else P())
 
 
-def all_devices(chunk_size: int | None = None) -> Execution:
-    """Every local device of the default backend."""
-    devices = jax.local_devices()
-    return Execution(Mesh(devices, (AXIS,)) if len(devices) > 1 else None, chunk_size)
+def all_devices(chunk_size: int | None = None, *, parts: int | None = None) -> Execution:
+    """Every device of the default backend."""
+    return some_devices(len(jax.devices()), chunk_size, parts=parts)
+
+
+def some_devices(count: int, chunk_size: int | None = None, *, parts: int | None = None) -> Execution:
+    """The first `count` devices of the default backend."""
+    errors.require_count("devices", count)
+    found = jax.devices()
+    if count > len(found):
+        remedy = f"${ASKED} sets how many a CPU shows" if found[0].platform == "cpu" else "leave them out to use all"
+        raise errors.refuse("devices", count, f"at most the {len(found)} {found[0].platform} devices here", remedy)
+    return Execution(Mesh(found[:count], (AXIS,)) if count > 1 else None, chunk_size, parts)
 
 
 def sum_over_clients(
@@ -111,8 +126,11 @@ def sum_over_clients(
     chunks = math.ceil(count / execution.shares / chunk)
     short = execution.shares * chunks * chunk - count
 
-    def padded(a: jax.Array) -> jax.Array:
-        return jnp.concatenate([a, jnp.broadcast_to(a[:1], (short, *a.shape[1:]))]) if short else a
+    each = math.ceil(execution.shares / execution.devices)  # parts on a device
+    spare = each * execution.devices - execution.shares
+
+    def padded(a: jax.Array, more: int) -> jax.Array:
+        return jnp.concatenate([a, jnp.broadcast_to(a[:1], (more, *a.shape[1:]))]) if more else a
 
     def dealt(a: jax.Array) -> jax.Array:
         if needed is None:
@@ -120,13 +138,15 @@ def sum_over_clients(
         return jnp.moveaxis(a.reshape(chunks, chunk, execution.shares, *a.shape[1:]), 2, 0)
 
     def gathered(a: jax.Array) -> jax.Array:
+        a = a[: execution.shares]
         rows = a if needed is None else jnp.moveaxis(a, 0, 2)
         return rows.reshape(-1, *a.shape[3:])[:count]
 
     counts = jnp.arange(count + short) < count
     if needed is not None:
         counts = counts & jnp.pad(needed, (0, short))
-    table = (jax.tree.map(lambda a: dealt(padded(a)), members), dealt(counts))
+    counts = jnp.pad(dealt(counts), ((0, spare), (0, 0), (0, 0)))
+    table = execution.everywhere((jax.tree.map(lambda a: padded(dealt(padded(a, short)), spare), members), counts))
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         portion, counts = row
@@ -147,14 +167,16 @@ def sum_over_clients(
         return _one_after_another(one_chunk, shared, row, skips=needed is not None)
 
     def one_device(shared: Any, rows: Any) -> tuple[Any, Any]:
-        if execution.mesh or execution.parts == 1:
+        if execution.parts is None:
             total, out = one_share(shared, jax.tree.map(lambda a: a[0], rows))
             return (lax.psum(total, AXIS) if execution.mesh else total), jax.tree.map(lambda a: a[None], out)
         # Stored before they are added, as devices do: else a multiplication before would melt into the addition.
-        parts, out = lax.map(lambda row: one_share(shared, row), rows)
-        first = jax.tree.map(lambda a: a[0], parts)
+        sums, out = lax.map(lambda row: one_share(shared, row), rows)
+        if execution.mesh:
+            sums = lax.all_gather(sums, AXIS, tiled=True)
+        first = jax.tree.map(lambda a: a[0], sums)
         return lax.fori_loop(
-            1, execution.parts, lambda i, sum_: jax.tree.map(lambda s, a: s + a[i], sum_, parts), first
+            1, execution.parts, lambda i, total: jax.tree.map(lambda t, a: t + a[i], total, sums), first
         ), out  # fmt: skip
 
     if execution.mesh:

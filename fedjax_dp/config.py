@@ -10,12 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.catalogue import CATALOGUE, options_of
+from fedjax_dp.clients import Execution, some_devices
 from fedjax_dp.data import FederatedData
 from fedjax_dp.fields import by_dataset, told, typed
 from fedjax_dp.models import FlaxModel, Model, cnn, group_norm_cnn, logistic_regression, lstm, mlp
@@ -204,6 +206,17 @@ class RunConfig(PopulationConfig):
         int | None,
         told("clients computed at once on a device", "(default: all; for large models on a CPU: 1)", "INT"),
     ] = None
+    devices: Annotated[
+        int | str, told("that share a cohort: auto takes all; no more than clients in a cohort", metavar="auto|INT")
+    ] = "auto"
+    deterministic: Annotated[
+        int | None,
+        told(
+            "add up the cohort in so many parts, in order: the same bits on any number of devices",
+            "(default: in the order of the devices)",
+            "PARTS",
+        ),
+    ] = None
     out: Annotated[
         str | None, told("run folder; must not exist or be empty", "(default: runs/DATASET-ALGORITHM-sSEED)", "DIR")
     ] = None
@@ -274,8 +287,9 @@ def resolve(config: RunConfig) -> RunConfig:
     paces = {"evaluate_every": max(1, config.rounds // 20), "checkpoint_every": max(1, config.rounds // 5)}
     filled = {name: value for name, value in paces.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
-    for name in (*paces, *(["chunk_size"] if config.chunk_size is not None else [])):
-        errors.require_count(name, getattr(config, name))
+    whole = {*paces, "chunk_size", "deterministic", *({"devices"} if config.devices != "auto" else ())}
+    for name in sorted(name for name in whole if getattr(config, name) is not None):
+        errors.require_count(name, getattr(config, name), "or auto" if name == "devices" else "")
     if config.target_accuracy is not None and not 0 < config.target_accuracy <= 1:
         raise errors.refuse("target_accuracy", config.target_accuracy, "above 0 and at most 1")
     return config
@@ -289,6 +303,16 @@ def build_model(config: RunConfig, data: FederatedData) -> Model:
     errors.require_choice("dtype", dtype, DTYPES)
     make = MODELS[name] if config.hidden is None else partial(mlp, hidden=_widths(config.hidden))
     return dataclasses.replace(make(data.record_shape, data.classes), dtype=DTYPES[dtype])
+
+
+def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> Execution:
+    """The devices of a resolved configuration."""
+    count, members = len(jax.devices()), algorithm.cohort.members(data.num_clients)
+    if config.devices != "auto":
+        count = int(config.devices)
+        if count > members:
+            raise errors.refuse("devices", count, f"at most the {members} clients of a cohort", "take fewer, or auto")
+    return some_devices(count, config.chunk_size, parts=config.deterministic)
 
 
 def _widths(hidden: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Dataclass fields as options: their help, and their values from text and from files, nothing converted silently."""
 
+import contextlib
 import types
 import typing
 from collections.abc import Mapping
@@ -45,12 +46,10 @@ def typed(what: str, given: Any, hint: Any) -> Any:
 
 def from_text(what: str, text: str, hint: Any) -> Any:
     """The value of a field from the words of a flag; refuses what is not of the field's type."""
-    kind = kinds(hint)[0]
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise errors.refuse(what, repr(text), KIND_NAMES[bool])
-        return text.lower() == "true"
-    try:
-        return kind(text)
-    except ValueError:
-        raise errors.refuse(what, repr(text), KIND_NAMES[kind]) from None
+    for kind in kinds(hint):
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        with contextlib.suppress(ValueError):
+            if kind is not bool:
+                return kind(text)
+    raise errors.refuse(what, repr(text), KIND_NAMES[kinds(hint)[0]])

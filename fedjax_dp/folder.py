@@ -17,7 +17,7 @@ from fedjax_dp.accounting import Guarantee
 from fedjax_dp.algorithm import Algorithm, ServerState
 from fedjax_dp.bound import ClipRecords
 from fedjax_dp.checkpoint import Checkpoints
-from fedjax_dp.clients import all_devices
+from fedjax_dp.clients import Execution
 from fedjax_dp.config import RunConfig
 from fedjax_dp.data import FederatedData
 from fedjax_dp.ledger import noise_of
@@ -38,6 +38,7 @@ class _Ready:
     data: FederatedData
     algorithm: Algorithm
     model: Model
+    execution: Execution
     guarantee: Guarantee
 
 
@@ -48,7 +49,7 @@ def start(config: RunConfig, screen: Screen) -> Outcome:
         raise errors.refuse("out", str(folder), "a new or empty folder", f"give another --out, or --resume {folder}")
     ready = _prepare(config, screen)
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"data": report.digest(ready.data), "devices": report.device()["count"]}
+    about = {"data": report.digest(ready.data), "devices": ready.execution.devices}
     report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
     report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
     report.write_atomically(folder / "config.toml", configs.to_toml(config))  # last: what makes it a run folder
@@ -77,8 +78,9 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
             "data of the resumed run", report.digest(ready.data), f"unchanged, checksum {about['data']}",
             "restore the data set, or start a new run",
         )  # fmt: skip
-    if about["devices"] != report.device()["count"]:
-        screen.say(f"started on {about['devices']} devices, continued on {report.device()['count']}: equal to rounding")
+    now = ready.execution.devices
+    if about["devices"] != now and config.deterministic is None:
+        screen.say(f"started on {about['devices']} devices, continued on {now}: equal to rounding")
     checkpoints = Checkpoints(folder)
     done = checkpoints.latest()
     checkpoints.close()
@@ -92,6 +94,7 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     model = configs.build_model(config, data)
     algorithm = configs.build_algorithm(config, data)
     check(algorithm, data, config.rounds, model)
+    execution = configs.build_execution(config, algorithm, data)
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
         kinds = 0
@@ -106,15 +109,17 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
             delta=config.delta, accountant=config.accountant, participation=config.participation, view=config.view,
             colluders=config.colluders, sigma_mode=config.sigma_mode, model=model, progress=progress,
         )  # fmt: skip
-    for line in _about(config, data, algorithm, model):
+    for line in _about(config, data, algorithm, model, execution):
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began
         screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
-    return _Ready(config, data, algorithm, model, guarantee)
+    return _Ready(config, data, algorithm, model, execution, guarantee)
 
 
-def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: Model) -> list[str]:
+def _about(
+    config: RunConfig, data: FederatedData, algorithm: Algorithm, model: Model, execution: Execution
+) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     device = report.device()
     batch = "all their records" if config.batches == "full" else config.batch_size
@@ -123,8 +128,10 @@ def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: 
     lines = [
         f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "
         f"cohort {config.cohort_size}, {config.local_steps} local steps of {batch}, {config.rounds} rounds",
-        f"{device['count']} {device['platform']} device(s) ({device['kind']})",
+        f"{execution.devices} {device['platform']} device(s) ({device['kind']})",
     ]
+    if execution.devices < device["count"]:
+        lines[-1] += f" of {device['count']}"
     if device["platform"] == "cpu" and device["count"] < device["cores"]:
         lines[-1] += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
     noise = noise_of(algorithm)
@@ -140,8 +147,7 @@ def _about(config: RunConfig, data: FederatedData, algorithm: Algorithm, model: 
 def _train(
     ready: _Ready, folder: pathlib.Path, screen: Screen, *, done: int | None, history: list[Evaluation]
 ) -> Outcome:
-    config = ready.config
-    execution = all_devices(config.chunk_size)
+    config, execution = ready.config, ready.execution
     checkpoints = Checkpoints(folder)
     fresh = begin(numbers(ready.algorithm), ready.model, ready.data, run_key(config.seed))
     state = checkpoints.restore(algorithms.place(fresh, execution)) if done else fresh

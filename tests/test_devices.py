@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from fedjax_dp import devices
+from fedjax_dp.cli import main
 
 CASES = {
     "ours first": "import fedjax_dp as fdp; import jax; jax.numpy.zeros(1); fdp.all_devices()",
@@ -37,3 +38,75 @@ def test_a_choice_of_the_user_stays():
 
 def test_jax_in_use_already_is_no_error():
     assert child("import jax; jax.devices(); import fedjax_dp as fdp; print(fdp.all_devices().shares)") == ["1"]
+
+
+MANY = """
+import jax, numpy as np
+import fedjax_dp as fdp
+from fedjax_dp.data import Dataset, federate
+from fedjax_dp.models import mlp
+
+sizes, features, rng = [7, 12, 5, 20, 9, 11, 6, 30, 8, 13], 6, np.random.default_rng(0)
+records = sum(sizes)
+x, y = rng.normal(size=(records + 20, features)).astype(np.float32), rng.integers(0, 3, records + 20).astype(np.int32)
+dataset = Dataset("random", x[:records], y[:records], x[records:], y[records:], classes=3)
+data = federate(dataset, np.split(np.arange(records), np.cumsum(sizes)[:-1]))
+common = {"cohort_size": 5, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1}
+noise = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+cases = {  # a cohort that no mesh divides, one that varies, tables by client, a second exchange, masks
+    "dpnfl": (fdp.dpnfl(**common, **noise), None),
+    "poisson": (fdp.dp_fedavg(**common, **noise), None),
+    "scaffold": (fdp.scaffold(**common), None),
+    "rfedavg_plus": (fdp.rfedavg_plus(**common), mlp((features,), 3, (4,))),
+    "cpfed": (fdp.cpfed(**common, **noise), None),
+}
+
+def end(name, devices, parts):
+    algorithm, model = cases[name]
+    execution = fdp.some_devices(devices, parts=parts)
+    state = fdp.simulate(algorithm, data, rounds=4, model=model, execution=execution).state
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state)])
+"""
+ON_MANY = {
+    "parts in order give the same bits": "all((end(name, 1, 8) == end(name, n, 8)).all() for n in (2, 4, 8))",
+    "one sum is rounded": "all(np.allclose(end(name, 1, None), end(name, n, None), 1e-5, 1e-6) for n in (2, 4, 8))",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", ON_MANY)
+def test_one_device_is_as_many(law):
+    names = "cases" if "bits" in law else "('dpnfl', 'scaffold')"
+    told = f"{MANY}\nprint([name for name in {names} if not {ON_MANY[law]}])"
+    assert child(told, **{devices.ASKED: "8"}) == ["[]"]
+
+
+COLLECTIVES = """
+import re
+from fedjax_dp import simulation
+from fedjax_dp.models import logistic_regression
+algorithm, model = cases["dpnfl"][0], logistic_regression((features,), 3)
+rounds, state = simulation.on_devices(algorithm, data, model, fdp.some_devices(4))
+found = re.findall(r' (all-[a-z]+|reduce-scatter|collective-[a-z]+)(?:-start)?[(].*op_name="([^"]*)"',
+                   rounds.compiled(state).as_text())
+print(sorted(f"{kind}:{name.rsplit('/', 1)[1]}" for kind, name in found))
+"""
+
+
+def test_a_round_adds_up_its_cohort_by_one_collective():
+    """The other one tells the loop whether every client's numbers were finite."""
+    found = "".join(child(MANY + COLLECTIVES, **{devices.ASKED: "4"}))
+    assert found == "['all-reduce:psum','all-reduce:reduce_and']"
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [(["--devices", "99"], "devices must be at most the"), (["--devices", "0"], "integer of at least 1"),
+     (["--devices", "all"], "or auto"), (["--deterministic", "0"], "deterministic must be"),
+     (["--devices", "2", "--cohort-size", "1"], "at most the 1 clients of a cohort")],
+)  # fmt: skip
+def test_devices_that_are_not_there_are_refused_in_one_line(asked, wanted, capsys):
+    assert main(["run", *asked]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert wanted in told[0]

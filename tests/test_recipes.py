@@ -395,13 +395,14 @@ def slowness():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipes())
 def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
-    limit = 20 * slowness()
+    slow = slowness()
     began = time.perf_counter(), time.process_time()
     try:
         done = reproduce(name, scale="smoke", out=tmp_path / "out", progress=False)
     except errors.MissingDataError as error:
         pytest.skip(str(error))
-    assert min(time.perf_counter() - began[0], time.process_time() - began[1]) < limit
+    spent = min(time.perf_counter() - began[0], time.process_time() - began[1])
+    assert spent < 20 * max(slow, slowness())  # neighbours come and go
     assert {path.name for path in done.folder.iterdir()} >= {"table.md", "table.csv", "table.json", "figure.png"}
     assert all("failed" not in row.verdict for row in done.rows)
     assert any(found.mean is not None for row in done.rows for found in row.readings.values())

@@ -26,7 +26,16 @@ audit. --json prints one JSON object on stdout and nothing else. Exit code 1 say
 --significance 0.05 at most one sound run in twenty is told so."""
 USUAL = {name: parameter.default for name, parameter in inspect.signature(audit).parameters.items()}
 OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
-IDLE = ("evaluate_every", "train_metrics", "target_accuracy", "checkpoint_every", "chunk_size", "out")
+IDLE = (
+    "evaluate_every",
+    "train_metrics",
+    "target_accuracy",
+    "checkpoint_every",
+    "chunk_size",
+    "devices",
+    "deterministic",
+    "out",
+)
 
 _IF = "          if noise and sampling are of the stated kind, and only how much noise there is is in doubt"
 _UNTESTED = "untested  your model, which is not run: this canary chooses gradients, and all that is done to them is run"

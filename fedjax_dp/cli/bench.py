@@ -9,7 +9,6 @@ from rich.console import Console
 from fedjax_dp import config as configs
 from fedjax_dp import devices, errors, report
 from fedjax_dp.cli.options import check_plot, parse, take_flag
-from fedjax_dp.clients import all_devices
 from fedjax_dp.config import RunConfig
 from fedjax_dp.fields import told
 from fedjax_dp.latency import Latency, latency
@@ -46,7 +45,7 @@ def bench_command(arguments: list[str]) -> int:
     with screen.bar("measuring", total=1) as show:
         found = latency(
             algorithm, data, model, evaluate_every=config.evaluate_every or 0, seed=config.seed, turns=options.turns,
-            execution=all_devices(config.chunk_size), show=show,
+            execution=configs.build_execution(config, algorithm, data), show=show,
         )  # fmt: skip
     name = f"{config.algorithm} on {config.dataset}"
     if options.plot:

@@ -49,6 +49,7 @@ class Job(NamedTuple):
     evaluate_every: int | None = None  # default: about 20 times
     train_metrics: bool = False
     chunk_size: int | None = None
+    parts: int | None = None  # of a cohort that are added up in order; None: as many as devices
 
     @property
     def marks(self) -> list[int]:
@@ -85,7 +86,7 @@ def _structure(job: Job) -> Any:
 
     kinds = tuple(np.result_type(leaf) for leaf in jax.tree.leaves(job.data))
     data = changed(job.data, name="", learnt=(), largest=job.data.largest if _follows_largest(job.algorithm) else 0)
-    return shapes(job.algorithm), shapes(data), kinds, job.model, job.train_metrics, job.chunk_size
+    return shapes(job.algorithm), shapes(data), kinds, job.model, job.train_metrics, job.chunk_size, job.parts
 
 
 def _follows_largest(algorithm: Algorithm) -> bool:
@@ -130,7 +131,8 @@ class Group:
         limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(
             mesh=Mesh(self.devices, (AXIS,)), model=first.model, train_metrics=first.train_metrics,
-            execution=Execution(chunk_size=first.chunk_size, parts=parts or len(self.devices)), together=together,
+            execution=Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices)),
+            together=together,
             slots=math.ceil(share / math.ceil(share / most)), marks=max(len(job.marks) for job in self.jobs),
         )  # fmt: skip
         self.compiled = self._compile()

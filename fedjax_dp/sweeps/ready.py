@@ -102,5 +102,5 @@ def job_of(config: RunConfig, sources: Sources) -> Job:
     check(algorithm, data, config.rounds, model)
     return Job(
         algorithm, data, model, config.rounds, config.seed, config.evaluate_every, bool(config.train_metrics),
-        config.chunk_size,
+        config.chunk_size, config.deterministic,
     )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Weak scaling: a private round of so many clients a device, on one device, two, four, ... as many as there are.
+
+    python benchmarks/weak_scaling.py                                      # W1; writes weak_scaling.json and .png
+    JAX_NUM_CPU_DEVICES=8 python benchmarks/weak_scaling.py --clients 10   # more devices than cores share the cores
+
+Rounds on every number of devices take turns. Perfect is the time of one device; the efficiency is that time over the
+time taken. Beside it the same with the cohort added up in order (`deterministic`), whose parameters after three rounds
+must be the same bits on every number of devices, or nothing is written.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from round_latency import RESULTS, commit, ours, quiet, timed, workloads
+
+import fedjax_dp as fdp
+from fedjax_dp import devices, latency, report
+
+
+def counts_of(available):
+    """Powers of two up to what is there, and all of it."""
+    return sorted({2**power for power in range(available.bit_length()) if 2**power <= available} | {available})
+
+
+def require_equal_bits(w, data, model, counts, parts):
+    """The law that the second column rests on."""
+    algorithm = ours.algorithm_of(w)
+    ends = [
+        fdp.simulate(
+            algorithm, data, rounds=3, model=model, evaluate_every=3, execution=fdp.some_devices(n, parts=parts)
+        ).params
+        for n in counts
+    ]
+    for end in ends[1:]:
+        for a, b in zip(*map(jax.tree.leaves, (ends[0], end)), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def measure(w, clients, repeats):
+    """Milliseconds of a round for every number of devices, with and without a fixed order of the sum."""
+    counts = counts_of(len(jax.devices()))
+    data, model, most = ours.clients_of(w), ours.model_of(w), counts[-1]
+    require_equal_bits(w._replace(cohort=clients * most), data, model, counts, most)
+    runs = {}
+    for n in counts:
+        own = w._replace(cohort=clients * n)
+        for kind, parts in (("any_order", None), ("in_order", n)):
+            execution = fdp.some_devices(n, parts=parts)
+            runs[n, kind] = ours.rounds_of(own, ours.algorithm_of(own), data, model, execution)
+    for run in runs.values():
+        run()
+    times = {name: [] for name in runs}
+    for turn in range(repeats):
+        print(f"turn {turn + 1} of {repeats}", file=sys.stderr)
+        for name, run in runs.items():
+            times[name].append(quiet.undisturbed(lambda run=run: timed(run)))
+    one = np.array(times[1, "any_order"])
+    return [
+        {
+            "devices": n, "cohort": clients * n, "order": kind, "ms": float(np.median(ms)), "spread": quiet.spread(ms),
+            "efficiency": float(np.median(one / np.array(ms))), "disturbed": quiet.spread(ms) > latency.DISTURBED,
+        }
+        for (n, kind), ms in times.items()
+    ]  # fmt: skip
+
+
+def draw(rows, title, path):
+    """Efficiency against devices."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
+    for kind, told in (("any_order", "added up in any order"), ("in_order", "added up in order, same bits")):
+        chosen = [row for row in rows if row["order"] == kind]
+        axes.plot([row["devices"] for row in chosen], [row["efficiency"] for row in chosen], marker="o", label=told)
+    axes.axhline(1.0, color="0.7", linewidth=0.8)
+    axes.set(xlabel="devices", ylim=(0, 1.2), xticks=sorted({row["devices"] for row in rows}))
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.legend(frameon=False, loc="lower left")
+    figure.savefig(path, dpi=130)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default="W1", choices=workloads.WORKLOADS)
+    parser.add_argument("--clients", type=int, default=5, help="of the cohort, on each device")
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="an existing folder")
+    options = parser.parse_args()
+    if not options.out.is_dir():
+        parser.error(f"--out must be an existing folder, got {options.out}")
+    devices.cache_programs()
+    w = workloads.WORKLOADS[options.workload]
+    most = len(jax.devices()) * options.clients
+    if not 1 <= most <= w.clients:
+        parser.error(f"--clients times devices must be from 1 to {w.clients}, got {most}")
+    rows = measure(w, options.clients, options.repeats)
+    about = {
+        "workload": w.name, "clients_per_device": options.clients, "date": datetime.date.today().isoformat(),
+        "commit": commit(), "hardware": report.device(), "versions": report.versions(),
+    }  # fmt: skip
+    (options.out / "weak_scaling.json").write_text(json.dumps({"rows": rows, **about}, indent=1) + "\n")
+    draw(rows, f"{w.name}: time of a round on one device, over that on several", options.out / "weak_scaling.png")
+    for row in rows:
+        told = ", disturbed" if row["disturbed"] else ""
+        print(f"{row['devices']} devices, {row['order']}: {row['ms']:.3g} ms, efficiency {row['efficiency']:.0%}{told}")
+
+
+if __name__ == "__main__":
+    main()
