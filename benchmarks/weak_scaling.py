@@ -5,10 +5,12 @@
 
 Rounds on every number of devices take turns. Perfect is the time of one device; the efficiency is that time over the
 time taken. Beside it the same with the cohort added up in order (`deterministic`), whose parameters after three rounds
-must be the same bits on every number of devices, or nothing is written.
+must be the same bits on every number of devices, or nothing is written; and `apart`, rounds that have nothing to do
+with each other, one on each device at the same time: what the machine itself loses when more of it is busy.
 """
 
 import argparse
+import concurrent.futures
 import datetime
 import json
 import pathlib
@@ -16,10 +18,12 @@ import sys
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from round_latency import RESULTS, commit, ours, quiet, timed, workloads
 
 import fedjax_dp as fdp
 from fedjax_dp import devices, latency, report
+from fedjax_dp.clients import AXIS
 
 
 def counts_of(available):
@@ -41,6 +45,19 @@ def require_equal_bits(w, data, model, counts, parts):
             np.testing.assert_array_equal(a, b)
 
 
+def side_by_side(w, data, model, count):
+    """Runs as many separate rounds as there are devices, each on its own."""
+    meshes = [Mesh([device], (AXIS,)) for device in jax.devices()[:count]]
+    runs = [ours.rounds_of(w, ours.algorithm_of(w), data, model, fdp.Execution(mesh)) for mesh in meshes]
+    threads = concurrent.futures.ThreadPoolExecutor(count)
+
+    def run():
+        each = list(threads.map(lambda one: one(), runs))
+        return each[0]
+
+    return run
+
+
 def measure(w, clients, repeats):
     """Milliseconds of a round for every number of devices, with and without a fixed order of the sum."""
     counts = counts_of(len(jax.devices()))
@@ -52,6 +69,7 @@ def measure(w, clients, repeats):
         for kind, parts in (("any_order", None), ("in_order", n)):
             execution = fdp.some_devices(n, parts=parts)
             runs[n, kind] = ours.rounds_of(own, ours.algorithm_of(own), data, model, execution)
+        runs[n, "apart"] = side_by_side(w._replace(cohort=clients), data, model, n)
     for run in runs.values():
         run()
     times = {name: [] for name in runs}
@@ -77,7 +95,8 @@ def draw(rows, title, path):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
-    for kind, told in (("any_order", "added up in any order"), ("in_order", "added up in order, same bits")):
+    kinds = {"apart": "rounds apart", "any_order": "added up in any order", "in_order": "added up in order, same bits"}
+    for kind, told in kinds.items():
         chosen = [row for row in rows if row["order"] == kind]
         axes.plot([row["devices"] for row in chosen], [row["efficiency"] for row in chosen], marker="o", label=told)
     axes.axhline(1.0, color="0.7", linewidth=0.8)

@@ -32,8 +32,8 @@ _HOME = {
     "data": [
         "Dataset", "FederatedData", "dirichlet", "equal_sizes", "federate", "hold_out", "iid", "label_counts",
         "labels_per_client",
-        "load", "natural", "natural_parts", "one_class_per_client", "one_class_sizes", "pooled", "power_law_sizes",
-        "similarity", "summarise", "zipf_sizes",
+        "load", "natural", "natural_parts", "one_class_per_client", "one_class_sizes", "open_store", "pooled",
+        "power_law_sizes", "save_store", "similarity", "summarise", "zipf_sizes",
     ],
     "errors": ["ConfigurationError", "DivergedError", "RingOverflowError"],
     "features": ["FeatureMatching", "NoisyFeatures", "PlainFeatures"],

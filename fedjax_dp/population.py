@@ -24,6 +24,7 @@ from fedjax_dp.data import (
     natural_parts,
     one_class_per_client,
     one_class_sizes,
+    open_store,
     pooled,
     power_law_sizes,
     similarity,
@@ -66,6 +67,7 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     "synthetic": _NATURAL | {"num_clients": 100},
     "npz": _SMALL,
     "tfds": _SMALL,
+    "store": _NATURAL,
 }
 
 
@@ -141,6 +143,11 @@ def kind_of(dataset: str) -> str:
 
 def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     """Fill in from `preset` what the partition needs; refuses options that mean nothing for it."""
+    if kind_of(config.dataset) == "store":
+        for name in ("partition", *OPTIONS, "pca", "cosines", "normalise", "holdout"):
+            if getattr(config, name) is not None:
+                remedy = "give it to fedjax-dp data convert"
+                raise errors.refuse(name, getattr(config, name), "left out for a store, whose clients are made", remedy)
     partition = preset["partition"] if config.partition is None else config.partition
     errors.require_choice("partition", partition, PARTITIONS)
     taken, reason = PARTITIONS[partition], f"partition {partition}"
@@ -173,6 +180,11 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
 
 def build_data(config: PopulationConfig) -> FederatedData:
     """The clients of a resolved configuration."""
+    if kind_of(config.dataset) == "store":
+        where = config.dataset.partition(":")[2]
+        if not where:
+            raise errors.refuse("dataset", repr(config.dataset), "store:FOLDER", "fedjax-dp data convert writes one")
+        return open_store(where)
     dataset = _normalised(load(config.dataset, config.data_dir, config.seed), config.normalise)
     if config.holdout is not None:
         if config.partition == "natural" and dataset.client_ids is not None and dataset.test_client_ids is None:

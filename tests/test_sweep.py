@@ -76,6 +76,14 @@ def test_a_point_equals_its_single_run_bit_for_bit(data):
 
 
 @pytest.mark.slow
+def test_a_point_in_a_fixed_order_equals_its_single_run_bit_for_bit(data):
+    jobs = [job._replace(parts=3) for job in jobs_on(data, GRID[1:2])]
+    assert grouped([*jobs, jobs[0]._replace(parts=None)]) == [[0, 1], [2]]
+    for job, outcome in zip(jobs, outcomes(jobs), strict=True):
+        assert outcome.history == single(job, execution=fdp.all_devices(parts=3))
+
+
+@pytest.mark.slow
 def test_order_of_points_is_irrelevant(data):
     jobs = jobs_on(data, GRID, rounds=2)
     there, back = outcomes(jobs), outcomes(jobs[::-1])

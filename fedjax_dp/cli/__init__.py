@@ -21,6 +21,7 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp claims [--paper NAME] [--json]
        fedjax-dp catalogue [--json]
        fedjax-dp data [DATASET] [OPTIONS] [--plot FILE.png] [--json]
+       fedjax-dp data convert DATASET [OPTIONS] --out DIR
 
 commands:
   run        train a federated algorithm and say what privacy it gives; with no argument a private run on digits
@@ -34,7 +35,7 @@ commands:
   calibrate  the noise multiplier that each accountant asks for
   claims     what the papers' theorems say on the papers' own settings, and what can be proved
   catalogue  every algorithm: source, whom it hides from whom, what is kept, bytes per round
-  data       how a partition spreads a data set over clients: sizes, labels, heterogeneity, and a picture
+  data       how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store
 
 fedjax-dp COMMAND --help shows every option with its default.
 """

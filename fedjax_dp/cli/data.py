@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
-from fedjax_dp.data import Summary, label_counts, summarise
+from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.fields import told
 from fedjax_dp.population import POPULATIONS, PopulationConfig, build_data, kind_of, resolve_population
 from fedjax_dp.screen import Screen
@@ -19,7 +19,8 @@ from fedjax_dp.screen import Screen
 DESCRIPTION = """How a partition spreads a data set over clients.
 
 usage: fedjax-dp data [DATASET] [OPTIONS] [--plot FILE.png] [--json]; --json prints one JSON object on stdout and
-nothing else; options mean what they mean for fedjax-dp run."""
+nothing else; options mean what they mean for fedjax-dp run;
+fedjax-dp data convert DATASET [OPTIONS] --out DIR writes the clients into a store, which run takes as store:DIR."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,20 +28,29 @@ class DataOptions(PopulationConfig):
     plot: Annotated[
         str | None, told("write a picture of clients and labels to this PNG file", "(default: none)", "FILE")
     ] = None
+    out: Annotated[str | None, told("for convert: a new folder", "(default: none)", "DIR")] = None
 
 
 def data_command(arguments: list[str]) -> int:
     """Print the sizes and labels of a partition, and draw them."""
     as_json, arguments = take_flag(arguments, "--json")
+    converts = arguments[:1] == ["convert"]
+    arguments = arguments[converts:]
     named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "digits"
     options, _ = parse("data", arguments, DataOptions(dataset=named), DESCRIPTION)
     if options.plot and pathlib.Path(options.plot).suffix != ".png":
         raise errors.refuse("plot", options.plot, "a file name that ends in .png")
     if options.plot and not pathlib.Path(options.plot).parent.is_dir():
         raise errors.refuse("plot", options.plot, "in an existing folder")
+    if converts != (options.out is not None):
+        raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")
     options = resolve_population(options, POPULATIONS[kind_of(options.dataset)])
     data = build_data(options)
     summary = summarise(data)
+    if converts:
+        with Screen().bar("writing", total=1) as show:
+            save_store(data, options.out, show)
+        Screen().say(f"store in {options.out}: fedjax-dp run --dataset store:{options.out}")
     if options.plot:
         from fedjax_dp.plots import plot_clients  # slow to import, and only needed here
 

@@ -1,5 +1,6 @@
 """Data sets, partitions and the federated store."""
 
+from fedjax_dp.data.disk import open_store, save_store
 from fedjax_dp.data.holdout import hold_out, pooled, split_each
 from fedjax_dp.data.labels import labels_per_client
 from fedjax_dp.data.loaders import DATASETS, load
@@ -28,8 +29,10 @@ __all__ = [
     "natural_parts",
     "one_class_per_client",
     "one_class_sizes",
+    "open_store",
     "pooled",
     "power_law_sizes",
+    "save_store",
     "similarity",
     "split_each",
     "summarise",

@@ -18,12 +18,14 @@ FILES: dict[str, Callable[[str, Folder], Dataset]] = {
     "svhn": svhn.svhn, "femnist_digits": writers.femnist_digits, "sent140": text.sent140,
 }  # fmt: skip
 # Data sets whose name goes on after a colon: name -> what follows.
-SUFFIXES = {"npz": "PATH", "synthetic": "U,V or synthetic:iid", "tfds": "NAME"}
+SUFFIXES = {"npz": "PATH", "synthetic": "U,V or synthetic:iid", "tfds": "NAME", "store": "FOLDER"}
 DATASETS: tuple[str, ...] = ("digits", *FILES, *SUFFIXES)
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None, seed: int = 0) -> Dataset:
     """A data set by name: one of DATASETS; npz:PATH, synthetic:U,V and tfds:NAME go on after the colon.
+
+    A store holds clients, not a data set: `open_store` reads it.
 
     Files are looked for in `data_dir`, else in the folder that FEDJAX_DP_DATA names, else in the user cache. idx files
     that are not there are downloaded into the user cache and compared with their checksum; for other data sets the
@@ -33,6 +35,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None, seed: int = 0) ->
     errors.require_choice("dataset", kind, DATASETS)
     if kind in SUFFIXES and not rest:
         raise errors.refuse("dataset", repr(name), f"{kind}:{SUFFIXES[kind]}")
+    if kind == "store":
+        raise errors.refuse("dataset", repr(name), "a data set", "a store holds clients already: open_store reads it")
     if colon and kind not in SUFFIXES:
         raise errors.refuse("dataset", repr(name), f"{kind} without a path", "npz:PATH reads your own arrays")
     loaders: dict[str, Callable[[], Any]] = {

@@ -1,0 +1,148 @@
+"""Federated data in a folder: Arrow files that are memory-mapped, so that opening them reads nothing.
+
+records.arrow  x, a list of one record's numbers, and y: the records of client 0, then of client 1, ...
+clients.arrow  sizes and shares of the clients
+test.arrow     x and y of the test set, and the clients whose parts they are, where that is known
+store.json     what else there is to know, and the version of this layout
+
+Each file is one record batch, so that a column is one array. Any program that reads Arrow reads them.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.store import FederatedData
+
+VERSION = 1
+BLOCK = 65_536  # records that are copied at once
+ABOUT = ("name", "classes", "largest", "tokens", "learnt", "scale", "shift")
+REMEDY = "write it again with fedjax-dp data convert"
+Show = Callable[[float, str], None]
+
+
+def save_store(data: FederatedData, folder: str | os.PathLike, show: Show = lambda done, told: None) -> None:
+    """Write federated data into a new folder, which appears once it is whole.
+
+    Raises: ConfigurationError if the folder exists or cannot be made.
+    """
+    folder = pathlib.Path(folder)
+    draft = folder.with_name(folder.name + ".part")
+    if folder.exists():
+        raise errors.refuse("out", str(folder), "a folder that does not exist", "give another --out")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        _write(draft / "records.arrow", _records(data, draft, show))
+        (draft / "x.npy").unlink()
+        _write(draft / "clients.arrow", {"sizes": np.asarray(data.sizes), "shares": np.asarray(data.shares)})
+        test = {"x": np.asarray(data.x_test), "y": np.asarray(data.y_test)}
+        if data.test_clients is not None:
+            test["clients"] = np.asarray(data.test_clients)
+        _write(draft / "test.arrow", test)
+        plain = {name: np.asarray(getattr(data, name)).tolist() for name in ABOUT}
+        about = {"version": VERSION, **plain, "record_shape": data.record_shape, "clients": data.num_clients,
+                 "records": int(np.sum(data.sizes)), "test_records": len(test["y"])}  # fmt: skip
+        (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
+        os.replace(draft, folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise errors.refuse("out", str(folder), "a folder that can be written", str(error)) from None
+
+
+def open_store(folder: str | os.PathLike) -> FederatedData:
+    """The federated data of a folder that `save_store` wrote; records stay on disk until they are used.
+
+    Raises: ConfigurationError for a folder that is none, of another version, or damaged.
+    """
+    folder = pathlib.Path(folder)
+    about = _about(folder)
+    shape = tuple(about["record_shape"])
+    records, clients, test = (_read(folder / f"{name}.arrow") for name in ("records", "clients", "test"))
+    counted = {"records": len(records["y"]), "clients": len(clients["sizes"]), "test_records": len(test["y"])}
+    for name, count in counted.items():
+        if count != about[name]:
+            raise errors.refuse(f"{folder}: {name}", f"{count:,}", f"{about[name]:,}, as in store.json", REMEDY)
+    sizes = clients["sizes"]
+    ends = np.cumsum(sizes, dtype=np.int64)
+    if sizes.min() < 1 or ends[-1] != about["records"] or sizes.max() != about["largest"]:
+        raise errors.refuse(f"{folder}: sizes of clients", "others", "those that store.json counts", REMEDY)
+    arrays: dict[str, Any] = {
+        "x": records["x"].reshape(-1, *shape), "y": records["y"], "rows": np.arange(about["records"], dtype=np.int32),
+        "offsets": (ends - sizes).astype(np.int32), "sizes": sizes, "shares": clients["shares"],
+        "x_test": test["x"].reshape(-1, *shape), "y_test": test["y"], "test_clients": test.get("clients"),
+    }  # fmt: skip
+    return FederatedData(**arrays, **{name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"])})
+
+
+def _about(folder: pathlib.Path) -> dict[str, Any]:
+    """What store.json says."""
+    path = folder / "store.json"
+    if not path.is_file():
+        raise errors.refuse("store", str(folder), "a folder with a store.json", "fedjax-dp data convert writes one")
+    try:
+        about = json.loads(path.read_text())
+        version = about["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.refuse(str(path), "something else", "the description of a store", str(error)) from None
+    if version != VERSION:
+        raise errors.refuse(f"version of {folder}", version, str(VERSION), REMEDY)
+    known = {*ABOUT, "record_shape", "clients", "records", "test_records"}
+    if known - about.keys():
+        raise errors.refuse(str(path), "without " + ", ".join(sorted(known - about.keys())), "whole", REMEDY)
+    return about
+
+
+def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str, np.ndarray]:
+    """All records in the order of the clients; the features through a file, as memory may not hold them twice."""
+    rows, x, y = (np.asarray(a) for a in (data.rows, data.x, data.y))
+    starts, sizes = np.asarray(data.offsets, np.int64), np.asarray(data.sizes, np.int64)
+    first = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    order = rows[first + np.arange(sizes.sum())]
+    held = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=x.dtype, shape=(len(order), *x.shape[1:]))
+    for at in range(0, len(order), BLOCK):
+        held[at : at + BLOCK] = x[order[at : at + BLOCK]]
+        show(min(1.0, (at + BLOCK) / len(order)), f"{min(at + BLOCK, len(order)):,} of {len(order):,} records")
+    return {"x": held, "y": y[order].astype(np.int32)}
+
+
+def _write(path: pathlib.Path, columns: dict[str, np.ndarray]) -> None:
+    import pyarrow as pa
+
+    made = [pa.array(a) if a.ndim == 1 else _listed(a) for a in columns.values()]
+    batch = pa.record_batch(made, names=list(columns))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _listed(a: np.ndarray) -> Any:
+    """Rows of numbers as lists of a fixed length, not copied."""
+    import pyarrow as pa
+
+    return pa.FixedSizeListArray.from_arrays(pa.array(a.reshape(-1)), a[0].size)
+
+
+def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The columns of a file, mapped; lists become rows end to end."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+            batch = reader.get_batch(0)
+    except (OSError, pa.ArrowInvalid, IndexError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise errors.refuse(
+            str(path), "damaged or missing", "an Arrow file of one batch", f"{REMEDY} ({reason})"
+        ) from None
+    found = {}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        values = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+        found[name] = values.to_numpy(zero_copy_only=True)
+    return found
