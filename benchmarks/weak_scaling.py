@@ -88,21 +88,24 @@ def measure(w, clients, repeats):
 
 
 def draw(rows, title, path):
-    """Efficiency against devices."""
+    """Efficiency for every number of devices."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
-    kinds = {"apart": "rounds apart", "any_order": "added up in any order", "in_order": "added up in order, same bits"}
-    for kind, told in kinds.items():
-        chosen = [row for row in rows if row["order"] == kind]
-        axes.plot([row["devices"] for row in chosen], [row["efficiency"] for row in chosen], marker="o", label=told)
-    axes.axhline(1.0, color="0.7", linewidth=0.8)
-    axes.set(xlabel="devices", ylim=(0, 1.2), xticks=sorted({row["devices"] for row in rows}))
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    kinds = {"apart": "rounds apart", "any_order": "one round, any order", "in_order": "one round, in order: same bits"}
+    counts = sorted({row["devices"] for row in rows})
+    for at, (kind, told) in enumerate(kinds.items()):
+        heights = [row["efficiency"] for n in counts for row in rows if (row["devices"], row["order"]) == (n, kind)]
+        bars = axes.bar(np.arange(len(counts)) + 0.27 * (at - 1), heights, 0.25, label=told)
+        axes.bar_label(bars, [f"{height:.0%}" for height in heights], fontsize=8, padding=1)
+    axes.set_xticks(range(len(counts)), [f"{n} device{'s' * (n > 1)}" for n in counts])
+    axes.set(ylim=(0, 1.45), yticks=[0, 0.5, 1])
     axes.set_title(title, loc="left", fontsize=9)
-    axes.legend(frameon=False, loc="lower left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=3, loc="upper left", fontsize=8)
     figure.savefig(path, dpi=130)
 
 
@@ -126,7 +129,11 @@ def main():
         "commit": commit(), "hardware": report.device(), "versions": report.versions(),
     }  # fmt: skip
     (options.out / "weak_scaling.json").write_text(json.dumps({"rows": rows, **about}, indent=1) + "\n")
-    draw(rows, f"{w.name}: time of a round on one device, over that on several", options.out / "weak_scaling.png")
+    draw(
+        rows,
+        f"{w.name}, {options.clients} clients a device: time of a round on one device, over that on several",
+        options.out / "weak_scaling.png",
+    )
     for row in rows:
         told = ", disturbed" if row["disturbed"] else ""
         print(f"{row['devices']} devices, {row['order']}: {row['ms']:.3g} ms, efficiency {row['efficiency']:.0%}{told}")

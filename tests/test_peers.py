@@ -154,3 +154,12 @@ def test_the_readme_shows_how_rounds_grow_and_what_bfloat16_does():
     assert "(benchmarks/results/scaling.png)" in readme
     moved = max(abs(row["difference"]) for row in json.loads((RESULTS / "bfloat16.json").read_text())["rows"])
     assert f"bfloat16 moves accuracy by at most {100 * moved:.2f} points" in readme
+
+
+def test_committed_weak_scaling_agrees_with_itself():
+    told = json.loads((RESULTS / "weak_scaling.json").read_text())
+    ms = {(row["devices"], row["order"]): row["ms"] for row in told["rows"]}
+    assert {order for _, order in ms} == {"any_order", "in_order", "apart"}
+    for row in told["rows"]:
+        assert row["efficiency"] == pytest.approx(ms[1, "any_order"] / row["ms"], rel=0.1)  # median of ratios
+        assert not row["disturbed"]
