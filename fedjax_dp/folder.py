@@ -57,16 +57,20 @@ def start(config: RunConfig, screen: Screen) -> Outcome:
 
 
 def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outcome:
-    """Continue a run from its newest checkpoint. `asked` are fields given again; they must equal the run's own."""
+    """Continue a run from its newest checkpoint.
+
+    `asked` are fields given again. They must equal the run's own, except `devices`, which a run may change.
+    """
     if not (folder / "config.toml").is_file():
         raise errors.refuse("resume", str(folder), "a run folder with a config.toml", "start a run with --out")
     config = RunConfig(**configs.read(folder / "config.toml"))
     for name, value in asked.items():
-        if name != "out" and value != getattr(config, name):
+        if name not in ("out", "devices") and value != getattr(config, name):
             raise errors.refuse(
                 f"{name} of the resumed run", value, f"{getattr(config, name)}, as in {folder / 'config.toml'}",
                 "leave the option out, or start a new run",
             )  # fmt: skip
+    config = dataclasses.replace(config, devices=asked.get("devices", config.devices))
     ready = _prepare(config, screen)
     try:
         about = json.loads((folder / "run.json").read_text())

@@ -197,7 +197,7 @@ def latency(
     spread = float(np.subtract(*np.percentile(whole, [75, 25])) / middle["whole"])
     floor = floor_of(algorithm, data, model, execution)
     changes = _changes(parts, middle, evaluate_every)
-    return Latency(middle["whole"], spread, parts, floor, changes, compile_s, turns, execution.shares)
+    return Latency(middle["whole"], spread, parts, floor, changes, compile_s, turns, execution.devices)
 
 
 def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, Model]]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -253,8 +254,14 @@ def test_run_killed_at_a_random_moment_resumes_bit_for_bit(attempt):
     assert whole["history"] == cut["history"]
 
 
-def test_interrupted_folder_resumes_bit_for_bit(monkeypatch):
-    assert cli.main(["run", *QUICK, "--out", "whole"]) == 0
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [([], []), pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.slow)],
+)
+def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
+    if then and len(jax.devices()) < 2:
+        pytest.skip("there is one device: run with JAX_NUM_CPU_DEVICES=2")
+    assert cli.main(["run", *QUICK, *first, "--out", "whole"]) == 0
     original = simulation.advance
 
     def failing(algorithm, state, *rest, **named):
@@ -263,9 +270,9 @@ def test_interrupted_folder_resumes_bit_for_bit(monkeypatch):
         return original(algorithm, state, *rest, **named)
 
     monkeypatch.setattr(simulation, "advance", failing)
-    assert cli.main(["run", *QUICK, "--out", "cut"]) == 130
+    assert cli.main(["run", *QUICK, *first, "--out", "cut"]) == 130
     monkeypatch.setattr(simulation, "advance", original)
-    assert cli.main(["run", "--resume", "cut"]) == 0
+    assert cli.main(["run", "--resume", "cut", *then]) == 0
     same_state(pathlib.Path("whole"), pathlib.Path("cut"))
 
 
