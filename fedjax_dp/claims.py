@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import ATTAINED, Claim, Event, FullBatch, Unit, Verdict, theorems
+from fedjax_dp.accounting.events import each
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.batches import FixedBatches
 from fedjax_dp.bound import ClipBatch, ClipRecords
@@ -63,8 +64,7 @@ def _tcdp_000(run: Run) -> tuple[Claim, ...]:
         assumed = accounting.epsilons_of(expected, delta, "tcdp")
     except accounting.NotCoveredError as error:
         return (Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}"),)
-    counts = [sum(count for _, count in event.leaves()) for event in realised]
-    means = [sum(count for _, count in event.leaves()) for event in expected]
+    counts, means = (each(ledger, lambda event: sum(n for _, n in event.leaves())) for ledger in (realised, expected))
     busiest = max(range(len(counts)), key=lambda i: counts[i] / means[i])
     if counts[busiest] <= means[busiest]:
         verdict, reason = Verdict.HOLDS, "all conditions met, and no client took part more often"

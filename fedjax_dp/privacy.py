@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import Event, Guarantee, Unit, View
+from fedjax_dp.accounting import Guarantee, Unit, View
+from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.claims import claims_about
@@ -83,13 +84,13 @@ def calibrate(
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
         unit_noise = changed(unit_noise, cohort=changed(algorithm.cohort.base, paid=None))  # counts all who are drawn
     ledger = ledger_of(unit_noise, data, rounds, seed, participation, view, colluders, at_least=1, model=model)
-    kinds = list(zip(ledger, budgets, strict=True))
-    noise: dict[tuple[Event, float], float] = {}
-    distinct = list(dict.fromkeys(kinds))
-    for done, (event, budget) in enumerate(distinct):
-        noise[event, budget] = accounting.noise_factor_for(event, budget, delta, accountant)
+    numbers = {event: number for number, event in enumerate(distinct(ledger))}
+    kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
+    events, noise = list(numbers), dict.fromkeys(kinds, 0.0)
+    for done, (number, budget) in enumerate(noise):
+        noise[number, budget] = accounting.noise_factor_for(events[number], budget, delta, accountant)
         if progress:
-            progress(done + 1, len(distinct))
+            progress(done + 1, len(noise))
     needed = [noise[kind] for kind in kinds]
     common = unit_of(algorithm) is Unit.CLIENT
     if (
@@ -152,7 +153,7 @@ def guarantee(
         what = "gradients" if unit is Unit.RECORD else "updates"
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0")
     ledger = ledger_of(algorithm, data, rounds, seed, participation, view, colluders, model=model)
-    steps = [step for event in ledger for step, _ in event.leaves() if step != paid_for(algorithm)]
+    steps = [step for event in distinct(ledger) for step, _ in event.leaves() if step != paid_for(algorithm)]
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0")
     epsilons = tuple(accounting.epsilons_of(ledger, delta, accountant, progress))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Self
@@ -16,6 +17,8 @@ from fedjax_dp.accounting.events import (
     RandomParticipation,
     Release,
     SkellamSums,
+    distinct,
+    each,
 )  # fmt: skip
 
 
@@ -133,13 +136,15 @@ def epsilons_of(
     progress  called with (distinct events done, distinct events in all).
     """
     ledger = list(ledger)
-    prices: dict[Event, float] = {}
-    distinct = dict.fromkeys(ledger)
-    for done, event in enumerate(distinct):
-        prices[event] = epsilon_of(event, delta, accountant)
+    kinds, done = len(distinct(ledger)), itertools.count(1)
+
+    def price(event: Event) -> float:
+        found = epsilon_of(event, delta, accountant)
         if progress:
-            progress(done + 1, len(distinct))
-    return [prices[event] for event in ledger]
+            progress(next(done), kinds)
+        return found
+
+    return each(ledger, price)
 
 
 def accountant_named(chosen: str | Accountant) -> Accountant:

@@ -8,7 +8,8 @@ sensitivity under an adjacency is done here and nowhere else.
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.sampling import (
@@ -24,8 +25,11 @@ from fedjax_dp.accounting.sampling import (
 __all__ = [
     "Adjacency", "AnyStep", "Composed", "Event", "FullBatch", "GaussianSteps", "NotCoveredError", "Poisson",
     "RandomParticipation", "Release", "Sampling", "Shuffled", "SkellamSums", "Unit", "WithReplacement",
-    "WithoutReplacement", "gaussian_only", "repeated",
+    "WithoutReplacement", "distinct", "each", "gaussian_only", "repeated",
 ]  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 class NotCoveredError(errors.ConfigurationError):
@@ -260,3 +264,17 @@ def repeated(event: Event, times: float) -> Event:
             return Composed(tuple(repeated(part, times) for part in parts))
         case RandomParticipation():
             raise NotCoveredError("random participation cannot be repeated; give it more rounds instead")
+
+
+def distinct(ledger: Iterable[Event]) -> list[Event]:
+    """The events of a ledger, each once. A million clients share a few objects, which are hashed a few times."""
+    return list(dict.fromkeys({id(event): event for event in ledger}.values()))
+
+
+def each(ledger: Iterable[Event], of: Callable[[Event], T]) -> list[T]:
+    """`of(event)` for every event of a ledger, evaluated once for each distinct one."""
+    ledger = list(ledger)
+    shared = {id(event): event for event in ledger}
+    values = {event: of(event) for event in dict.fromkeys(shared.values())}
+    found = {key: values[event] for key, event in shared.items()}
+    return [found[id(event)] for event in ledger]
