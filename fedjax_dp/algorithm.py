@@ -12,13 +12,13 @@ from fedjax_dp.aggregate import Aggregate
 from fedjax_dp.clients import Execution, sum_over_clients
 from fedjax_dp.cohort import Cohort, Members
 from fedjax_dp.correction import Memory, Setting, kept
-from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.local import LocalSgd, Received
 from fedjax_dp.models import Model, mean_loss
 from fedjax_dp.server import Server
 from fedjax_dp.transport import PlainSum, Transport
 from fedjax_dp.upload import PlainUpload, Sent, Upload
-from fedjax_dp.values import ravel, ravel_numbers, role_key, tensor_sizes, value
+from fedjax_dp.values import changed, ravel, ravel_numbers, role_key, tensor_sizes, value
 
 
 @value
@@ -155,11 +155,33 @@ def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: 
     return cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
 
 
+@jax.jit
+def draw_cohorts(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Ids, and who of them is invited, of the cohorts of some rounds; both `(rounds, members)`."""
+    members = jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)
+    return members.ids, members.invited
+
+
+class Held(NamedTuple):
+    """Records that a device holds, in the order of their clients."""
+
+    x: jax.Array  # (records, ...)
+    y: jax.Array  # (records,)
+
+
+class Fed(NamedTuple):
+    """The records of the cohorts of some rounds, each on the device that computes its client."""
+
+    first: jax.Array  # the first of these rounds
+    offsets: jax.Array  # where each member's records begin on its device (rounds, members)
+    held: Held  # with a leading axis (devices,)
+
+
 class _Member(NamedTuple):
     """What is a member's own when its round begins."""
 
     position: jax.Array
-    id: jax.Array
+    client: Client
     turn: jax.Array
     present: jax.Array
     weight: jax.Array
@@ -170,11 +192,12 @@ class _Member(NamedTuple):
 
 def run_round(
     algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array, state: ServerState, execution: Execution,
-    listen: Listener | None = None,
+    listen: Listener | None = None, fed: Fed | None = None,
 ) -> tuple[ServerState, RoundReport]:  # fmt: skip
     """One round. `key` is the run's key: every draw is named by role, round, client and step.
 
-    listen  sees the messages as they travel, before masks: first the update with its weight, then what else is sent.
+    listen  sees the messages as they travel, before masks: first the update with its weight, then what else is sent;
+    fed     where the cohorts' records are, if not in `data`.
     """
     data = jax.tree.map(jnp.asarray, data)
     corrections, aggregate, transport = algorithm.local.corrections, algorithm.aggregate, algorithm.transport
@@ -187,10 +210,13 @@ def run_round(
     back: list[Callable] = []  # from a flat message to its parts, known once a client has been traced
 
     def train(shared: Any, member: _Member) -> tuple[Any, Any]:
+        if fed is not None:
+            shared, records = shared
         algorithm, data, key, state, ids, invited = shared
+        data = data if fed is None else changed(data, **records._asdict())
         local_key = jax.random.fold_in(role_key(key, "local"), state.round)
-        own_key = jax.random.fold_in(local_key, member.id + data.num_clients * member.turn)
-        client, servers = data.client(member.id), tuple(memory.server for memory in state.memories)
+        own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
+        client, servers = member.client, tuple(memory.server for memory in state.memories)
         held = Received(state.params, servers, member.rows, member.extra, member.rule)
         result = algorithm.local.run(own_key, state.round, client, held, data, model)
         update, extra = algorithm.upload.message(
@@ -213,8 +239,11 @@ def run_round(
         probes = (*result.report, sound, overflow, heard)
         return words, (result.own, result.rule if algorithm.local.rule.keep else (), probes)
 
+    clients = data.client(members.ids)
+    if fed is not None:
+        clients = clients._replace(offset=fed.offsets[state.round - fed.first])
     everyone = _Member(
-        positions, members.ids, members.turn, members.present,
+        positions, clients, members.turn, members.present,
         aggregate.weights(members, data.shares, expected),
         tuple(jax.tree.map(lambda table: table[members.ids], memory.clients) for memory in state.memories),
         tuple(c.send(memory, members) for c, memory in zip(corrections, state.memories, strict=True)),
@@ -226,7 +255,7 @@ def run_round(
     needed = None if algorithm.cohort.fixed else members.present
     words, (rows, rules, probes) = sum_over_clients(
         train, shared, everyone, execution, sum(tensor_sizes(state.params)), needed,
-        algorithm.cohort.usual(data.num_clients),
+        algorithm.cohort.usual(data.num_clients), None if fed is None else fed.held,
     )  # fmt: skip
     report = RoundReport(members.ids, members.present, *probes)
     report = report._replace(finite=report.finite | ~members.present, overflow=report.overflow & members.present)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -108,9 +109,48 @@ def some_devices(count: int, chunk_size: int | None = None, *, parts: int | None
     return Execution(Mesh(found[:count], (AXIS,)) if count > 1 else None, chunk_size, parts)
 
 
+class Deal:
+    """How the positions of a cohort are laid out: parts, portions of a part one after another, clients of a portion."""
+
+    def __init__(self, count: int, execution: Execution, size: int, usual: int | None, in_turn: bool):
+        self.count, self.in_turn, self.parts = count, in_turn, execution.shares
+        self.chunk = execution.portion(count, size, usual)
+        self.chunks = math.ceil(count / self.parts / self.chunk)
+        self.short = self.parts * self.chunks * self.chunk - count
+        self.each = math.ceil(self.parts / execution.devices)  # parts on a device
+        self.spare = self.each * execution.devices - self.parts
+
+    def dealt(self, a: jax.Array) -> jax.Array:
+        """Rows `(count + short, ...)` as `(parts, chunks, chunk, ...)`."""
+        if not self.in_turn:
+            return a.reshape(self.parts, self.chunks, self.chunk, *a.shape[1:])
+        return jnp.moveaxis(a.reshape(self.chunks, self.chunk, self.parts, *a.shape[1:]), 2, 0)
+
+    def out(self, a: jax.Array) -> jax.Array:
+        """Rows `(count, ...)` to the devices, with copies of the first where there are none."""
+        return self._padded(self.dealt(self._padded(a, self.short)), self.spare)
+
+    def back(self, a: jax.Array) -> jax.Array:
+        """Rows as the devices hold them, in order `(count, ...)`."""
+        a = a[: self.parts]
+        rows = jnp.moveaxis(a, 0, 2) if self.in_turn else a
+        return rows.reshape(-1, *a.shape[3:])[: self.count]
+
+    @property
+    def homes(self) -> np.ndarray:
+        """The device that computes each position `(count,)`."""
+        places = np.asarray(self.dealt(jnp.arange(self.count + self.short, dtype=jnp.int32)))
+        parts = np.empty(places.size, np.int32)
+        parts[places.reshape(-1)] = np.repeat(np.arange(self.parts, dtype=np.int32), self.chunks * self.chunk)
+        return parts[: self.count] // self.each
+
+    def _padded(self, a: jax.Array, more: int) -> jax.Array:
+        return jnp.concatenate([a, jnp.broadcast_to(a[:1], (more, *a.shape[1:]))]) if more else a
+
+
 def sum_over_clients(
     train: Callable[[Any, Any], tuple[Any, Any]], shared: Any, members: Any, execution: Execution, size: int,
-    needed: jax.Array | None = None, usual: int | None = None,
+    needed: jax.Array | None = None, usual: int | None = None, own: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """The sum over the cohort of `terms`, and `rows` stacked in order, where (terms, rows) = train(shared, member).
 
@@ -120,33 +160,17 @@ def sum_over_clients(
             computes, NaN included, contributes exactly zero.
     needed  `(cohort,)` bool: whose terms count, in most rounds `usual` of them. Portions without any are skipped, and
             their rows are zeros. Members are dealt to the devices in turn, as those needed may all be in front.
+    own     a pytree with a leading axis (devices,): what each device holds for itself; then `train` gets
+            ((shared, its part), member).
     """
     count = jax.tree.leaves(members)[0].shape[0]
-    chunk = execution.portion(count, size, usual)
-    chunks = math.ceil(count / execution.shares / chunk)
-    short = execution.shares * chunks * chunk - count
-
-    each = math.ceil(execution.shares / execution.devices)  # parts on a device
-    spare = each * execution.devices - execution.shares
-
-    def padded(a: jax.Array, more: int) -> jax.Array:
-        return jnp.concatenate([a, jnp.broadcast_to(a[:1], (more, *a.shape[1:]))]) if more else a
-
-    def dealt(a: jax.Array) -> jax.Array:
-        if needed is None:
-            return a.reshape(execution.shares, chunks, chunk, *a.shape[1:])
-        return jnp.moveaxis(a.reshape(chunks, chunk, execution.shares, *a.shape[1:]), 2, 0)
-
-    def gathered(a: jax.Array) -> jax.Array:
-        a = a[: execution.shares]
-        rows = a if needed is None else jnp.moveaxis(a, 0, 2)
-        return rows.reshape(-1, *a.shape[3:])[:count]
-
-    counts = jnp.arange(count + short) < count
+    deal = Deal(count, execution, size, usual, needed is not None)
+    chunk = deal.chunk
+    counts = jnp.arange(count + deal.short) < count
     if needed is not None:
-        counts = counts & jnp.pad(needed, (0, short))
-    counts = jnp.pad(dealt(counts), ((0, spare), (0, 0), (0, 0)))
-    table = execution.everywhere((jax.tree.map(lambda a: padded(dealt(padded(a, short)), spare), members), counts))
+        counts = counts & jnp.pad(needed, (0, deal.short))
+    counts = jnp.pad(deal.dealt(counts), ((0, deal.spare), (0, 0), (0, 0)))
+    table = execution.everywhere((jax.tree.map(deal.out, members), counts))
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         portion, counts = row
@@ -166,7 +190,9 @@ def sum_over_clients(
     def one_share(shared: Any, row: Any) -> tuple[Any, Any]:
         return _one_after_another(one_chunk, shared, row, skips=needed is not None)
 
-    def one_device(shared: Any, rows: Any) -> tuple[Any, Any]:
+    def one_device(shared: Any, rows: Any, own: Any) -> tuple[Any, Any]:
+        if own is not None:
+            shared = (shared, jax.tree.map(lambda a: a[0], own))
         if execution.parts is None:
             total, out = one_share(shared, jax.tree.map(lambda a: a[0], rows))
             return (lax.psum(total, AXIS) if execution.mesh else total), jax.tree.map(lambda a: a[None], out)
@@ -181,10 +207,11 @@ def sum_over_clients(
 
     if execution.mesh:
         one_device = jax.shard_map(
-            one_device, mesh=execution.mesh, in_specs=(P(), P(AXIS)), out_specs=(P(), P(AXIS)), check_vma=False
-        )
-    total, rows = one_device(shared, table)
-    return total, jax.tree.map(gathered, rows)
+            one_device, mesh=execution.mesh, in_specs=(P(), P(AXIS), P(AXIS)), out_specs=(P(), P(AXIS)),
+            check_vma=False,
+        )  # fmt: skip
+    total, rows = one_device(shared, table, own)
+    return total, jax.tree.map(deal.back, rows)
 
 
 def _one_after_another(

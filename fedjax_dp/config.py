@@ -19,6 +19,7 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.clients import Execution, some_devices
 from fedjax_dp.data import FederatedData
+from fedjax_dp.feed import looks_around
 from fedjax_dp.fields import by_dataset, told, typed
 from fedjax_dp.models import FlaxModel, Model, cnn, group_norm_cnn, logistic_regression, lstm, mlp
 from fedjax_dp.personal import optimal_probabilities
@@ -209,6 +210,10 @@ class RunConfig(PopulationConfig):
     devices: Annotated[
         int | str, told("that share a cohort: auto takes all; no more than clients in a cohort", metavar="auto|INT")
     ] = "auto"
+    records: Annotated[
+        str,
+        told("kept on devices or host, from which those of the next cohorts are copied; auto: host for stores"),
+    ] = "auto"
     deterministic: Annotated[
         int | None,
         told(
@@ -290,6 +295,7 @@ def resolve(config: RunConfig) -> RunConfig:
     whole = {*paces, "chunk_size", "deterministic", *({"devices"} if config.devices != "auto" else ())}
     for name in sorted(name for name in whole if getattr(config, name) is not None):
         errors.require_count(name, getattr(config, name), "or auto" if name == "devices" else "")
+    errors.require_choice("records", config.records, ("auto", "host", "devices"))
     if config.target_accuracy is not None and not 0 < config.target_accuracy <= 1:
         raise errors.refuse("target_accuracy", config.target_accuracy, "above 0 and at most 1")
     return config
@@ -313,6 +319,13 @@ def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData
         if count > members:
             raise errors.refuse("devices", count, f"at most the {members} clients of a cohort", "take fewer, or auto")
     return some_devices(count, config.chunk_size, parts=config.deterministic)
+
+
+def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:
+    """Whether records stay on the host."""
+    if config.records != "auto":
+        return config.records == "host"
+    return kind_of(config.dataset) == "store" and not (config.train_metrics or looks_around(algorithm))
 
 
 def _widths(hidden: str) -> tuple[int, ...]:

@@ -89,6 +89,10 @@ class Correction(Protocol):
         return False
 
     @property
+    def looks(self) -> bool:  # at records of clients, apart from their local steps
+        return False
+
+    @property
     def pull(self) -> float:  # how strongly a step of rate 1 draws the model to a fixed point
         return 0.0
 

@@ -99,6 +99,10 @@ class FeatureMatching(Correction):
         return "mean features, and a gradient made of them, depend on the records without any bound"
 
     @property
+    def looks(self) -> bool:
+        return True
+
+    @property
     def keeps(self) -> bool:
         return True
 

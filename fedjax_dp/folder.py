@@ -20,6 +20,8 @@ from fedjax_dp.checkpoint import Checkpoints
 from fedjax_dp.clients import Execution
 from fedjax_dp.config import RunConfig
 from fedjax_dp.data import FederatedData
+from fedjax_dp.feed import check as check_feed
+from fedjax_dp.feed import without_records
 from fedjax_dp.ledger import noise_of
 from fedjax_dp.models import Model
 from fedjax_dp.runs import Result, prepare
@@ -99,6 +101,8 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     algorithm = configs.build_algorithm(config, data)
     check(algorithm, data, config.rounds, model)
     execution = configs.build_execution(config, algorithm, data)
+    if config.records == "host":
+        check_feed(algorithm, bool(config.train_metrics))
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
         kinds = 0
@@ -153,7 +157,9 @@ def _train(
 ) -> Outcome:
     config, execution = ready.config, ready.execution
     checkpoints = Checkpoints(folder)
-    fresh = begin(numbers(ready.algorithm), ready.model, ready.data, run_key(config.seed))
+    on_host = configs.records_on_host(config, ready.algorithm)
+    seen = without_records(ready.data) if on_host else ready.data
+    fresh = begin(numbers(ready.algorithm), ready.model, seen, run_key(config.seed))
     state = checkpoints.restore(algorithms.place(fresh, execution)) if done else fresh
     first, began = done or 0, time.perf_counter()
     try:
@@ -170,6 +176,7 @@ def _train(
                 ready.algorithm, ready.data, rounds=config.rounds, seed=config.seed, model=ready.model,
                 evaluate_every=config.evaluate_every, train_metrics=bool(config.train_metrics), execution=execution,
                 start=state, pause_every=config.checkpoint_every, on_pause=on_pause,
+                on_host=on_host,
             )  # fmt: skip
     finally:
         checkpoints.close()

@@ -10,9 +10,9 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Composed, Event, FullBatch, RandomParticipation, Unit, View
 from fedjax_dp.accounting.events import Poisson, SkellamSums, WithoutReplacement, repeated
-from fedjax_dp.algorithm import Algorithm, draw_cohort
+from fedjax_dp.algorithm import Algorithm, draw_cohorts
 from fedjax_dp.bound import ClipBatch
-from fedjax_dp.cohort import Cohort, CyclicCohort, Members, PoissonCohort, UniformCohort
+from fedjax_dp.cohort import CyclicCohort, Members, PoissonCohort, UniformCohort
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.noise import BandedNoise, priced
@@ -88,14 +88,8 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
     Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
     ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
     """
-    ids, drawn = _draw_all(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
+    ids, drawn = draw_cohorts(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
     return np.bincount(np.asarray(ids)[np.asarray(drawn)], minlength=data.num_clients)
-
-
-@jax.jit
-def _draw_all(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-    members = jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)
-    return members.ids, members.invited
 
 
 def ledger_of(
@@ -143,23 +137,30 @@ def _of_records(
         return local.privatizer.event(noise, local.batches, records, local.batches.count(local.steps, records) + more,
                                       rates)  # fmt: skip
 
-    kinds = list(zip(noises, sizes, strict=True))
-    gains = noise_gains(algorithm, data, view, colluders, rounds)
-    one_round = [round_of(z, n, extra).scaled(float(np.sqrt(gain))) for (z, n), gain in zip(kinds, gains, strict=True)]
-    before: list[Event] = [round_of(z, n, 0) for z, n in kinds] if any(c.warm for c in local.corrections) else []
+    @functools.cache  # a million clients are of a few kinds
+    def own_round(noise: float, records: int, gain: float) -> Event:
+        return round_of(noise, records, extra).scaled(float(np.sqrt(gain)))
+
+    @functools.cache
+    def own_rounds(kind: tuple[float, int, float], count: float) -> Event:
+        return repeated(own_round(*kind), count)
+
+    gains = np.asarray(noise_gains(algorithm, data, view, colluders, rounds)).tolist()
+    kinds = list(zip(noises, sizes, gains, strict=True))
+    before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if any(c.warm for c in local.corrections) else []
     paid = paid_for(algorithm)
     if paid is not None:
         before = [Composed((paid, first)) for first in before] or [paid] * num_clients
     if participation == "law" and algorithm.cohort.drawn:
         chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
         later: list[Event] = [
-            RandomParticipation(event, min(float(rate), 1.0), rounds * draws)
-            for event, rate in zip(one_round, np.broadcast_to(chance, (num_clients,)), strict=True)
+            RandomParticipation(own_round(*kind), min(float(rate), 1.0), rounds * draws)
+            for kind, rate in zip(kinds, np.broadcast_to(chance, (num_clients,)), strict=True)
         ]
     else:
         counted = "worst" if participation == "law" else participation
         times = _times(algorithm, data, rounds, seed, counted, at_least)
-        later = [repeated(event, count) for event, count in zip(one_round, times, strict=True)]
+        later = [own_rounds(kind, count) for kind, count in zip(kinds, times, strict=True)]
     return [Composed((first, event)) for first, event in zip(before, later, strict=True)] if before else later
 
 

@@ -90,6 +90,7 @@ def run(
     evaluate_every: int | None = None,
     train_metrics: bool = False,
     execution: Execution | None = None,
+    on_host: bool = False,
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises; see `privacy.calibrate` and `simulate` for the options."""
     algorithm, promise = prepare(
@@ -98,6 +99,6 @@ def run(
     )  # fmt: skip
     simulation = simulate(
         algorithm, data, rounds=rounds, seed=seed, model=model, evaluate_every=evaluate_every,
-        train_metrics=train_metrics, execution=execution,
+        train_metrics=train_metrics, execution=execution, on_host=on_host,
     )  # fmt: skip
     return Result(algorithm, simulation, promise)

@@ -1,5 +1,6 @@
 """Running an algorithm: check once, compile once, advance round after round, evaluate now and then."""
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -14,12 +15,15 @@ from jax import lax
 
 from fedjax_dp import algorithm as algorithms
 from fedjax_dp import errors, gradients, metrics
-from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp import feed as feeds
+from fedjax_dp.algorithm import Algorithm, Fed, RoundReport, ServerState
 from fedjax_dp.clients import Execution, all_devices
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
+from fedjax_dp.feed import Feed
 from fedjax_dp.metrics import Evaluation
 from fedjax_dp.models import FlaxModel, Model, logistic_regression
+from fedjax_dp.values import tensor_sizes
 
 
 class Timing(NamedTuple):
@@ -73,12 +77,12 @@ begin = jax.jit(algorithms.init, static_argnames=("model",))
 
 def run_rounds(
     algorithm: Algorithm, state: ServerState, data: FederatedData, key: jax.Array, until: jax.Array, *,
-    model: Model, execution: Execution,
+    model: Model, execution: Execution, fed: Fed | None = None,
 ) -> tuple[ServerState, RoundReport]:  # fmt: skip
     """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
 
     def run_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
-        return algorithms.run_round(algorithm, model, data, key, carry[0], execution)
+        return algorithms.run_round(algorithm, model, data, key, carry[0], execution, fed=fed)
 
     def more(carry: tuple[ServerState, RoundReport]) -> jax.Array:
         state, report = carry
@@ -102,11 +106,28 @@ class Rounds:
     key: jax.Array
     model: Model
     execution: Execution
+    feed: Feed | None = None  # of records that are not in `data`
 
     def advance(self, state: ServerState, until: int) -> tuple[ServerState, RoundReport]:
         """The state before round `until`, or after one that was not finite; `state` cannot be used again."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
-        return advance(self.algorithm, state, self.data, self.key, jnp.int32(until), **options)
+        if self.feed is None:
+            return advance(self.algorithm, state, self.data, self.key, jnp.int32(until), **options)
+        done = int(state.round)
+        while True:
+            block = self.feed.block(done)
+            end = min(until, block.until)
+            state, report = advance(
+                self.algorithm, state, self.data, self.key, jnp.int32(end), fed=block.fed, **options
+            )
+            done = int(state.round)
+            if done >= until or done < end or not bool(jnp.all(report.finite & ~report.overflow)):
+                return state, report
+
+    def close(self) -> None:
+        """No records will be asked for any more."""
+        if self.feed is not None:
+            self.feed.close()
 
     def compiled(self, state: ServerState) -> Any:
         """The program that `advance` runs, to look at."""
@@ -116,15 +137,19 @@ class Rounds:
 
 def on_devices(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, *, seed: int = 0,
-    start: ServerState | None = None,
+    start: ServerState | None = None, on_host: bool = False,
 ) -> tuple[Rounds, ServerState]:  # fmt: skip
     """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
     key, algorithm = run_key(seed), numbers(algorithm)
+    feed = None
+    if on_host:
+        size = sum(tensor_sizes(jax.eval_shape(model.init, key)))
+        feed, data = Feed(algorithm, data, execution, key, size), feeds.without_records(data)
     state = algorithms.place(begin(algorithm, model, data, key) if start is None else start, execution)
     if start is not None:  # the caller's arrays stay his
         state = jax.tree.map(jnp.copy, state)
     algorithm, data, key = execution.place((algorithm, data, key))
-    return Rounds(algorithm, data, key, model, execution), state
+    return Rounds(algorithm, data, key, model, execution, feed), state
 
 
 def nothing(members: int) -> RoundReport:
@@ -146,6 +171,7 @@ def simulate(
     start: ServerState | None = None,
     pause_every: int | None = None,
     on_pause: Callable[[ServerState, list[Evaluation]], None] | None = None,
+    on_host: bool = False,
 ) -> Simulation:
     """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
 
@@ -155,43 +181,50 @@ def simulate(
     start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
     on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
                    for progress and checkpoints; the state is valid during the call only.
+    on_host        leave the records where they are, in memory or on disk, and copy those of the next cohorts to the
+                   devices while they compute; the result is the same bit for bit.
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
     model = model or logistic_regression(data.record_shape, data.classes)
     check(algorithm, data, rounds, model)
+    if on_host:
+        feeds.check(algorithm, train_metrics)
     every = evaluate_every or max(1, rounds // 20)
     errors.require_count("evaluate_every", every)
     execution = execution or all_devices()
-    run, state = on_devices(algorithm, data, model, execution, seed=seed, start=start)
+    run, state = on_devices(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
     del start
     done = first = int(state.round)
     history: list[Evaluation] = []
     first_round_s, later = 0.0, []
-    while done < rounds:
-        until = min(rounds, _next_multiple(done, every), _next_multiple(done, pause_every or every))
-        if done == first:
-            until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
-        tick = time.perf_counter()
-        state, report = run.advance(state, until)
-        finite = np.asarray(report.finite)
-        spent = time.perf_counter() - tick
-        if done == first:
-            first_round_s = spent
-        else:
-            later.append(spent / (int(state.round) - done))
-        done = int(state.round)
-        if not finite.all():
-            raise errors.DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
-        if np.asarray(report.overflow).any():
-            raise errors.RingOverflowError(done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist())
-        if done % every == 0 or done == rounds:
-            params, records = execution.on_one_device((state.params, run.data))
-            history.append(metrics.measured(done, params, records, report, model=model, train=train_metrics))
-            if not math.isfinite(history[-1].test_loss):
-                raise errors.DivergedError(done - 1, [])
-        if on_pause:
-            on_pause(state, history)
+    with contextlib.closing(run):
+        while done < rounds:
+            until = min(rounds, _next_multiple(done, every), _next_multiple(done, pause_every or every))
+            if done == first:
+                until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
+            tick = time.perf_counter()
+            state, report = run.advance(state, until)
+            finite = np.asarray(report.finite)
+            spent = time.perf_counter() - tick
+            if done == first:
+                first_round_s = spent
+            else:
+                later.append(spent / (int(state.round) - done))
+            done = int(state.round)
+            if not finite.all():
+                raise errors.DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
+            if np.asarray(report.overflow).any():
+                raise errors.RingOverflowError(
+                    done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist()
+                )
+            if done % every == 0 or done == rounds:
+                params, records = execution.on_one_device((state.params, run.data))
+                history.append(metrics.measured(done, params, records, report, model=model, train=train_metrics))
+                if not math.isfinite(history[-1].test_loss):
+                    raise errors.DivergedError(done - 1, [])
+            if on_pause:
+                on_pause(state, history)
     usual = statistics.median(later) if later else first_round_s
     timing = Timing(max(first_round_s - usual, 0.0), usual, time.perf_counter() - began)
     return Simulation(state, history, timing)

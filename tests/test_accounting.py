@@ -806,3 +806,13 @@ def test_the_accountants_stay_below_a_gigabyte():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1_000_000  # kilobytes
+
+
+def test_each_event_is_looked_at_once_however_often_and_by_however_many_objects_it_is_named():
+    def steps(count):
+        return accounting.GaussianSteps(2.0, accounting.FullBatch(), accounting.Adjacency.REPLACE_ONE, count)
+
+    seen = []
+    ledger = [steps(3), steps(1), steps(3), steps(2)] * 5
+    assert accounting.events.each(ledger, lambda event: seen.append(event) or event.count) == [3, 1, 3, 2] * 5
+    assert seen == accounting.events.distinct(ledger) == [steps(3), steps(1), steps(2)]

@@ -16,6 +16,7 @@ FLOORS = [
     {"aggregate", "correction", "privatizer", "secagg", "transport"},
     {"features", "local", "upload"},
     {"algorithm"},
+    {"feed"},
     {"catalogue", "metrics", "simulation", "wire"},
     {"latency", "ledger"},
     {"claims", "personal", "prescribed"},

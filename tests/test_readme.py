@@ -192,3 +192,18 @@ def test_the_minutes_of_full_reproductions_are_the_measured_ones():
     assert f"readings) {minutes[1]}." in text
     assert max(minutes) < 30
     assert max(found["peak_memory_mb"] for found in told.values()) < 8000
+
+
+def test_the_readme_says_how_devices_and_stores_do():
+    text = " ".join(README.split())
+    rows = json.loads((ROOT / "benchmarks" / "results" / "weak_scaling.json").read_text())["rows"]
+    two = {row["order"]: row["efficiency"] for row in rows if row["devices"] == 2}
+    assert f"on two cores runs at **{two['any_order']:.0%}** of twice the rate of one" in text
+    assert f"each other, at **{two['apart']:.0%}**" in text
+    told = json.loads((ROOT / "benchmarks" / "results" / "million.json").read_text())
+    assert not told["disk"]["disturbed"]
+    assert not told["memory"]["disturbed"]
+    assert (told["disk"]["clients"], told["memory"]["clients"]) == (1_000_000, 1000)
+    assert f"start in **{told['disk']['first_round_s']:.1f} s**" in text
+    assert f"take **{told['time_over_memory']:.2f} times** as long a round" in text
+    assert f"and **{told['disk']['peak_mb'] / 1000:.1f} GB**" in text

@@ -33,6 +33,7 @@ IDLE = (
     "checkpoint_every",
     "chunk_size",
     "devices",
+    "records",
     "deterministic",
     "out",
 )

@@ -57,7 +57,7 @@ class FederatedData:
 
     x: jax.Array
     y: jax.Array
-    rows: jax.Array
+    rows: Any  # or None: the records stand in the order of the clients
     offsets: jax.Array
     sizes: jax.Array
     shares: jax.Array  # p_i, public weights in the objective, sum to 1
@@ -90,7 +90,8 @@ class FederatedData:
 
     def gather(self, client: Client, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Features and labels of the records at `positions` within a client."""
-        rows = self.rows[client.offset + positions]
+        rows = client.offset + positions
+        rows = rows if self.rows is None else self.rows[rows]
         return self.features(self.x[rows]), self.y[rows]
 
     def mean_over_records(self, client: Client, of: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:

@@ -32,6 +32,7 @@ _INTEGERS = frozenset(name for name, hint in _HINTS.items() if int in kinds(hint
 _NOT_BASE = {
     "seed": ("given at the top", "write seeds = 5, or seeds = [3]"),
     "out": ("left out", "a sweep has one folder for all its runs"),
+    "records": ("left out", "a sweep keeps them on its devices"),
     "devices": ("left out", "a sweep spreads its points over all"),
 }
 _SHARED = ("the same for all runs", "give it in [base]")

@@ -1,0 +1,125 @@
+"""Records that stay on the host: those of the next cohorts are copied to the devices while the current rounds compute.
+
+Cohorts depend on the run's key and on public numbers alone, so they are known ahead. Rounds are taken some at a time:
+the clients of their cohorts, each where it will be computed, are one block of records on every device.
+"""
+
+import concurrent.futures
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp import errors
+from fedjax_dp.algorithm import Algorithm, Fed, Held, draw_cohorts
+from fedjax_dp.clients import AXIS, Deal, Execution
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.values import changed
+
+BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
+MOST = 256  # rounds at once
+GROWTH = 1.25  # blocks grow by this much, so that few programs are compiled
+
+
+class Block(NamedTuple):
+    """Rounds from `first` to before `until`, and what they need."""
+
+    first: int
+    until: int
+    fed: Fed
+
+
+class Feed:
+    """The blocks of a run, one ahead. Their shapes stay the same, unless one needs more room than any before."""
+
+    def __init__(self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int):
+        cohort = algorithm.cohort
+        members, usual = cohort.members(data.num_clients), cohort.usual(data.num_clients)
+        self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
+        self._homes = Deal(members, execution, size, usual, not cohort.fixed).homes
+        record = np.asarray(data.x[:1]).nbytes + 4
+        needed = record * float(np.mean(data.sizes)) * usual / execution.devices  # bytes of a round on a device
+        self._several = max(1, min(MOST, int(BYTES / needed)))
+        self._shares = jnp.asarray(data.shares)
+        self._room = 0
+        self._now: Block | None = None
+        self._next: concurrent.futures.Future | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "feed")
+
+    def block(self, at: int) -> Block:
+        """The block that holds round `at`; the one after it is being read when this returns."""
+        if self._now is None or not self._now.first <= at < self._now.until:
+            ahead = self._next is not None and self._now is not None and at == self._now.until
+            self._now = self._next.result() if ahead else self._read(at, self._draw(at))  # type: ignore[union-attr]
+            # Drawn here, before the rounds of this block are sent off: an accelerator would draw after them.
+            self._next = self._thread.submit(self._read, self._now.until, self._draw(self._now.until))
+        return self._now
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _draw(self, first: int) -> tuple[jax.Array, jax.Array]:
+        """Ids of the cohorts from round `first` on, and who of them is invited; not waited for."""
+        return draw_cohorts(self._cohort, self._key, first + jnp.arange(self._several), self._shares)
+
+    def _read(self, first: int, drawn: tuple[jax.Array, jax.Array]) -> Block:
+        data, devices = self._data, self._execution.devices
+        ids, there = map(np.asarray, drawn)
+        offsets = np.zeros(ids.shape, np.int32)
+        rows: list[np.ndarray] = []
+        for device in range(devices):
+            mine = there & (self._homes == device)
+            clients, where = np.unique(ids[mine], return_inverse=True)
+            sizes = np.asarray(data.sizes)[clients].astype(np.int64)
+            starts = np.cumsum(sizes) - sizes
+            offsets[mine] = starts[where]
+            first_rows = np.repeat(np.asarray(data.offsets)[clients].astype(np.int64) - starts, sizes)
+            at = first_rows + np.arange(sizes.sum())
+            rows.append(at if data.rows is None else np.asarray(data.rows)[at])
+        needed = max(len(at) for at in rows)
+        if needed > self._room:
+            self._room = math.ceil(needed * GROWTH)
+        blocks = [self._copied(at) for at in rows]
+        held = Held(*(self._spread([block[i] for block in blocks]) for i in range(2)))
+        start, places = self._execution.place((jnp.int32(first), jnp.asarray(offsets)))
+        return Block(first, first + self._several, Fed(start, places, held))
+
+    def _copied(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x = np.zeros((1, self._room, *self._data.record_shape), self._data.x.dtype)
+        y = np.zeros((1, self._room), np.int32)
+        np.take(self._data.x, rows, axis=0, out=x[0, : len(rows)], mode="clip")
+        np.take(self._data.y, rows, axis=0, out=y[0, : len(rows)], mode="clip")
+        return x, y
+
+    def _spread(self, parts: list[np.ndarray]) -> jax.Array:
+        """Arrays `(1, ...)`, one for each device, as one."""
+        mesh = self._execution.mesh
+        if mesh is None:
+            return jax.device_put(parts[0], jax.devices()[0])
+        shape = (len(parts), *parts[0].shape[1:])
+        placed = [jax.device_put(part, device) for part, device in zip(parts, mesh.devices.flat, strict=True)]
+        return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
+
+
+def without_records(data: FederatedData) -> FederatedData:
+    """What devices hold of data whose records come by blocks."""
+    x = np.zeros((0, *data.record_shape), data.x.dtype)
+    return changed(data, x=x, y=np.zeros(0, np.int32), rows=None)
+
+
+def looks_around(algorithm: Algorithm) -> bool:
+    """Whether records of clients are looked at beside their local steps, for which blocks do not hold them."""
+    return any(correction.warm or correction.looks for correction in algorithm.local.corrections)
+
+
+def check(algorithm: Algorithm, train_metrics: bool) -> None:
+    """Refuse what looks at records that no block holds."""
+    for found, told in ((looks_around(algorithm), "this algorithm"), (train_metrics, "train_metrics")):
+        if found:
+            raise errors.refuse(
+                "records", "host", f"devices for {told}", "it looks at clients beside their local steps"
+            )
