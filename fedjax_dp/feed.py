@@ -45,7 +45,7 @@ class Feed:
         needed = record * float(np.mean(data.sizes)) * usual / execution.devices  # bytes of a round on a device
         self._several = max(1, min(MOST, int(BYTES / needed)))
         self._shares = jnp.asarray(data.shares)
-        self._room = 0
+        self._room = 1  # a block may hold nobody
         self._now: Block | None = None
         self._next: concurrent.futures.Future | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "feed")

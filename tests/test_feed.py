@@ -49,6 +49,21 @@ def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_block_may_hold_nobody(data, monkeypatch):
+    monkeypatch.setattr(feed, "MOST", 1)
+    algorithm = simulation.numbers(fdp.dp_fedavg(**COMMON | NOISE))
+    key = simulation.run_key(0)
+    there = np.asarray(feed.draw_cohorts(algorithm.cohort, key, np.arange(200), data.shares)[1])
+    empty = int(np.flatnonzero(~there.any(1))[0])
+    run, state = simulation.on_devices(
+        algorithm, data, logistic_regression((FEATURES,), 3), fdp.all_devices(), on_host=True,
+        start=simulation.begin(algorithm, logistic_regression((FEATURES,), 3), data, key)._replace(round=empty),
+    )  # fmt: skip
+    state, _ = run.advance(state, empty + 1)
+    run.close()
+    assert int(state.round) == empty + 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [None, 3])
 def test_any_layout_of_the_cohort_gets_its_records(parts, data):
