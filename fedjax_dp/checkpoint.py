@@ -18,7 +18,7 @@ class Checkpoints:
     def __init__(self, folder: pathlib.Path):
         import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
 
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
         self._orbax = orbax
         self._manager = orbax.CheckpointManager(
             (folder / "checkpoints").absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)

@@ -38,6 +38,14 @@ class Execution:
         return self.mesh.size if self.mesh else 1
 
     @property
+    def own(self) -> list[int]:
+        """Which of the devices are this process's."""
+        if self.mesh is None:
+            return [0]
+        here = jax.process_index()
+        return [place for place, device in enumerate(self.mesh.devices.flat) if device.process_index == here]
+
+    @property
     def shares(self) -> int:
         """Parts of a cohort that are summed apart."""
         return self.parts or self.devices
@@ -62,8 +70,9 @@ class Execution:
         return math.ceil(share / math.ceil(share / most))
 
     def place(self, tree: Any) -> Any:
-        """Copy a pytree to the devices that will use it."""
-        return jax.device_put(tree, NamedSharding(self.mesh, P()) if self.mesh else jax.devices()[0])
+        """Copy a pytree to the devices that will use it; several processes hold it alike."""
+        where = NamedSharding(self.mesh, P()) if self.mesh else jax.devices()[0]
+        return jax.tree.map(lambda a: _put(a, where), tree)
 
     def on_one_device(self, tree: Any) -> Any:
         """Placed arrays as the first device holds them, not copied: for work that would only be repeated on others."""
@@ -77,9 +86,13 @@ class Execution:
         """
         return lax.with_sharding_constraint(tree, NamedSharding(self.mesh, P())) if self.mesh else tree
 
+    def readable(self, tree: Any) -> Any:
+        """Arrays that leave a compiled program, so that every process can read the whole of them."""
+        return tree if len(self.own) == self.devices else self.everywhere(tree)
+
     def place_tables(self, tables: Any) -> Any:
         """Copy tables by client `(num_clients, size)`: each device holds a part of every row, so nothing is doubled."""
-        return jax.tree.map(lambda a: jax.device_put(a, self._rows(a)), tables)
+        return jax.tree.map(lambda a: _put(a, self._rows(a)), tables)
 
     def keep_tables(self, tables: Any) -> Any:
         """Tables inside a compiled round stay where `place_tables` put them."""
@@ -94,18 +107,36 @@ class Execution:
         return NamedSharding(self.mesh, P(None, AXIS) if wide else P())
 
 
+def _put(a: Any, where: Any) -> jax.Array:
+    """A copy on devices; those of other processes get theirs there, from the same array."""
+    if isinstance(where, jax.Device) or where.is_fully_addressable or not getattr(a, "is_fully_addressable", True):
+        return jax.device_put(a, where)
+    kind = jnp.result_type(a)
+    if jnp.issubdtype(kind, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_put(jax.random.key_data(a), where), impl=jax.random.key_impl(a))
+    held = np.asarray(a, kind)
+    return jax.make_array_from_callback(held.shape, where, lambda at: held[at])
+
+
 def all_devices(chunk_size: int | None = None, *, parts: int | None = None) -> Execution:
-    """Every device of the default backend."""
+    """Every device of the default backend, of all processes."""
     return some_devices(len(jax.devices()), chunk_size, parts=parts)
 
 
 def some_devices(count: int, chunk_size: int | None = None, *, parts: int | None = None) -> Execution:
-    """The first `count` devices of the default backend."""
+    """The first `count` devices of the default backend; of several processes, equally many of each."""
     errors.require_count("devices", count)
-    found = jax.devices()
+    found, processes = jax.devices(), jax.process_count()
     if count > len(found):
         remedy = f"${ASKED} sets how many a CPU shows" if found[0].platform == "cpu" else "leave them out to use all"
         raise errors.refuse("devices", count, f"at most the {len(found)} {found[0].platform} devices here", remedy)
+    if processes > 1 and count < len(found):
+        if count % processes:
+            raise errors.refuse(
+                "devices", count, f"a multiple of the {processes} processes", "leave them out to use all"
+            )
+        own = [[device for device in found if device.process_index == index] for index in range(processes)]
+        found = [device for some in own for device in some[: count // processes]]
     return Execution(Mesh(found[:count], (AXIS,)) if count > 1 else None, chunk_size, parts)
 
 

@@ -212,7 +212,7 @@ class RunConfig(PopulationConfig):
     ] = "auto"
     records: Annotated[
         str,
-        told("kept on devices or host, from which those of the next cohorts are copied; auto: host for stores"),
+        told("kept on devices, or host, which feeds them the next cohorts'; auto: host for stores, several processes"),
     ] = "auto"
     deterministic: Annotated[
         int | None,
@@ -325,7 +325,8 @@ def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:
     """Whether records stay on the host."""
     if config.records != "auto":
         return config.records == "host"
-    return kind_of(config.dataset) == "store" and not (config.train_metrics or looks_around(algorithm))
+    apart = kind_of(config.dataset) == "store" or jax.process_count() > 1
+    return apart and not (config.train_metrics or looks_around(algorithm))
 
 
 def _widths(hidden: str) -> tuple[int, ...]:

@@ -40,6 +40,16 @@ class RingOverflowError(RuntimeError):
         )
 
 
+class LostError(RuntimeError):
+    """A process of a run, or its parent, finds that the run cannot go on; `reason` says what has ended."""
+
+    def __init__(self, reason: str):
+        super().__init__(
+            f"the run has ended: {reason}; fedjax-dp run --resume DIR continues from the last checkpoint, with any "
+            "number of processes"
+        )
+
+
 def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationError:
     """The error to raise: `what must be wanted, got got; remedy`."""
     ending = f"; {remedy}" if remedy else ""

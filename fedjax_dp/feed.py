@@ -44,6 +44,7 @@ class Feed:
         record = np.asarray(data.x[:1]).nbytes + 4
         needed = record * float(np.mean(data.sizes)) * usual / execution.devices  # bytes of a round on a device
         self._several = max(1, min(MOST, int(BYTES / needed)))
+        self._own = execution.own
         self._shares = jnp.asarray(data.shares)
         self._room = 1  # a block may hold nobody
         self._now: Block | None = None
@@ -70,21 +71,24 @@ class Feed:
         data, devices = self._data, self._execution.devices
         ids, there = map(np.asarray, drawn)
         offsets = np.zeros(ids.shape, np.int32)
-        rows: list[np.ndarray] = []
+        rows: dict[int, np.ndarray] = {}  # of the devices of this process
+        needed = 1
         for device in range(devices):
             mine = there & (self._homes == device)
             clients, where = np.unique(ids[mine], return_inverse=True)
             sizes = np.asarray(data.sizes)[clients].astype(np.int64)
             starts = np.cumsum(sizes) - sizes
             offsets[mine] = starts[where]
+            needed = max(needed, int(sizes.sum()))
+            if device not in self._own:
+                continue
             first_rows = np.repeat(np.asarray(data.offsets)[clients].astype(np.int64) - starts, sizes)
             at = first_rows + np.arange(sizes.sum())
-            rows.append(at if data.rows is None else np.asarray(data.rows)[at])
-        needed = max(len(at) for at in rows)
+            rows[device] = at if data.rows is None else np.asarray(data.rows)[at]
         if needed > self._room:
             self._room = math.ceil(needed * GROWTH)
-        blocks = [self._copied(at) for at in rows]
-        held = Held(*(self._spread([block[i] for block in blocks]) for i in range(2)))
+        blocks = {device: self._copied(at) for device, at in rows.items()}
+        held = Held(*(self._spread({device: block[i] for device, block in blocks.items()}) for i in range(2)))
         start, places = self._execution.place((jnp.int32(first), jnp.asarray(offsets)))
         return Block(first, first + self._several, Fed(start, places, held))
 
@@ -95,13 +99,13 @@ class Feed:
         np.take(self._data.y, rows, axis=0, out=y[0, : len(rows)], mode="clip")
         return x, y
 
-    def _spread(self, parts: list[np.ndarray]) -> jax.Array:
-        """Arrays `(1, ...)`, one for each device, as one."""
+    def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
+        """Arrays `(1, ...)`, one for each device of this process, as a part of one array over all devices."""
         mesh = self._execution.mesh
         if mesh is None:
             return jax.device_put(parts[0], jax.devices()[0])
-        shape = (len(parts), *parts[0].shape[1:])
-        placed = [jax.device_put(part, device) for part, device in zip(parts, mesh.devices.flat, strict=True)]
+        placed = [jax.device_put(part, mesh.devices.flat[device]) for device, part in parts.items()]
+        shape = (mesh.size, *placed[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedjax_dp import algorithm as algorithms
 from fedjax_dp import config as configs
-from fedjax_dp import errors, gradients, plots, report
+from fedjax_dp import errors, gradients, plots, population, processes, report
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.algorithm import Algorithm, ServerState
 from fedjax_dp.bound import ClipRecords
@@ -20,6 +21,7 @@ from fedjax_dp.checkpoint import Checkpoints
 from fedjax_dp.clients import Execution
 from fedjax_dp.config import RunConfig
 from fedjax_dp.data import FederatedData
+from fedjax_dp.devices import ASKED
 from fedjax_dp.feed import check as check_feed
 from fedjax_dp.feed import without_records
 from fedjax_dp.ledger import noise_of
@@ -27,6 +29,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.runs import Result, prepare
 from fedjax_dp.screen import Screen
 from fedjax_dp.simulation import Evaluation, Simulation, begin, check, numbers, run_key, simulate
+from fedjax_dp.values import checksum
 from fedjax_dp.wire import traffic
 
 Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
@@ -42,20 +45,52 @@ class _Ready:
     model: Model
     execution: Execution
     guarantee: Guarantee
+    checksum: str  # of the data
 
 
 def start(config: RunConfig, screen: Screen) -> Outcome:
     """A new run of a resolved configuration. Nothing is written before everything has been checked."""
-    folder = _free_folder(config)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.refuse("out", str(folder), "a new or empty folder", f"give another --out, or --resume {folder}")
-    ready = _prepare(config, screen)
-    folder.mkdir(parents=True, exist_ok=True)
-    about = {"data": report.digest(ready.data), "devices": ready.execution.devices}
-    report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
-    report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
-    report.write_atomically(folder / "config.toml", configs.to_toml(config))  # last: what makes it a run folder
+
+    def prepared() -> tuple[pathlib.Path, _Ready]:
+        folder = _free_folder(config)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            remedy = f"give another --out, or --resume {folder}"
+            raise errors.refuse("out", str(folder), "a new or empty folder", remedy)
+        return folder, _prepare(config, screen)
+
+    folder, ready = processes.together(prepared, lambda made: _facts(*made))
+    processes.together(lambda: _write(folder, ready), lambda made: {})
+    processes.together(lambda: _check_shared(folder), lambda made: {})
     return _train(ready, folder, screen, done=None, history=[])
+
+
+def _write(folder: pathlib.Path, ready: _Ready) -> None:
+    """What a run folder begins with, by the first process."""
+    if not processes.first():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {"data": ready.checksum, "devices": ready.execution.devices}
+        report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
+        report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
+        report.write_atomically(folder / "config.toml", configs.to_toml(ready.config))  # last: it makes a run folder
+    except OSError as error:
+        raise errors.refuse("out", str(folder), "a folder that can be written", str(error)) from None
+
+
+def _check_shared(folder: pathlib.Path) -> None:
+    """Refuse a run folder that only some processes see; every process writes its part of a checkpoint."""
+    if not (folder / "config.toml").is_file():
+        raise errors.refuse("out", str(folder), "on a file system that all processes share", "choose another --out")
+
+
+def _facts(folder: pathlib.Path, ready: _Ready) -> dict[str, str]:
+    """What must be the same in all processes, and is not in the configuration."""
+    return {
+        "out": str(folder), "code": processes.code(), "data": ready.checksum,
+        "noise and other numbers": checksum(numbers(ready.algorithm)),
+        **{f"version of {name}": version for name, version in report.versions().items()},
+    }  # fmt: skip
 
 
 def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outcome:
@@ -63,6 +98,35 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
 
     `asked` are fields given again. They must equal the run's own, except `devices`, which a run may change.
     """
+
+    def prepared() -> tuple[_Ready, dict[str, Any], list[Evaluation]]:
+        config = _continued(folder, asked)
+        ready = _prepare(config, screen)
+        try:
+            about = json.loads((folder / "run.json").read_text())
+            metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").is_file() else []
+        except (OSError, ValueError) as error:
+            raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
+        if about["data"] != ready.checksum:
+            raise errors.refuse(
+                "data of the resumed run", ready.checksum, f"unchanged, checksum {about['data']}",
+                "restore the data set, or start a new run",
+            )  # fmt: skip
+        return ready, about, [Evaluation(**point) for point in metrics]
+
+    ready, about, history = processes.together(prepared, lambda made: _facts(folder, made[0]))
+    config, now = ready.config, ready.execution.devices
+    if about["devices"] != now and config.deterministic is None:
+        screen.say(f"started on {about['devices']} devices, continued on {now}: equal to rounding")
+    checkpoints = Checkpoints(folder)
+    done = checkpoints.latest()
+    checkpoints.close()
+    screen.say(f"continuing {folder} after round {done or 0} of {config.rounds}")
+    return _train(ready, folder, screen, done=done, history=[p for p in history if p.round <= (done or 0)])
+
+
+def _continued(folder: pathlib.Path, asked: dict[str, Any]) -> RunConfig:
+    """The configuration of a run folder, with what may change as `asked`."""
     if not (folder / "config.toml").is_file():
         raise errors.refuse("resume", str(folder), "a run folder with a config.toml", "start a run with --out")
     config = RunConfig(**configs.read(folder / "config.toml"))
@@ -72,27 +136,7 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
                 f"{name} of the resumed run", value, f"{getattr(config, name)}, as in {folder / 'config.toml'}",
                 "leave the option out, or start a new run",
             )  # fmt: skip
-    config = dataclasses.replace(config, devices=asked.get("devices", config.devices))
-    ready = _prepare(config, screen)
-    try:
-        about = json.loads((folder / "run.json").read_text())
-        metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").is_file() else []
-    except (OSError, ValueError) as error:
-        raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
-    if about["data"] != report.digest(ready.data):
-        raise errors.refuse(
-            "data of the resumed run", report.digest(ready.data), f"unchanged, checksum {about['data']}",
-            "restore the data set, or start a new run",
-        )  # fmt: skip
-    now = ready.execution.devices
-    if about["devices"] != now and config.deterministic is None:
-        screen.say(f"started on {about['devices']} devices, continued on {now}: equal to rounding")
-    checkpoints = Checkpoints(folder)
-    done = checkpoints.latest()
-    checkpoints.close()
-    history = [Evaluation(**point) for point in metrics if point["round"] <= (done or 0)]
-    screen.say(f"continuing {folder} after round {done or 0} of {config.rounds}")
-    return _train(ready, folder, screen, done=done, history=history)
+    return dataclasses.replace(config, devices=asked.get("devices", config.devices))
 
 
 def _prepare(config: RunConfig, screen: Screen) -> _Ready:
@@ -122,7 +166,7 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     if kinds:
         spent = time.perf_counter() - began
         screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
-    return _Ready(config, data, algorithm, model, execution, guarantee)
+    return _Ready(config, data, algorithm, model, execution, guarantee, population.checksum(config, data))
 
 
 def _about(
@@ -140,7 +184,10 @@ def _about(
     ]
     if execution.devices < device["count"]:
         lines[-1] += f" of {device['count']}"
-    if device["platform"] == "cpu" and device["count"] < device["cores"]:
+    if device["processes"] > 1:
+        lines[-1] += f" in {device['processes']} processes"
+    late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
+    if late and ASKED not in os.environ:
         lines[-1] += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
     noise = noise_of(algorithm)
     if noise is not None:
@@ -167,7 +214,8 @@ def _train(
 
             def on_pause(state: ServerState, new: list[Evaluation]) -> None:
                 now = int(state.round)
-                report.write_json(folder / "metrics.json", [point._asdict() for point in [*history, *new]])
+                if processes.first():
+                    report.write_json(folder / "metrics.json", [point._asdict() for point in [*history, *new]])
                 if now % config.checkpoint_every == 0 or now == config.rounds:
                     checkpoints.save(state)
                 show(now, _pace(new, now - first, time.perf_counter() - began))
@@ -183,6 +231,8 @@ def _train(
     simulation = Simulation(simulation.state, [*history, *simulation.history], simulation.timing)
     result = Result(ready.algorithm, simulation, ready.guarantee)
     told = report.summary(config, result, traffic(ready.algorithm, ready.model, ready.data))
+    if not processes.first():
+        return told, config, folder
     report.write_json(folder / "result.json", told)
     title = f"{config.algorithm} on {config.dataset}, {ready.data.num_clients} clients, seed {config.seed}"
     plots.plot_run(result.history, result.guarantee, title, folder / "run.png")

@@ -22,6 +22,7 @@ from fedjax_dp.data import (
     load,
     natural,
     natural_parts,
+    noted_checksum,
     one_class_per_client,
     one_class_sizes,
     open_store,
@@ -198,6 +199,13 @@ def build_data(config: PopulationConfig) -> FederatedData:
     if config.pca is not None:
         dataset = principal_components(dataset, config.pca, np.concatenate(clients))
     return federate(dataset, clients, test_clients=test_clients)
+
+
+def checksum(config: PopulationConfig, data: FederatedData) -> str:
+    """Of the records of a configuration's clients; those of a store need not be read for it."""
+    if kind_of(config.dataset) == "store":
+        return noted_checksum(config.dataset.partition(":")[2])
+    return data.checksum
 
 
 def _normalised(dataset: Dataset, told: str | None) -> Dataset:

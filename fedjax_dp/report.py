@@ -6,15 +6,12 @@ import json
 import os
 import pathlib
 import platform
-import zlib
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedjax_dp import devices, metrics
 from fedjax_dp.config import RunConfig
-from fedjax_dp.data import FederatedData
 from fedjax_dp.runs import Result
 from fedjax_dp.wire import Traffic
 
@@ -27,11 +24,11 @@ def versions() -> dict[str, str]:
 
 
 def device() -> dict[str, Any]:
-    """The hardware that JAX uses."""
-    found = jax.local_devices()
+    """The hardware that JAX uses: devices of all processes; processor and cores of this one's machine."""
+    found = jax.devices()
     return {
         "platform": found[0].platform, "kind": found[0].device_kind, "count": len(found),
-        "processor": _processor(), "cores": devices.cores(),
+        "processes": jax.process_count(), "processor": _processor(), "cores": devices.cores(),
     }  # fmt: skip
 
 
@@ -41,14 +38,6 @@ def _processor() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def digest(data: FederatedData) -> str:
-    """A checksum of every client's records, so that a resumed run can tell that its data is still the same."""
-    total = 0
-    for array in (data.x, data.y, data.rows, data.offsets, data.sizes):
-        total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data, total)
-    return f"{total:08x}"
 
 
 def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, Any]:

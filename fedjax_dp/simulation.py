@@ -88,7 +88,8 @@ def run_rounds(
         state, report = carry
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
-    return lax.while_loop(more, run_round, (state, nothing(algorithm.cohort.members(data.num_clients))))
+    state, report = lax.while_loop(more, run_round, (state, nothing(algorithm.cohort.members(data.num_clients))))
+    return state, execution.readable(report)
 
 
 # Compiled; the memory of `state` is used for the new one, so a state can be passed once.
@@ -112,16 +113,14 @@ class Rounds:
         """The state before round `until`, or after one that was not finite; `state` cannot be used again."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
         if self.feed is None:
-            return advance(self.algorithm, state, self.data, self.key, jnp.int32(until), **options)
+            return advance(self.algorithm, state, self.data, self.key, np.int32(until), **options)
         done = int(state.round)
         while True:
             block = self.feed.block(done)
             end = min(until, block.until)
-            state, report = advance(
-                self.algorithm, state, self.data, self.key, jnp.int32(end), fed=block.fed, **options
-            )
+            state, report = advance(self.algorithm, state, self.data, self.key, np.int32(end), fed=block.fed, **options)
             done = int(state.round)
-            if done >= until or done < end or not bool(jnp.all(report.finite & ~report.overflow)):
+            if done >= until or done < end or not np.all(np.asarray(report.finite) & ~np.asarray(report.overflow)):
                 return state, report
 
     def close(self) -> None:

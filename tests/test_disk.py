@@ -12,7 +12,7 @@ import pytest
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.cli import main
-from fedjax_dp.data import Dataset, federate, load, open_store, save_store
+from fedjax_dp.data import Dataset, federate, load, noted_checksum, open_store, save_store
 
 
 def federated(kind=np.float32, tokens=False, tested=False):
@@ -116,7 +116,7 @@ def damaged(folder, how):
 @pytest.mark.parametrize(
     ("how", "wanted"),
     [("no folder", "store.json"), ("not json", "description of a store"), ("a list", "description of a store"),
-     ("another version", "must be 1, got 99"), ("a key less", "whole"), ("truncated", "records.arrow"),
+     ("another version", "must be 2, got 99"), ("a key less", "whole"), ("truncated", "records.arrow"),
      ("half a file", "records.arrow"), ("a file less", "clients.arrow"), ("fewer records", "as in store.json"),
      ("other sizes", "sizes of clients")],
 )  # fmt: skip
@@ -148,3 +148,11 @@ def test_nothing_is_overwritten(tmp_path):
         save_store(federated(), tmp_path / "store")
     with pytest.raises(errors.ConfigurationError, match="open_store"):
         load("store:store")
+
+
+def test_a_store_knows_the_checksum_of_its_records(tmp_path):
+    data = federated()
+    for name, held in (("one", data), ("same", data), ("other", dataclasses.replace(data, y=data.y[::-1].copy()))):
+        save_store(held, tmp_path / name)
+    one, same, other = (noted_checksum(tmp_path / name) for name in ("one", "same", "other"))
+    assert one == same != other

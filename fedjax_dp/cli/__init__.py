@@ -7,9 +7,11 @@ import traceback
 from collections.abc import Sequence
 
 from fedjax_dp import errors
+from fedjax_dp.cli.watch import watched
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp run --resume DIR [--json]
+       fedjax-dp run ... --coordinator HOST:PORT --processes P --process I
        fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]
        fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
@@ -55,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
+    if command == "run" and any(word.partition("=")[0] == "--coordinator" for word in rest):
+        return watched(lambda: _done(command, rest))
+    return _done(command, rest)
+
+
+def _done(command: str, rest: list[str]) -> int:
+    """The exit code of a command."""
     try:
         errors.require_choice("command", command, COMMANDS)
         module = importlib.import_module(f"fedjax_dp.cli.{COMMANDS[command]}")  # only what the command needs is loaded
@@ -62,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.ConfigurationError as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 2
-    except (errors.DivergedError, errors.RingOverflowError) as error:
+    except (errors.DivergedError, errors.RingOverflowError, errors.LostError) as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader, such as head, has seen enough

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from fedjax_dp import config as configs
-from fedjax_dp import devices, folder
+from fedjax_dp import devices, folder, processes
 from fedjax_dp.cli.options import parse, take_flag, take_option
 from fedjax_dp.config import RunConfig
 from fedjax_dp.screen import Screen
@@ -15,29 +15,54 @@ from fedjax_dp.screen import Screen
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
 usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout and nothing else;
-fedjax-dp run --resume DIR continues a run from its last checkpoint."""
+fedjax-dp run --resume DIR continues a run from its last checkpoint;
+with --coordinator HOST:PORT --processes P --process I (or --coordinator auto under SLURM and Kubernetes) it is one of P
+processes that share the run, each started with its own I; --timeout SECONDS is how long they wait for each other."""
 
 
 def run_command(arguments: list[str]) -> int:
-    """Start or resume a run, and print its result."""
+    """Start or resume a run, and print its result; of several processes the first prints."""
     as_json, arguments = take_flag(arguments, "--json")
     resume, arguments = take_option(arguments, "--resume", "a run folder")
+    group, arguments = _take_group(arguments)
+    devices.cache_programs()
+    with processes.joined(group):
+        screen = Screen(quiet=not processes.first())
+        config, names = processes.together(lambda: _asked(arguments), lambda asked: _told(*asked))
+        if resume is None:
+            result, config, where = folder.start(configs.resolve(config), screen)
+        else:
+            asked = {name: getattr(config, name) for name in names}
+            result, config, where = folder.resume(pathlib.Path(resume), asked, screen)
+        if as_json and processes.first():
+            print(json.dumps(result, allow_nan=False))
+        elif processes.first():
+            _print_result(result, where)
+    return 0
+
+
+def _take_group(arguments: list[str]) -> tuple[processes.Group | None, list[str]]:
+    """The processes that share the run, and the other arguments."""
+    coordinator, arguments = take_option(arguments, "--coordinator", "HOST:PORT or auto")
+    if coordinator is None:
+        return None, arguments
+    words = {}
+    for name in ("processes", "process", "timeout"):
+        words[name], arguments = take_option(arguments, f"--{name}", "a whole number")
+    return processes.group_of(coordinator, **words), arguments
+
+
+def _asked(arguments: list[str]) -> tuple[RunConfig, set[str]]:
+    """The configuration from a file and flags over it, and the fields that they name."""
     path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     given = configs.read(path) if path else {}
     config, flagged = parse("run", arguments, RunConfig(**given), DESCRIPTION)
-    names = {*given, *flagged}
-    screen = Screen()
-    devices.cache_programs()
-    if resume is None:
-        result, config, where = folder.start(configs.resolve(config), screen)
-    else:
-        asked = {name: getattr(config, name) for name in names}
-        result, config, where = folder.resume(pathlib.Path(resume), asked, screen)
-    if as_json:
-        print(json.dumps(result, allow_nan=False))
-    else:
-        _print_result(result, where)
-    return 0
+    return config, {*given, *flagged}
+
+
+def _told(config: RunConfig, names: set[str]) -> dict[str, str]:
+    """What processes must have been asked alike."""
+    return {name: str(getattr(config, name)) for name in names}
 
 
 def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:

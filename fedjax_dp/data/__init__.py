@@ -1,6 +1,6 @@
 """Data sets, partitions and the federated store."""
 
-from fedjax_dp.data.disk import open_store, save_store
+from fedjax_dp.data.disk import noted_checksum, open_store, save_store
 from fedjax_dp.data.holdout import hold_out, pooled, split_each
 from fedjax_dp.data.labels import labels_per_client
 from fedjax_dp.data.loaders import DATASETS, load
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "natural",
     "natural_parts",
+    "noted_checksum",
     "one_class_per_client",
     "one_class_sizes",
     "open_store",

@@ -19,8 +19,9 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.values import checksum
 
-VERSION = 1
+VERSION = 2
 BLOCK = 65_536  # records that are copied at once
 ABOUT = ("name", "classes", "largest", "tokens", "learnt", "scale", "shift")
 REMEDY = "write it again with fedjax-dp data convert"
@@ -39,7 +40,10 @@ def save_store(data: FederatedData, folder: str | os.PathLike, show: Show = lamb
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        _write(draft / "records.arrow", _records(data, draft, show))
+        records = _records(data, draft, show)
+        noted = checksum(records["x"], records["y"], data.sizes)
+        _write(draft / "records.arrow", records)
+        del records
         (draft / "x.npy").unlink()
         _write(draft / "clients.arrow", {"sizes": np.asarray(data.sizes), "shares": np.asarray(data.shares)})
         test = {"x": np.asarray(data.x_test), "y": np.asarray(data.y_test)}
@@ -48,7 +52,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike, show: Show = lamb
         _write(draft / "test.arrow", test)
         plain = {name: np.asarray(getattr(data, name)).tolist() for name in ABOUT}
         about = {"version": VERSION, **plain, "record_shape": data.record_shape, "clients": data.num_clients,
-                 "records": int(np.sum(data.sizes)), "test_records": len(test["y"])}  # fmt: skip
+                 "records": int(np.sum(data.sizes)), "test_records": len(test["y"]), "checksum": noted}  # fmt: skip
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
         os.replace(draft, folder)
     except OSError as error:
@@ -81,6 +85,11 @@ def open_store(folder: str | os.PathLike) -> FederatedData:
     return FederatedData(**arrays, **{name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"])})
 
 
+def noted_checksum(folder: str | os.PathLike) -> str:
+    """Of a store's records, as it was noted when they were written; reads none of them."""
+    return _about(pathlib.Path(folder))["checksum"]
+
+
 def _about(folder: pathlib.Path) -> dict[str, Any]:
     """What store.json says."""
     path = folder / "store.json"
@@ -93,7 +102,7 @@ def _about(folder: pathlib.Path) -> dict[str, Any]:
         raise errors.refuse(str(path), "something else", "the description of a store", str(error)) from None
     if version != VERSION:
         raise errors.refuse(f"version of {folder}", version, str(VERSION), REMEDY)
-    known = {*ABOUT, "record_shape", "clients", "records", "test_records"}
+    known = {*ABOUT, "record_shape", "clients", "records", "test_records", "checksum"}
     if known - about.keys():
         raise errors.refuse(str(path), "without " + ", ".join(sorted(known - about.keys())), "whole", REMEDY)
     return about

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.values import structure, value
+from fedjax_dp.values import checksum, structure, value
 
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
 
@@ -79,6 +79,11 @@ class FederatedData:
     @property
     def record_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
+
+    @property
+    def checksum(self) -> str:
+        """Of every client's records: reads them all."""
+        return checksum(self.x, self.y, self.rows, self.offsets, self.sizes)
 
     @property
     def partition(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fedjax_dp import devices, errors, report
+from fedjax_dp import devices, errors
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data import FederatedData
 from fedjax_dp.models import Model, logistic_regression
@@ -129,7 +129,7 @@ def sweep(
     points = spans.with_seeds(drawn, chosen)
     sources, entries, refused = Sources(), [], []
     datas = {seed: sources.share(_federated(data(seed) if callable(data) else data)) for seed in chosen}
-    digests = {seed: report.digest(own) for seed, own in datas.items()} if out is not None else {}
+    digests = {seed: own.checksum for seed, own in datas.items()} if out is not None else {}
     for index, values in enumerate(points):
         own = datas[values["seed"]]
         run_options = common | {key: value for key, value in values.items() if key in RUN_AXES}
