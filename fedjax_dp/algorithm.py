@@ -45,7 +45,7 @@ class ServerState(NamedTuple):
 
 
 def place(state: ServerState, execution: Execution) -> ServerState:
-    """A copy of the state where a run of `execution` wants it."""
+    """A copy of the state where a run of `execution` wants it; tables on the host stay there."""
     light = execution.place(state._replace(rules=(), memories=tuple(memory.server for memory in state.memories)))
     tables = execution.place_tables(tuple(memory.clients for memory in state.memories))
     memories = tuple(Memory(*parts) for parts in zip(light.memories, tables, strict=True))
@@ -174,6 +174,7 @@ class Fed(NamedTuple):
 
     first: jax.Array  # the first of these rounds
     offsets: jax.Array  # where each member's records begin on its device (rounds, members)
+    places: jax.Array | None  # of each member's row in tables that hold those of these cohorts only (rounds, members)
     held: Held  # with a leading axis (devices,)
 
 
@@ -239,15 +240,16 @@ def run_round(
         probes = (*result.report, sound, overflow, heard)
         return words, (result.own, result.rule if algorithm.local.rule.keep else (), probes)
 
-    clients = data.client(members.ids)
+    clients, places = data.client(members.ids), members.ids
     if fed is not None:
         clients = clients._replace(offset=fed.offsets[state.round - fed.first])
+        places = places if fed.places is None else fed.places[state.round - fed.first]
     everyone = _Member(
         positions, clients, members.turn, members.present,
         aggregate.weights(members, data.shares, expected),
-        tuple(jax.tree.map(lambda table: table[members.ids], memory.clients) for memory in state.memories),
+        tuple(jax.tree.map(lambda table: table[places], memory.clients) for memory in state.memories),
         tuple(c.send(memory, members) for c, memory in zip(corrections, state.memories, strict=True)),
-        jax.tree.map(lambda table: table[members.ids], state.rules) if algorithm.local.rule.keep
+        jax.tree.map(lambda table: table[places], state.rules) if algorithm.local.rule.keep
         else jax.tree.map(lambda a: jnp.broadcast_to(a, (positions.size, *jnp.shape(a))), rule),
     )  # fmt: skip
     light = state._replace(optimizer=(), rules=(), memories=tuple(Memory(m.server) for m in state.memories))
@@ -282,11 +284,15 @@ def run_round(
     memories = tuple(
         Memory(
             correction.absorb(memory.server, term, data.num_clients),
-            execution.keep_tables(jax.tree.map(lambda table, new: kept(table, members, new), memory.clients, row)),
+            execution.keep_tables(
+                jax.tree.map(lambda table, new: kept(table, places, members.present, new), memory.clients, row)
+            ),
         )
         for correction, memory, term, row in zip(corrections, state.memories, terms, rows, strict=True)
     )
-    rules = execution.keep_tables(jax.tree.map(lambda table, new: kept(table, members, new), state.rules, rules))
+    rules = execution.keep_tables(
+        jax.tree.map(lambda table, new: kept(table, places, members.present, new), state.rules, rules)
+    )
     memories = _exchange(algorithm, model, data, key, state.round, params, memories, members, execution)
     return ServerState(params, optimizer, state.round + 1, upload, memories, rules), report
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 
-from fedjax_dp import errors
+from fedjax_dp import errors, feed
 from fedjax_dp.algorithm import ServerState
+from fedjax_dp.tables import HostTable
 
 KEPT = 2
+STATE, TABLES = "state", "tables"
 
 
 class Checkpoints:
@@ -26,7 +28,11 @@ class Checkpoints:
 
     def save(self, state: ServerState) -> None:
         """Store the state after `state.round` rounds; returns when it is on disk."""
-        self._manager.save(int(state.round), args=self._orbax.args.StandardSave(state))
+        save = self._orbax.args.StandardSave
+        parts = {STATE: save(_light(state))}
+        if tables := feed.tables_of(state):
+            parts[TABLES] = save([table.held() for table in tables])
+        self._manager.save(int(state.round), args=self._orbax.args.Composite(**parts))
         self._manager.wait_until_finished()
 
     def latest(self) -> int | None:
@@ -38,9 +44,16 @@ class Checkpoints:
         step = self.latest()
         if step is None:
             raise errors.refuse("checkpoint", "none", "present in the run folder", "start the run again")
-        template: Any = jax.tree.map(self._orbax.utils.to_shape_dtype_struct, like)
+        restore, tables = self._orbax.args.StandardRestore, feed.tables_of(like)
+        template: Any = jax.tree.map(self._orbax.utils.to_shape_dtype_struct, _light(like))
+        parts = {STATE: restore(template)} | ({TABLES: restore()} if tables else {})
         try:
-            return self._manager.restore(step, args=self._orbax.args.StandardRestore(template))
+            found = self._manager.restore(step, args=self._orbax.args.Composite(**parts))
+            held, others = found[TABLES] if tables else [], jax.tree.leaves(found[STATE])
+            if len(others) != len(jax.tree.leaves(_light(like))):
+                raise ValueError("what clients keep is elsewhere")
+            rows, rest = iter(held), iter(others)
+            return jax.tree.map(lambda a: a.filled(next(rows)) if isinstance(a, HostTable) else next(rest), like)
         except (ValueError, KeyError, OSError) as error:
             reason = str(error).splitlines()[0][:120]
             raise errors.refuse(
@@ -50,3 +63,8 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def _light(state: ServerState) -> ServerState:
+    """Without tables on the host."""
+    return feed.over_tables(state, lambda table: () if isinstance(table, HostTable) else table)

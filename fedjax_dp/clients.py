@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors
 from fedjax_dp.devices import ASKED
+from fedjax_dp.tables import HostTable
 from fedjax_dp.values import at_once_on_a_core
 
 AXIS = "cohort"
@@ -92,7 +93,7 @@ class Execution:
 
     def place_tables(self, tables: Any) -> Any:
         """Copy tables by client `(num_clients, size)`: each device holds a part of every row, so nothing is doubled."""
-        return jax.tree.map(lambda a: _put(a, self._rows(a)), tables)
+        return jax.tree.map(lambda a: a if isinstance(a, HostTable) else _put(a, self._rows(a)), tables)
 
     def keep_tables(self, tables: Any) -> Any:
         """Tables inside a compiled round stay where `place_tables` put them."""

@@ -93,6 +93,11 @@ class Correction(Protocol):
         return False
 
     @property
+    def apart(self) -> bool:
+        """Whether a client's row concerns nobody else, so that only those of a cohort need to be at hand."""
+        return type(self).send is Correction.send and type(self).exchange is Correction.exchange
+
+    @property
     def pull(self) -> float:  # how strongly a step of rate 1 draws the model to a fixed point
         return 0.0
 
@@ -217,7 +222,6 @@ class ControlVariates(Correction):
         return Floats(down=size, summed=size)
 
 
-def kept(table: jax.Array, members: Members, rows: jax.Array) -> jax.Array:
-    """A table by client with the rows of the present members replaced."""
-    places = jnp.where(members.present, members.ids, table.shape[0])
-    return table.at[places].set(rows, mode="drop")
+def kept(table: jax.Array, places: jax.Array, present: jax.Array, rows: jax.Array) -> jax.Array:
+    """A table with the rows at the places `(members,)` of the present members replaced."""
+    return table.at[jnp.where(present, places, table.shape[0])].set(rows, mode="drop")

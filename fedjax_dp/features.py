@@ -142,7 +142,7 @@ class FeatureMatching(Correction):
         if self.when != "global_after":
             return memory
         asked = upcoming() if self.scope == "participants" else members  # 001's code asks those who train next
-        return Memory(clients=kept(memory.clients, asked, look(self._mean_features, asked.ids)))
+        return Memory(clients=kept(memory.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
 
     def _mean_features(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model

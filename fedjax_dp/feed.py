@@ -1,12 +1,14 @@
 """Records that stay on the host: those of the next cohorts are copied to the devices while the current rounds compute.
 
 Cohorts depend on the run's key and on public numbers alone, so they are known ahead. Rounds are taken some at a time:
-the clients of their cohorts, each where it will be computed, are one block of records on every device.
+the clients of their cohorts, each where it will be computed, are one block of records on every device. What these
+clients keep from round to round comes and goes with the block.
 """
 
 import concurrent.futures
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +17,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors
-from fedjax_dp.algorithm import Algorithm, Fed, Held, draw_cohorts
+from fedjax_dp.algorithm import Algorithm, Fed, Held, ServerState, draw_cohorts
 from fedjax_dp.clients import AXIS, Deal, Execution
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.tables import HostTable
 from fedjax_dp.values import changed
 
 BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
@@ -31,18 +34,26 @@ class Block(NamedTuple):
     first: int
     until: int
     fed: Fed
+    clients: np.ndarray  # who takes part in them, where tables are on the host
+    room: int  # for the rows of so many
 
 
 class Feed:
     """The blocks of a run, one ahead. Their shapes stay the same, unless one needs more room than any before."""
 
-    def __init__(self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int):
+    def __init__(
+        self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int, kept: int = 0
+    ):
+        """`size`: parameters of a model; `kept`: bytes by client in tables on the host."""
         cohort = algorithm.cohort
         members, usual = cohort.members(data.num_clients), cohort.usual(data.num_clients)
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
         self._homes = Deal(members, execution, size, usual, not cohort.fixed).homes
         record = np.asarray(data.x[:1]).nbytes + 4
-        needed = record * float(np.mean(data.sizes)) * usual / execution.devices  # bytes of a round on a device
+        needed = (
+            (record * float(np.mean(data.sizes)) + kept) * usual / execution.devices
+        )  # bytes of a round on a device
+        self._kept = kept > 0
         self._several = max(1, min(MOST, int(BYTES / needed)))
         self._own = execution.own
         self._shares = jnp.asarray(data.shares)
@@ -89,8 +100,12 @@ class Feed:
             self._room = math.ceil(needed * GROWTH)
         blocks = {device: self._copied(at) for device, at in rows.items()}
         held = Held(*(self._spread({device: block[i] for device, block in blocks.items()}) for i in range(2)))
-        start, places = self._execution.place((jnp.int32(first), jnp.asarray(offsets)))
-        return Block(first, first + self._several, Fed(start, places, held))
+        clients, places = np.zeros(0, np.int64), None
+        if self._kept:
+            clients, places = np.unique(ids, return_inverse=True)
+            places = places.reshape(ids.shape).astype(np.int32)
+        start, offsets, places = self._execution.place((np.int32(first), offsets, places))
+        return Block(first, first + self._several, Fed(start, offsets, places, held), clients, ids.size)
 
     def _copied(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x = np.zeros((1, self._room, *self._data.record_shape), self._data.x.dtype)
@@ -107,6 +122,52 @@ class Feed:
         placed = [jax.device_put(part, mesh.devices.flat[device]) for device, part in parts.items()]
         shape = (mesh.size, *placed[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
+
+
+def keeps_on_host(algorithm: Algorithm) -> bool:
+    """Whether what clients keep can be on the host."""
+    return all(correction.apart for correction in algorithm.local.corrections)
+
+
+def tables_on_host(state: ServerState, clients: int) -> ServerState:
+    """The state before round 0 of a population of one client, as that of `clients` whose tables are on the host."""
+    return over_tables(state, lambda table: HostTable(clients, table[0]))
+
+
+def over_tables(state: ServerState, change: Callable[[Any], Any]) -> ServerState:
+    """The state with every table by client changed."""
+    memories = tuple(m._replace(clients=jax.tree.map(change, m.clients)) for m in state.memories)
+    return state._replace(memories=memories, rules=jax.tree.map(change, state.rules))
+
+
+def tables_of(state: ServerState) -> list[HostTable]:
+    """Those on the host."""
+    return [leaf for leaf in jax.tree.leaves((state.memories, state.rules)) if isinstance(leaf, HostTable)]
+
+
+def lend(state: ServerState, block: Block, execution: Execution) -> ServerState:
+    """The state for the rounds of a block, with the rows of its clients."""
+
+    def rows(table: Any) -> Any:
+        if not isinstance(table, HostTable):
+            return table
+        return execution.place_tables(table.read(block.clients, block.room))
+
+    return over_tables(state, rows)
+
+
+def settle(lent: ServerState, tables: list[HostTable], block: Block) -> ServerState:
+    """A state that was lent, after its rounds: rows are back in the tables, which take their places again."""
+    if not tables:
+        return lent
+    left = iter(tables)
+
+    def back(rows: Any) -> HostTable:
+        table = next(left)
+        table.write(block.clients, np.asarray(rows)[: len(block.clients)])
+        return table
+
+    return over_tables(lent, back)
 
 
 def without_records(data: FederatedData) -> FederatedData:

@@ -23,12 +23,11 @@ from fedjax_dp.config import RunConfig
 from fedjax_dp.data import FederatedData
 from fedjax_dp.devices import ASKED
 from fedjax_dp.feed import check as check_feed
-from fedjax_dp.feed import without_records
 from fedjax_dp.ledger import noise_of
 from fedjax_dp.models import Model
 from fedjax_dp.runs import Result, prepare
 from fedjax_dp.screen import Screen
-from fedjax_dp.simulation import Evaluation, Simulation, begin, check, numbers, run_key, simulate
+from fedjax_dp.simulation import Evaluation, Simulation, check, fresh, numbers, run_key, simulate
 from fedjax_dp.values import checksum
 from fedjax_dp.wire import traffic
 
@@ -145,6 +144,8 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     algorithm = configs.build_algorithm(config, data)
     check(algorithm, data, config.rounds, model)
     execution = configs.build_execution(config, algorithm, data)
+    # Said, so that the run goes on alike with another number of processes.
+    config = dataclasses.replace(config, records="host" if configs.records_on_host(config, algorithm) else "devices")
     if config.records == "host":
         check_feed(algorithm, bool(config.train_metrics))
     began = time.perf_counter()
@@ -204,10 +205,9 @@ def _train(
 ) -> Outcome:
     config, execution = ready.config, ready.execution
     checkpoints = Checkpoints(folder)
-    on_host = configs.records_on_host(config, ready.algorithm)
-    seen = without_records(ready.data) if on_host else ready.data
-    fresh = begin(numbers(ready.algorithm), ready.model, seen, run_key(config.seed))
-    state = checkpoints.restore(algorithms.place(fresh, execution)) if done else fresh
+    on_host = config.records == "host"
+    begun = fresh(ready.algorithm, ready.data, ready.model, config.seed, on_host)
+    state = checkpoints.restore(algorithms.place(begun, execution)) if done else begun
     first, began = done or 0, time.perf_counter()
     try:
         with screen.bar("training", total=config.rounds, done=first) as show:

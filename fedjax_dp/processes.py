@@ -82,7 +82,7 @@ def joined(group: Group | None) -> Iterator[None]:
     except (errors.ConfigurationError, errors.DivergedError, errors.RingOverflowError):
         jax.distributed.shutdown()  # all have stopped alike; who leaves without waiting takes the others along
         raise
-    except (jax.errors.JaxRuntimeError, TimeoutError) as error:  # of orbax, whose processes wait for each other too
+    except (jax.errors.JaxRuntimeError, TimeoutError, ValueError) as error:  # XLA raises the last too, orbax the second
         if "context initialization failed" in str(error):
             name = socket.gethostname()
             raise errors.refuse(

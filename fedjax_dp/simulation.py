@@ -23,7 +23,8 @@ from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.feed import Feed
 from fedjax_dp.metrics import Evaluation
 from fedjax_dp.models import FlaxModel, Model, logistic_regression
-from fedjax_dp.values import tensor_sizes
+from fedjax_dp.tables import HostTable
+from fedjax_dp.values import changed, tensor_sizes
 
 
 class Timing(NamedTuple):
@@ -89,6 +90,8 @@ def run_rounds(
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
     state, report = lax.while_loop(more, run_round, (state, nothing(algorithm.cohort.members(data.num_clients))))
+    if fed is not None and fed.places is not None:  # their rows go back to tables on the host
+        state = feeds.over_tables(state, execution.readable)
     return state, execution.readable(report)
 
 
@@ -117,8 +120,10 @@ class Rounds:
         done = int(state.round)
         while True:
             block = self.feed.block(done)
-            end = min(until, block.until)
-            state, report = advance(self.algorithm, state, self.data, self.key, np.int32(end), fed=block.fed, **options)
+            end, tables = min(until, block.until), feeds.tables_of(state)
+            lent = feeds.lend(state, block, self.execution)
+            lent, report = advance(self.algorithm, lent, self.data, self.key, np.int32(end), fed=block.fed, **options)
+            state = feeds.settle(lent, tables, block)
             done = int(state.round)
             if done >= until or done < end or not np.all(np.asarray(report.finite) & ~np.asarray(report.overflow)):
                 return state, report
@@ -140,15 +145,29 @@ def on_devices(
 ) -> tuple[Rounds, ServerState]:  # fmt: skip
     """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
     key, algorithm = run_key(seed), numbers(algorithm)
+    if start is not None and not on_host:
+        start = feeds.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)
+    state = algorithms.place(fresh(algorithm, data, model, seed, on_host) if start is None else start, execution)
+    if start is not None:  # the caller's arrays stay his
+        state = jax.tree.map(lambda a: a.copy() if isinstance(a, HostTable) else jnp.copy(a), state)
     feed = None
     if on_host:
-        size = sum(tensor_sizes(jax.eval_shape(model.init, key)))
-        feed, data = Feed(algorithm, data, execution, key, size), feeds.without_records(data)
-    state = algorithms.place(begin(algorithm, model, data, key) if start is None else start, execution)
-    if start is not None:  # the caller's arrays stay his
-        state = jax.tree.map(jnp.copy, state)
+        size, kept = sum(tensor_sizes(state.params)), sum(table.row_bytes for table in feeds.tables_of(state))
+        feed, data = Feed(algorithm, data, execution, key, size, kept), feeds.without_records(data)
     algorithm, data, key = execution.place((algorithm, data, key))
     return Rounds(algorithm, data, key, model, execution, feed), state
+
+
+def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False) -> ServerState:
+    """The state before round 0; with records on the host, what clients keep is there too, where that can be."""
+    algorithm, key = numbers(algorithm), run_key(seed)
+    if not on_host:
+        return begin(algorithm, model, data, key)
+    data = feeds.without_records(data)
+    if not feeds.keeps_on_host(algorithm):
+        return begin(algorithm, model, data, key)
+    alone = changed(data, **{name: getattr(data, name)[:1] for name in ("offsets", "sizes", "shares")})
+    return feeds.tables_on_host(begin(algorithm, model, alone, key), data.num_clients)
 
 
 def nothing(members: int) -> RoundReport:

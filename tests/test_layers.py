@@ -9,7 +9,7 @@ import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [
-    {"errors", "fields", "devices", "values", "draws", "processes", "schedules", "screen"},
+    {"errors", "fields", "devices", "values", "draws", "processes", "schedules", "screen", "tables"},
     {"accounting", "data", "models"},
     {"gradients"},
     {"batches", "bound", "clients", "cohort", "noise", "server"},

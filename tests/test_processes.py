@@ -205,7 +205,9 @@ def test_devices_of_processes_are_taken_alike(monkeypatch):
 
 
 CASES = {  # what passes between processes: sums, tables by client in parts, masked integers, cohorts that vary, looks
-    "plain": [], "tables": ["--algorithm", "scaffold"], "masks": ["--algorithm", "cpfed", "--epsilon", "50"],
+    "plain": [], "tables": ["--algorithm", "scaffold"],
+    "tables on devices": ["--algorithm", "scaffold", "--records", "devices"],
+    "masks": ["--algorithm", "cpfed", "--epsilon", "50"],
     "poisson": ["--algorithm", "dp_fedavg", "--cohort", "poisson", "--noise-multiplier", "1"],
     "looks": ["--algorithm", "rfedavg_plus"], "records": ["--records", "devices", "--train-metrics", "true"],
 }  # fmt: skip
