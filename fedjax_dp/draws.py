@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+FEW = 500  # numbers up to which comparing all with all is fastest
 _PARITY = np.uint32(0x1BD11BDA)
 
 
@@ -98,9 +99,12 @@ def without_replacement(words: jax.Array, population: jax.Array) -> jax.Array:
     """`k` distinct integers below `population`, every k-subset equally likely; the order is not uniform.
 
     Shapes: words `(..., k)` uniform 32-bit words, population a scalar (may be traced); returns `(..., k)` int32.
-    Source: Floyd's algorithm (Bentley and Floyd 1987): k bounded draws and k^2 comparisons, no sort.
+    Source: Floyd's algorithm (Bentley and Floyd 1987): k bounded draws, each over one more integer than the one before;
+            a draw of what is chosen already chooses the newest integer. k^2 comparisons, no sort, unless k is large.
     """
     start = jnp.asarray(population, jnp.int32) - words.shape[-1]
+    if words.shape[-1] > FEW:
+        return _without_replacement_by_sorting(words, start)
 
     def step(index: jax.Array, chosen: jax.Array) -> jax.Array:
         candidate = below(words[..., index], start + index + 1)
@@ -108,6 +112,28 @@ def without_replacement(words: jax.Array, population: jax.Array) -> jax.Array:
         return chosen.at[..., index].set(jnp.where(taken, start + index, candidate))
 
     return lax.fori_loop(0, words.shape[-1], step, jnp.full(words.shape, -1, jnp.int32))
+
+
+@functools.partial(jnp.vectorize, signature="(k),()->(k)")
+def _without_replacement_by_sorting(words: jax.Array, start: jax.Array) -> jax.Array:
+    """The same integers by k log k comparisons.
+
+    A candidate is chosen already if an earlier one equals it, or if it is the newest integer of an earlier turn that
+    chose it because its own candidate was chosen already. Such turns lead to earlier ones, few times over.
+    """
+    turns = jnp.arange(words.size, dtype=jnp.int32)
+    candidates = below(words, start + turns + 1)
+    order = jnp.argsort(candidates, stable=True)
+    again = jnp.diff(candidates[order], prepend=-1) == 0
+    repeated = jnp.zeros(words.shape, bool).at[order].set(again)
+    turn = jnp.where((candidates >= start) & (candidates < start + turns), candidates - start, turns)
+
+    def follow(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        taken = carry[0] | carry[0][turn]
+        return taken, jnp.any(taken != carry[0])
+
+    taken, _ = lax.while_loop(lambda carry: carry[1], follow, (repeated, jnp.any(repeated)))
+    return jnp.where(taken, start + turns, candidates)
 
 
 @functools.cache

@@ -70,6 +70,15 @@ def test_every_subset_is_equally_likely(size, population):
         assert stats.chisquare(skewed / skewed.sum() * trials).pvalue < 1e-6  # 3% more of one subset is rejected
 
 
+@pytest.mark.parametrize(("size", "population"), [(1, 9), (40, 40), (40, 41), (40, 60), (40, 10**6), (300, 301)])
+def test_sorting_chooses_what_comparing_chooses(size, population, monkeypatch):
+    words = draws.bits(KEY, size, 200 * size).reshape(200, size)
+    compared = np.asarray(draws.without_replacement(words, jnp.int32(population)))
+    monkeypatch.setattr(draws, "FEW", 0)
+    np.testing.assert_array_equal(draws.without_replacement(words, jnp.int32(population)), compared)
+    assert all(np.unique(row).size == size for row in compared)
+
+
 def test_large_draws_are_distinct():
     ids = np.asarray(draws.without_replacement(draws.bits(KEY, 0, 900), jnp.int32(1000)))
     assert np.unique(ids).size == 900
