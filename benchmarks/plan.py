@@ -237,7 +237,7 @@ def main():
     if m["spread"] > latency.DISTURBED:
         sys.exit(f"plan: disturbed: rounds spread by {m['spread']:.0%}; run it again on a quiet machine")
     rows = plan(o, m)
-    options = {name: value for name, value in vars(o).items() if name != "out"}
+    options = {name: value for name, value in vars(o).items() if name not in ("out", "store")}
     found = {
         "asked": options, "measured": m, "assumed": {name: number for name, (number, _) in ASSUMED.items()},
         "rows": [dict(zip(("what", "formula", "number", "unit"), row, strict=True)) for row in rows],

@@ -1,7 +1,9 @@
 """The README tells the truth: its example runs, its commands are the ones CI runs, its number is a measured one."""
 
+import argparse
 import csv
 import doctest
+import importlib.util
 import json
 import pathlib
 import re
@@ -207,3 +209,19 @@ def test_the_readme_says_how_devices_and_stores_do():
     assert f"start in **{told['disk']['first_round_s']:.1f} s**" in text
     assert f"take **{told['time_over_memory']:.2f} times** as long a round" in text
     assert f"and **{told['disk']['peak_mb'] / 1000:.1f} GB**" in text
+
+
+def test_the_plan_on_paper_follows_from_what_was_measured():
+    spec = importlib.util.spec_from_file_location("plan", ROOT / "benchmarks" / "plan.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    told = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())
+    assert (told["asked"]["clients"], told["asked"]["cohort"]) == (1e9, 1e5)
+    assert (told["asked"]["parameters"], told["asked"]["devices"]) == (1e7, 256)
+    asked = argparse.Namespace(**told["asked"])
+    rows = module.plan(asked, told["measured"])
+    assert [[row[name] for name in ("what", "formula", "number", "unit")] for row in told["rows"]] == [*map(list, rows)]
+    text = (ROOT / "benchmarks" / "results" / "plan.md").read_text()
+    assert all(f"| {what} | {formula} | {module.told(number, unit)} |" in text for what, formula, number, unit in rows)
+    dearer = module.plan(asked, told["measured"] | {"reached": told["measured"]["reached"] / 2})
+    assert dearer[-1][2] > 1.9 * rows[-1][2]
