@@ -190,9 +190,8 @@ Measured on {report.device()["cores"]} cores ({report.device()["processor"]}):
 Assumed of an accelerator, not measured: {assumed}.
 
 The arithmetic of the clients decides, not the network: one sum a round is all that travels. Clients that keep a model
-each (SCAFFOLD) fit no disk at this size; those that keep nothing do. What would have to change before a run: rows of a
-store are numbered with 32 bits, so one store holds 2.1e9 records; and every process holds who all the clients are,
-where its share would do.
+each (SCAFFOLD) fit no disk at this size; those that keep nothing do. What would have to change before a run: every
+process holds who all the clients are, where its share would do; and models are whole on each device.
 """
 
 

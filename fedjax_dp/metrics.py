@@ -92,12 +92,13 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
 
     F_i is the mean loss over client i's records. A record of client i weighs p_i / n_i, so clients need no loop.
     """
-    records = data.rows.shape[0]
+    records = (data.y if data.rows is None else data.rows).shape[0]
     shares, sizes = jnp.asarray(data.shares), jnp.asarray(data.sizes)
     weights = jnp.repeat(shares / sizes, sizes, total_repeat_length=records)
 
     def block(total: tuple[jax.Array, Any], at: jax.Array, real: jax.Array) -> tuple[tuple[jax.Array, Any], None]:
-        x, y = data.features(data.x[data.rows[at]]), data.y[data.rows[at]]
+        rows = at if data.rows is None else data.rows[at]
+        x, y = data.features(data.x[rows]), data.y[rows]
 
         def loss(params: Any) -> jax.Array:
             return jnp.vdot(jnp.where(real, weights[at], 0.0), model.losses(params, x, y))

@@ -26,6 +26,8 @@ from fedjax_dp.models import FlaxModel, Model, logistic_regression
 from fedjax_dp.tables import HostTable
 from fedjax_dp.values import changed, tensor_sizes
 
+MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
+
 
 class Timing(NamedTuple):
     """Seconds. `compile_s` is the first round, compilation included, less a usual round."""
@@ -144,6 +146,10 @@ def on_devices(
     start: ServerState | None = None, on_host: bool = False,
 ) -> tuple[Rounds, ServerState]:  # fmt: skip
     """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
+    if not on_host and data.y.shape[0] > MOST_ON_DEVICES:
+        raise errors.refuse(
+            "records", f"{data.y.shape[0]:,} on devices", f"at most {MOST_ON_DEVICES:,}", "keep them on the host"
+        )
     key, algorithm = run_key(seed), numbers(algorithm)
     if start is not None and not on_host:
         start = feeds.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)

@@ -37,7 +37,7 @@ def test_what_is_written_is_read(case, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
     for i in range(data.num_clients):
         for a, b in (data, back), (back, data):
-            own, other = (d.rows[d.offsets[i] : d.offsets[i] + d.sizes[i]] for d in (a, b))
+            own, other = (d.row_numbers[d.offsets[i] : d.offsets[i] + d.sizes[i]] for d in (a, b))
             np.testing.assert_array_equal(a.x[own], b.x[other])
             np.testing.assert_array_equal(a.y[own], b.y[other])
     for name in ("x_test", "y_test", "shares", "sizes", "test_clients"):

@@ -8,7 +8,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors, feed, simulation
 from fedjax_dp.cli import main
 from fedjax_dp.clients import Deal
-from fedjax_dp.data import Dataset, federate
+from fedjax_dp.data import Dataset, FederatedData, federate
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.values import changed
 
@@ -161,3 +161,31 @@ def test_bad_input_is_one_line(asked, wanted, capsys):
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     assert wanted in told[0]
+
+
+def test_rows_are_numbered_beyond_32_bits():
+    """Two giants of 1.2e9 records, which take no memory as all are one, and small clients behind them."""
+    giants, taken = 2_400_000_000, []
+    sizes = np.array([giants // 2, giants // 2, 3, 3, 3, 3])
+    ends = np.cumsum(sizes)
+    one = np.zeros((1, 1), np.float32)
+    data = FederatedData(
+        x=np.lib.stride_tricks.as_strided(one, (int(ends[-1]), 1), (0, 0)), y=np.zeros(1, np.int32), rows=None,
+        offsets=ends - sizes, sizes=sizes, shares=np.full(6, 1 / 6), x_test=one, y_test=np.zeros(1, np.int32),
+        scale=1.0, shift=0.0, largest=giants // 2, classes=2,
+    )  # fmt: skip
+    algorithm = simulation.numbers(fdp.fedavg(**COMMON))
+    source = feed.Feed(algorithm, data, fdp.some_devices(1), simulation.run_key(0), 2)
+    source._copied = lambda rows: taken.append(rows) or (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.int32))
+    source._read(0, (np.array([[2, 3, 5]]), np.ones((1, 3), bool)))
+    assert taken[0].tolist() == [giants + i for i in (0, 1, 2, 3, 4, 5, 9, 10, 11)]
+    source.close()
+
+
+def test_too_many_records_for_devices_are_refused(data, monkeypatch):
+    monkeypatch.setattr(simulation, "MOST_ON_DEVICES", 100)
+    with pytest.raises(
+        errors.ConfigurationError, match="records must be at most 100, got 121 on devices; keep them on the host"
+    ):
+        end(fdp.dpnfl(**COMMON | NOISE), data, False)
+    end(fdp.dpnfl(**COMMON | NOISE), data, True, rounds=1)

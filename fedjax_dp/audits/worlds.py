@@ -34,7 +34,7 @@ def tensors_of(parameters: int) -> tuple[int, ...]:
 def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) -> FederatedData:
     """Clients of the same sizes and shares whose records are all the first of `records`."""
     return changed(
-        data, x=records.astype(np.float32), y=labels.astype(np.int32), rows=np.zeros(len(data.rows), np.int32),
+        data, x=records.astype(np.float32), y=labels.astype(np.int32), rows=np.zeros(len(data.row_numbers), np.int32),
         x_test=records[:0].astype(np.float32), y_test=labels[:0].astype(np.int32), test_clients=None, scale=1.0,
         shift=0.0, classes=1, tokens=False, learnt=(), name="gradients",
     )  # fmt: skip
@@ -85,15 +85,15 @@ def input_game(
     algorithm: Algorithm, data: FederatedData, model: Model, place: "Place", *, kind: str, seed: int, **common: Any
 ) -> Game:
     """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
-    replaced = np.asarray(data.rows)[place.slots].astype(np.int32)
+    replaced = data.row_numbers[place.slots].astype(np.int32)
     x, y = CANARIES[kind](data, replaced, np.random.default_rng(seed))
     present = np.arange(len(replaced), dtype=np.int32) + len(data.x)
     xs, ys, absent = [np.asarray(data.x), x], [np.asarray(data.y), y], replaced
     if place.withdrawn:
         xs, ys, absent = [*xs, x[:1] * 0], [*ys, np.array([WITHDRAWN])], np.full_like(present, present[-1] + 1)
     store = changed(
-        data, x=np.concatenate(xs), y=np.concatenate(ys).astype(np.int32), x_test=data.x_test[:0],
-        y_test=data.y_test[:0], test_clients=None,
+        data, x=np.concatenate(xs), y=np.concatenate(ys).astype(np.int32), rows=data.row_numbers.astype(np.int32),
+        x_test=data.x_test[:0], y_test=data.y_test[:0], test_clients=None,
     )  # fmt: skip
     several = place.coins[-1] > 0
     return Game(

@@ -78,8 +78,8 @@ def open_store(folder: str | os.PathLike) -> FederatedData:
     if sizes.min() < 1 or ends[-1] != about["records"] or sizes.max() != about["largest"]:
         raise errors.refuse(f"{folder}: sizes of clients", "others", "those that store.json counts", REMEDY)
     arrays: dict[str, Any] = {
-        "x": records["x"].reshape(-1, *shape), "y": records["y"], "rows": np.arange(about["records"], dtype=np.int32),
-        "offsets": (ends - sizes).astype(np.int32), "sizes": sizes, "shares": clients["shares"],
+        "x": records["x"].reshape(-1, *shape), "y": records["y"], "rows": None,
+        "offsets": ends - sizes, "sizes": sizes, "shares": clients["shares"],
         "x_test": test["x"].reshape(-1, *shape), "y_test": test["y"], "test_clients": test.get("clients"),
     }  # fmt: skip
     return FederatedData(**arrays, **{name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"])})
@@ -110,7 +110,7 @@ def _about(folder: pathlib.Path) -> dict[str, Any]:
 
 def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str, np.ndarray]:
     """All records in the order of the clients; the features through a file, as memory may not hold them twice."""
-    rows, x, y = (np.asarray(a) for a in (data.rows, data.x, data.y))
+    rows, x, y = data.row_numbers, np.asarray(data.x), np.asarray(data.y)
     starts, sizes = np.asarray(data.offsets, np.int64), np.asarray(data.sizes, np.int64)
     first = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
     order = rows[first + np.arange(sizes.sum())]

@@ -81,6 +81,11 @@ class FederatedData:
         return tuple(self.x.shape[1:])
 
     @property
+    def row_numbers(self) -> np.ndarray:
+        """Of the records of client 0, then of client 1, ... `(records of all clients,)`."""
+        return np.arange(len(self.y)) if self.rows is None else np.asarray(self.rows)
+
+    @property
     def checksum(self) -> str:
         """Of every client's records: reads them all."""
         return checksum(self.x, self.y, self.rows, self.offsets, self.sizes)

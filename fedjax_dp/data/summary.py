@@ -27,7 +27,7 @@ def label_counts(data: FederatedData) -> np.ndarray:
     """Records of each client and class, `(num_clients, classes)`."""
     owners = np.repeat(np.arange(data.num_clients), data.sizes)
     cells = np.bincount(
-        owners * data.classes + np.asarray(data.y)[np.asarray(data.rows)], minlength=data.num_clients * data.classes
+        owners * data.classes + np.asarray(data.y)[data.row_numbers], minlength=data.num_clients * data.classes
     )
     return cells.reshape(data.num_clients, data.classes)
 

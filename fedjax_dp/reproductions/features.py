@@ -53,7 +53,7 @@ def cloud_of(job: Job) -> Cloud:
     for place in range(CLIENTS):
         client = int(report.clients[place])
         own = unravel(flat + report.heard.uploads[place][:size])
-        rows = np.asarray(job.data.rows)[int(job.data.offsets[client]) :][: min(RECORDS, int(job.data.sizes[client]))]
+        rows = job.data.row_numbers[int(job.data.offsets[client]) :][: min(RECORDS, int(job.data.sizes[client]))]
         model: Any = job.model
         features.append(np.asarray(model.features(own, job.data.features(jnp.asarray(job.data.x)[rows]))))
         clients.append(np.full(len(rows), place))

@@ -299,7 +299,7 @@ def own_records(data: FederatedData, records: int | None = None) -> FederatedDat
     starts, own = np.asarray(data.offsets), np.asarray(data.sizes)
     sizes = own if records is None else np.full_like(own, records)
     held = np.concatenate([start + np.arange(n) % has for start, n, has in zip(starts, sizes, own)])
-    rows = np.asarray(data.rows)[held]
+    rows = data.row_numbers[held]
     return changed(
         data, x=np.asarray(data.features(jnp.asarray(data.x[rows]))), y=np.asarray(data.y)[rows], scale=1.0, shift=0.0,
         rows=np.arange(len(rows), dtype=np.int32), offsets=(np.cumsum(sizes) - sizes).astype(np.int32), sizes=sizes,
