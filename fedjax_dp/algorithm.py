@@ -46,7 +46,8 @@ class ServerState(NamedTuple):
 
 def place(state: ServerState, execution: Execution) -> ServerState:
     """A copy of the state where a run of `execution` wants it; tables on the host stay there."""
-    light = execution.place(state._replace(rules=(), memories=tuple(memory.server for memory in state.memories)))
+    light = state._replace(rules=(), memories=tuple(memory.server for memory in state.memories))
+    light = execution.place_models(light)
     tables = execution.place_tables(tuple(memory.clients for memory in state.memories))
     memories = tuple(Memory(*parts) for parts in zip(light.memories, tables, strict=True))
     return light._replace(memories=memories, rules=execution.place_tables(state.rules))
@@ -219,7 +220,7 @@ def run_round(
         own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
         client, servers = member.client, tuple(memory.server for memory in state.memories)
         held = Received(state.params, servers, member.rows, member.extra, member.rule)
-        result = algorithm.local.run(own_key, state.round, client, held, data, model)
+        result = algorithm.local.run(own_key, state.round, client, held, data, model, execution.spread)
         update, extra = algorithm.upload.message(
             role_key(own_key, "upload"), result.update, tensor_sizes(state.params), state.upload, sent
         )
@@ -280,10 +281,12 @@ def run_round(
     if listen is not None:
         heard = Heard(report.heard, listen(state.params, message), listen(state.params, update))
         report = report._replace(heard=heard)
-    params, optimizer = algorithm.server.move(state.round, unravel(update), state.optimizer, state.params)
+    params, optimizer = execution.keep_models(
+        algorithm.server.move(state.round, unravel(update), state.optimizer, state.params)
+    )
     memories = tuple(
         Memory(
-            correction.absorb(memory.server, term, data.num_clients),
+            execution.keep_models(correction.absorb(memory.server, term, data.num_clients)),
             execution.keep_tables(
                 jax.tree.map(lambda table, new: kept(table, places, members.present, new), memory.clients, row)
             ),

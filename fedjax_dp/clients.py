@@ -17,14 +17,15 @@ from fedjax_dp.devices import ASKED
 from fedjax_dp.tables import HostTable
 from fedjax_dp.values import at_once_on_a_core
 
-AXIS = "cohort"
+AXIS, MODEL = "cohort", "model"  # of a mesh
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
     """Where and in what portions clients run; it changes speed and memory, and results only by rounding of one sum.
 
-    mesh        devices that share a cohort, with the one axis AXIS; None for one device;
+    mesh        devices: groups share a cohort along the axis AXIS, those of a group a model along the axis MODEL, if
+                there is one; None for one device;
     chunk_size  clients that are computed at once on a device; None leaves it to `portion`;
     parts       of the cohort, summed apart and then added in their order, so that any number of devices gives the same
                 bits; None: each device takes one, and devices add theirs in an order of their own.
@@ -39,17 +40,28 @@ class Execution:
         return self.mesh.size if self.mesh else 1
 
     @property
-    def own(self) -> list[int]:
-        """Which of the devices are this process's."""
+    def model_devices(self) -> int:
+        """How many devices hold a model together, and compute each of their clients together."""
+        return self.mesh.shape.get(MODEL, 1) if self.mesh else 1
+
+    @property
+    def groups(self) -> int:
+        """Of devices, each with clients of its own."""
+        return self.devices // self.model_devices
+
+    @property
+    def own(self) -> dict[jax.Device, int]:
+        """The devices of this process, and the groups that they belong to."""
         if self.mesh is None:
-            return [0]
+            return {jax.devices()[0]: 0}
         here = jax.process_index()
-        return [place for place, device in enumerate(self.mesh.devices.flat) if device.process_index == here]
+        places = enumerate(self.mesh.devices.flat)
+        return {device: at // self.model_devices for at, device in places if device.process_index == here}
 
     @property
     def shares(self) -> int:
         """Parts of a cohort that are summed apart."""
-        return self.parts or self.devices
+        return self.parts or self.groups
 
     @property
     def platform(self) -> str:
@@ -75,9 +87,39 @@ class Execution:
         where = NamedSharding(self.mesh, P()) if self.mesh else jax.devices()[0]
         return jax.tree.map(lambda a: _put(a, where), tree)
 
+    def place_models(self, tree: Any) -> Any:
+        """Copy arrays of a model's size to the devices, of which each holds a part where they hold models together."""
+        return jax.tree.map(lambda a: _put(a, self._part(jnp.shape(a))), tree)
+
+    def keep_models(self, tree: Any) -> Any:
+        """Such arrays inside a compiled round stay where `place_models` put them."""
+        if self.model_devices == 1:
+            return tree
+        return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._part(a.shape)), tree)
+
+    def spread(self, flat: jax.Array) -> jax.Array:
+        """A vector of a model's size within a client's round: each device of a group computes its part of it."""
+        if self.mesh is None or self.model_devices == 1:
+            return flat
+        # Where groups share a cohort, the mesh is known from there, less the axis of the groups.
+        return lax.with_sharding_constraint(flat, P(MODEL) if self.groups > 1 else NamedSharding(self.mesh, P(MODEL)))
+
+    def _part(self, shape: tuple[int, ...]) -> Any:
+        """What a device holds of an array: all, or a part of the longest axis that its group can share evenly."""
+        if self.mesh is None:
+            return jax.devices()[0]
+        fitting = [axis for axis, length in enumerate(shape) if length % self.model_devices == 0]
+        if self.model_devices == 1 or not fitting:
+            return NamedSharding(self.mesh, P())
+        longest = max(fitting, key=lambda axis: shape[axis])
+        return NamedSharding(self.mesh, P(*[None] * longest, MODEL))
+
     def on_one_device(self, tree: Any) -> Any:
-        """Placed arrays as the first device holds them, not copied: for work that would only be repeated on others."""
-        return jax.tree.map(lambda a: a.addressable_data(0), tree) if self.mesh else tree
+        """Placed arrays as the first device holds them, not copied: for work that would only be repeated on others.
+
+        Where devices hold models together, no device holds one, and all do the work.
+        """
+        return jax.tree.map(lambda a: a.addressable_data(0), tree) if self.mesh and self.model_devices == 1 else tree
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays inside a compiled round that every device computes for itself.
@@ -105,7 +147,7 @@ class Execution:
         if self.mesh is None:
             return jax.devices()[0]
         wide = table.ndim == 2 and table.shape[1] % self.mesh.size == 0
-        return NamedSharding(self.mesh, P(None, AXIS) if wide else P())
+        return NamedSharding(self.mesh, P(None, self.mesh.axis_names) if wide else P())
 
 
 def _put(a: Any, where: Any) -> jax.Array:
@@ -124,13 +166,23 @@ def all_devices(chunk_size: int | None = None, *, parts: int | None = None) -> E
     return some_devices(len(jax.devices()), chunk_size, parts=parts)
 
 
-def some_devices(count: int, chunk_size: int | None = None, *, parts: int | None = None) -> Execution:
-    """The first `count` devices of the default backend; of several processes, equally many of each."""
+def some_devices(
+    count: int, chunk_size: int | None = None, *, parts: int | None = None, model_devices: int = 1
+) -> Execution:
+    """The first `count` devices of the default backend; of several processes, equally many of each.
+
+    model_devices  how many of them hold a model together, for models that do not fit on one.
+    """
     errors.require_count("devices", count)
+    errors.require_count("model_devices", model_devices)
     found, processes = jax.devices(), jax.process_count()
     if count > len(found):
         remedy = f"${ASKED} sets how many a CPU shows" if found[0].platform == "cpu" else "leave them out to use all"
         raise errors.refuse("devices", count, f"at most the {len(found)} {found[0].platform} devices here", remedy)
+    if count % model_devices:
+        raise errors.refuse(
+            "devices", count, f"a multiple of the {model_devices} that hold a model", "change one of them"
+        )
     if processes > 1 and count < len(found):
         if count % processes:
             raise errors.refuse(
@@ -138,6 +190,8 @@ def some_devices(count: int, chunk_size: int | None = None, *, parts: int | None
             )
         own = [[device for device in found if device.process_index == index] for index in range(processes)]
         found = [device for some in own for device in some[: count // processes]]
+    if model_devices > 1:
+        return Execution(Mesh(np.reshape(found[:count], (-1, model_devices)), (AXIS, MODEL)), chunk_size, parts)
     return Execution(Mesh(found[:count], (AXIS,)) if count > 1 else None, chunk_size, parts)
 
 
@@ -149,8 +203,8 @@ class Deal:
         self.chunk = execution.portion(count, size, usual)
         self.chunks = math.ceil(count / self.parts / self.chunk)
         self.short = self.parts * self.chunks * self.chunk - count
-        self.each = math.ceil(self.parts / execution.devices)  # parts on a device
-        self.spare = self.each * execution.devices - self.parts
+        self.each = math.ceil(self.parts / execution.groups)  # parts on a device
+        self.spare = self.each * execution.groups - self.parts
 
     def dealt(self, a: jax.Array) -> jax.Array:
         """Rows `(count + short, ...)` as `(parts, chunks, chunk, ...)`."""
@@ -220,27 +274,28 @@ def sum_over_clients(
         return lax.fori_loop(0, chunk, add, nothing), rows
 
     def one_share(shared: Any, row: Any) -> tuple[Any, Any]:
-        return _one_after_another(one_chunk, shared, row, skips=needed is not None)
+        # Devices that hold models together meet in every portion, and so do all groups: none may skip one.
+        return _one_after_another(one_chunk, shared, row, skips=needed is not None and execution.model_devices == 1)
 
     def one_device(shared: Any, rows: Any, own: Any) -> tuple[Any, Any]:
         if own is not None:
             shared = (shared, jax.tree.map(lambda a: a[0], own))
         if execution.parts is None:
             total, out = one_share(shared, jax.tree.map(lambda a: a[0], rows))
-            return (lax.psum(total, AXIS) if execution.mesh else total), jax.tree.map(lambda a: a[None], out)
+            return (lax.psum(total, AXIS) if execution.groups > 1 else total), jax.tree.map(lambda a: a[None], out)
         # Stored before they are added, as devices do: else a multiplication before would melt into the addition.
         sums, out = lax.map(lambda row: one_share(shared, row), rows)
-        if execution.mesh:
+        if execution.groups > 1:
             sums = lax.all_gather(sums, AXIS, tiled=True)
         first = jax.tree.map(lambda a: a[0], sums)
         return lax.fori_loop(
             1, execution.parts, lambda i, total: jax.tree.map(lambda t, a: t + a[i], total, sums), first
         ), out  # fmt: skip
 
-    if execution.mesh:
+    if execution.groups > 1:
         one_device = jax.shard_map(
             one_device, mesh=execution.mesh, in_specs=(P(), P(AXIS), P(AXIS)), out_specs=(P(), P(AXIS)),
-            check_vma=False,
+            axis_names={AXIS}, check_vma=False,
         )  # fmt: skip
     total, rows = one_device(shared, table, own)
     return total, jax.tree.map(deal.back, rows)

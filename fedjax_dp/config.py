@@ -210,6 +210,7 @@ class RunConfig(PopulationConfig):
     devices: Annotated[
         int | str, told("that share a cohort: auto takes all; no more than clients in a cohort", metavar="auto|INT")
     ] = "auto"
+    model_devices: Annotated[int, told("that hold a model together, each a part, for models too large for one")] = 1
     records: Annotated[
         str,
         told("kept on devices, or host, which feeds them the next cohorts'; auto: host for stores, several processes"),
@@ -292,7 +293,7 @@ def resolve(config: RunConfig) -> RunConfig:
     paces = {"evaluate_every": max(1, config.rounds // 20), "checkpoint_every": max(1, config.rounds // 5)}
     filled = {name: value for name, value in paces.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
-    whole = {*paces, "chunk_size", "deterministic", *({"devices"} if config.devices != "auto" else ())}
+    whole = {*paces, "chunk_size", "deterministic", "model_devices", *({"devices"} if config.devices != "auto" else ())}
     for name in sorted(name for name in whole if getattr(config, name) is not None):
         errors.require_count(name, getattr(config, name), "or auto" if name == "devices" else "")
     errors.require_choice("records", config.records, ("auto", "host", "devices"))
@@ -316,9 +317,11 @@ def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData
     count, members = len(jax.devices()), algorithm.cohort.members(data.num_clients)
     if config.devices != "auto":
         count = int(config.devices)
-        if count > members:
-            raise errors.refuse("devices", count, f"at most the {members} clients of a cohort", "take fewer, or auto")
-    return some_devices(count, config.chunk_size, parts=config.deterministic)
+        if count > members * config.model_devices:
+            together = f", {config.model_devices} for each" if config.model_devices > 1 else ""
+            wanted = f"at most the {members} clients of a cohort{together}"
+            raise errors.refuse("devices", count, wanted, "take fewer, or auto")
+    return some_devices(count, config.chunk_size, parts=config.deterministic, model_devices=config.model_devices)
 
 
 def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:

@@ -79,27 +79,27 @@ class Feed:
         return draw_cohorts(self._cohort, self._key, first + jnp.arange(self._several), self._shares)
 
     def _read(self, first: int, drawn: tuple[jax.Array, jax.Array]) -> Block:
-        data, devices = self._data, self._execution.devices
+        data, groups = self._data, self._execution.groups
         ids, there = map(np.asarray, drawn)
         offsets = np.zeros(ids.shape, np.int32)
-        rows: dict[int, np.ndarray] = {}  # of the devices of this process
+        rows: dict[int, np.ndarray] = {}  # of the groups of devices that this process has some of
         needed = 1
-        for device in range(devices):
-            mine = there & (self._homes == device)
+        for group in range(groups):
+            mine = there & (self._homes == group)
             clients, where = np.unique(ids[mine], return_inverse=True)
             sizes = np.asarray(data.sizes)[clients].astype(np.int64)
             starts = np.cumsum(sizes) - sizes
             offsets[mine] = starts[where]
             needed = max(needed, int(sizes.sum()))
-            if device not in self._own:
+            if group not in self._own.values():
                 continue
             first_rows = np.repeat(np.asarray(data.offsets)[clients].astype(np.int64) - starts, sizes)
             at = first_rows + np.arange(sizes.sum())
-            rows[device] = at if data.rows is None else np.asarray(data.rows)[at]
+            rows[group] = at if data.rows is None else np.asarray(data.rows)[at]
         if needed > self._room:
             self._room = math.ceil(needed * GROWTH)
-        blocks = {device: self._copied(at) for device, at in rows.items()}
-        held = Held(*(self._spread({device: block[i] for device, block in blocks.items()}) for i in range(2)))
+        blocks = {group: self._copied(at) for group, at in rows.items()}
+        held = Held(*(self._spread({group: block[i] for group, block in blocks.items()}) for i in range(2)))
         clients, places = np.zeros(0, np.int64), None
         if self._kept:
             clients, places = np.unique(ids, return_inverse=True)
@@ -115,12 +115,12 @@ class Feed:
         return x, y
 
     def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
-        """Arrays `(1, ...)`, one for each device of this process, as a part of one array over all devices."""
+        """Arrays `(1, ...)`, one for each group of devices that this process has some of, as a part of one array."""
         mesh = self._execution.mesh
+        placed = [jax.device_put(parts[group], device) for device, group in self._own.items()]
         if mesh is None:
-            return jax.device_put(parts[0], jax.devices()[0])
-        placed = [jax.device_put(part, mesh.devices.flat[device]) for device, part in parts.items()]
-        shape = (mesh.size, *placed[0].shape[1:])
+            return placed[0]
+        shape = (self._execution.groups, *placed[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
 
 

@@ -31,6 +31,7 @@ from fedjax_dp.simulation import Evaluation, Simulation, check, fresh, numbers, 
 from fedjax_dp.values import checksum
 from fedjax_dp.wire import traffic
 
+FREE = ("devices", "model_devices")  # what a run may change on its way
 Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
 
 
@@ -69,7 +70,7 @@ def _write(folder: pathlib.Path, ready: _Ready) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"data": ready.checksum, "devices": ready.execution.devices}
+        about = {"data": ready.checksum, **_layout(ready.execution)}
         report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
         report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
         report.write_atomically(folder / "config.toml", configs.to_toml(ready.config))  # last: it makes a run folder
@@ -81,6 +82,11 @@ def _check_shared(folder: pathlib.Path) -> None:
     """Refuse a run folder that only some processes see; every process writes its part of a checkpoint."""
     if not (folder / "config.toml").is_file():
         raise errors.refuse("out", str(folder), "on a file system that all processes share", "choose another --out")
+
+
+def _layout(execution: Execution) -> dict[str, int]:
+    """What changes results by rounding."""
+    return {"devices": execution.devices, "model_devices": execution.model_devices}
 
 
 def _facts(folder: pathlib.Path, ready: _Ready) -> dict[str, str]:
@@ -95,7 +101,7 @@ def _facts(folder: pathlib.Path, ready: _Ready) -> dict[str, str]:
 def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outcome:
     """Continue a run from its newest checkpoint.
 
-    `asked` are fields given again. They must equal the run's own, except `devices`, which a run may change.
+    `asked` are fields given again. They must equal the run's own, except those in FREE.
     """
 
     def prepared() -> tuple[_Ready, dict[str, Any], list[Evaluation]]:
@@ -114,9 +120,11 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
         return ready, about, [Evaluation(**point) for point in metrics]
 
     ready, about, history = processes.together(prepared, lambda made: _facts(folder, made[0]))
-    config, now = ready.config, ready.execution.devices
-    if about["devices"] != now and config.deterministic is None:
-        screen.say(f"started on {about['devices']} devices, continued on {now}: equal to rounding")
+    config, now = ready.config, _layout(ready.execution)
+    alike = about["model_devices"] == now["model_devices"] and config.deterministic is not None
+    if not alike and any(about[name] != now[name] for name in now):
+        before, after = ("{devices} devices, {model_devices} to a model".format(**layout) for layout in (about, now))
+        screen.say(f"started on {before}, continued on {after}: equal to rounding")
     checkpoints = Checkpoints(folder)
     done = checkpoints.latest()
     checkpoints.close()
@@ -130,12 +138,12 @@ def _continued(folder: pathlib.Path, asked: dict[str, Any]) -> RunConfig:
         raise errors.refuse("resume", str(folder), "a run folder with a config.toml", "start a run with --out")
     config = RunConfig(**configs.read(folder / "config.toml"))
     for name, value in asked.items():
-        if name not in ("out", "devices") and value != getattr(config, name):
+        if name not in ("out", *FREE) and value != getattr(config, name):
             raise errors.refuse(
                 f"{name} of the resumed run", value, f"{getattr(config, name)}, as in {folder / 'config.toml'}",
                 "leave the option out, or start a new run",
             )  # fmt: skip
-    return dataclasses.replace(config, devices=asked.get("devices", config.devices))
+    return dataclasses.replace(config, **{name: asked[name] for name in FREE if name in asked})
 
 
 def _prepare(config: RunConfig, screen: Screen) -> _Ready:
@@ -185,6 +193,8 @@ def _about(
     ]
     if execution.devices < device["count"]:
         lines[-1] += f" of {device['count']}"
+    if execution.model_devices > 1:
+        lines[-1] += f", {execution.model_devices} to a model"
     if device["processes"] > 1:
         lines[-1] += f" in {device['processes']} processes"
     late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]

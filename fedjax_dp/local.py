@@ -100,11 +100,12 @@ class LocalSgd:
 
     def run(
         self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData,
-        model: Model,
+        model: Model, spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
     ) -> LocalResult:  # fmt: skip
         """One client's round; `key` belongs to this client and round alone.
 
-        Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop.
+        Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop; `spread` says
+        which device computes which part of it.
         """
         held = list(zip(self.corrections, received.server, received.own, received.extra, strict=True))
         more = sum(correction.extra_gradients for correction in self.corrections)
@@ -113,6 +114,7 @@ class LocalSgd:
         batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
         drift = jnp.sum(rates * batches.live[:tau])
         start, unravel = ravel(received.params)
+        start = spread(start)
         rule = self.rule.transform()
 
         def privatized(params: jax.Array, index: Any, batch: Batch) -> tuple[jax.Array, StepReport, Records]:
@@ -132,10 +134,10 @@ class LocalSgd:
             for correction, server, own, extra in held:
                 seen = Step(params, start, server, own, extra, records, model, unravel)
                 gradient = correction.gradient(gradient, seen)
-            direction, moved = rule.update(gradient, memory, params)
+            direction, moved = rule.update(spread(gradient), memory, params)
             memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), moved, memory)
             weighted = jax.tree.map(lambda probe: probe * batch.live, report)
-            return (params - rate * batch.live * direction, memory), weighted
+            return (spread(params - rate * batch.live * direction), memory), weighted
 
         inner = jax.tree.map(lambda a: a[:tau], batches)
         indices = jnp.arange(tau, dtype=jnp.uint32)

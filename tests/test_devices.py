@@ -61,14 +61,17 @@ cases = {  # a cohort that no mesh divides, one that varies, tables by client, a
     "cpfed": (fdp.cpfed(**common, **noise), None),
 }
 
-def end(name, devices, parts):
+def end(name, devices, parts, together=1, host=False):
     algorithm, model = cases[name]
-    execution = fdp.some_devices(devices, parts=parts)
-    state = fdp.simulate(algorithm, data, rounds=4, model=model, execution=execution).state
+    execution = fdp.some_devices(devices, parts=parts, model_devices=together)
+    state = fdp.simulate(algorithm, data, rounds=4, model=model, execution=execution, on_host=host).state
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state)])
 """
 ON_MANY = {
     "parts in order give the same bits": "all((end(name, 1, 8) == end(name, n, 8)).all() for n in (2, 4, 8))",
+    "devices hold a model together": "all(np.allclose(end(name, 1, None), end(name, n, None, k), 1e-4, 1e-5)"
+    " for n, k in ((2, 2), (8, 2), (8, 4)))",
+    "and their records come from the host": "np.allclose(end(name, 1, None), end(name, 8, None, 2, True), 1e-4, 1e-5)",
     "one sum is rounded": "all(np.allclose(end(name, 1, None), end(name, n, None), 1e-5, 1e-6) for n in (2, 4, 8))",
 }
 
@@ -76,9 +79,28 @@ ON_MANY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("law", ON_MANY)
 def test_one_device_is_as_many(law):
-    names = "cases" if "bits" in law else "('dpnfl', 'scaffold')"
+    names = "('dpnfl', 'scaffold')" if "rounded" in law or "host" in law else "cases"
     told = f"{MANY}\nprint([name for name in {names} if not {ON_MANY[law]}])"
     assert child(told, **{devices.ASKED: "8"}) == ["[]"]
+
+
+PARTS = """
+from fedjax_dp import simulation
+algorithm, model = fdp.addpnfl(**common, **noise, server_learning_rate=0.01), mlp((features,), 3, (4000,))
+held, bytes_ = [], []
+for together in (1, 4):
+    run, state = simulation.on_devices(algorithm, data, model, fdp.some_devices(4, model_devices=together))
+    bytes_.append(run.compiled(state).memory_analysis().argument_size_in_bytes)
+    for until in (1, 2, 3):
+        state, _ = run.advance(state, until)
+    held.append(sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves((state.params, state.optimizer))))
+print(held[1] / held[0] < 0.26, bytes_[1] / bytes_[0] < 0.3, simulation.advance._cache_size())
+"""
+
+
+@pytest.mark.slow
+def test_devices_that_hold_a_model_together_hold_a_part_each_and_compile_once():
+    assert child(MANY + PARTS, **{devices.ASKED: "4"}) == ["True", "True", "2"]
 
 
 COLLECTIVES = """
@@ -103,7 +125,9 @@ def test_a_round_adds_up_its_cohort_by_one_collective():
     ("asked", "wanted"),
     [(["--devices", "99"], "devices must be at most the"), (["--devices", "0"], "integer of at least 1"),
      (["--devices", "all"], "or auto"), (["--deterministic", "0"], "deterministic must be"),
-     (["--devices", "2", "--cohort-size", "1"], "at most the 1 clients of a cohort")],
+     (["--devices", "2", "--cohort-size", "1"], "at most the 1 clients of a cohort"),
+     (["--model-devices", "0"], "model_devices must be an integer of at least 1"),
+     (["--devices", "1", "--model-devices", "2"], "devices must be a multiple of the 2 that hold a model, got 1")],
 )  # fmt: skip
 def test_devices_that_are_not_there_are_refused_in_one_line(asked, wanted, capsys):
     assert main(["run", *asked]) == 2

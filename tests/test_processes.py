@@ -209,7 +209,8 @@ CASES = {  # what passes between processes: sums, tables by client in parts, mas
     "tables on devices": ["--algorithm", "scaffold", "--records", "devices"],
     "masks": ["--algorithm", "cpfed", "--epsilon", "50"],
     "poisson": ["--algorithm", "dp_fedavg", "--cohort", "poisson", "--noise-multiplier", "1"],
-    "looks": ["--algorithm", "rfedavg_plus"], "records": ["--records", "devices", "--train-metrics", "true"],
+    "looks": ["--algorithm", "rfedavg_plus"], "models in parts": ["--model-devices", "2"],
+    "records": ["--records", "devices", "--train-metrics", "true"],
 }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ _NOT_BASE = {
     "out": ("left out", "a sweep has one folder for all its runs"),
     "records": ("left out", "a sweep keeps them on its devices"),
     "devices": ("left out", "a sweep spreads its points over all"),
+    "model_devices": ("left out", "a sweep holds a model on one device"),
 }
 _SHARED = ("the same for all runs", "give it in [base]")
 _NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
