@@ -201,7 +201,7 @@ def simulate(
 
     model          default multinomial logistic regression;
     train_metrics  also evaluate objective and gradient norm, a pass over all training records each time (probes);
-    execution      default every local device;
+    execution      default every device, of all processes that `jax.distributed` has joined;
     start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
     on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
                    for progress and checkpoints; the state is valid during the call only.

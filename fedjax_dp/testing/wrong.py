@@ -25,7 +25,7 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.batches import Batch, EpochBatches, FixedBatches, PoissonBatches, ReplacementBatches
 from fedjax_dp.bound import Bounded, ClipBatch, ClipRecords, Records, StepReport
 from fedjax_dp.correction import Correction, Memory, Setting
-from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.data.store import Client
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.local import LocalResult, LocalSgd, Received
 from fedjax_dp.models import Model
@@ -348,11 +348,11 @@ class _Keyed:
 
 def _run_with_noise_key(
     right: LocalSgd, key_of: Callable, key: jax.Array, round_index: jax.Array, client: Client, received: Received,
-    data: FederatedData, model: Model,
+    *rest: Any,
 ) -> LocalResult:  # fmt: skip
     run_key = jax.random.wrap_key_data(received.server[-1], impl=jax.random.key_impl(key))
     keyed: Any = _Keyed(right.privatizer, key_of(run_key, round_index, client))
-    return changed(right, privatizer=keyed).run(key, round_index, client, received, data, model)
+    return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
 
 
 def _with_noise_key(algorithm: Algorithm, deed: Callable) -> Algorithm:
