@@ -191,7 +191,7 @@ Assumed of an accelerator, not measured: {assumed}.
 
 The arithmetic of the clients decides, not the network: one sum a round is all that travels. Clients that keep a model
 each (SCAFFOLD) fit no disk at this size; those that keep nothing do. What would have to change before a run: every
-process holds who all the clients are, where its share would do; and models are whole on each device.
+process holds who all the clients are, where its share would do.
 """
 
 
