@@ -50,9 +50,8 @@ class Feed:
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
         self._homes = Deal(members, execution, size, usual, not cohort.fixed).homes
         record = np.asarray(data.x[:1]).nbytes + 4
-        needed = (
-            (record * float(np.mean(data.sizes)) + kept) * usual / execution.devices
-        )  # bytes of a round on a device
+        # Bytes of a round on a device.
+        needed = (record * float(np.mean(data.sizes)) + kept) * usual / execution.groups
         self._kept = kept > 0
         self._several = max(1, min(MOST, int(BYTES / needed)))
         self._own = execution.own

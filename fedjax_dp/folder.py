@@ -112,6 +112,8 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
             metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").is_file() else []
         except (OSError, ValueError) as error:
             raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
+        if not {"data", *_layout(ready.execution)} <= about.keys():
+            raise errors.refuse("run folder", f"{folder}, of another version", "of this one", "start a new run")
         if about["data"] != ready.checksum:
             raise errors.refuse(
                 "data of the resumed run", ready.checksum, f"unchanged, checksum {about['data']}",

@@ -216,6 +216,15 @@ def test_resume_of_another_configuration_is_refused(capsys):
     assert "data of the resumed run must be unchanged" in capsys.readouterr().err
 
 
+def test_resume_of_another_version_is_refused(capsys):
+    assert cli.main(["run", *QUICK, "--out", "r"]) == 0
+    about = json.loads(pathlib.Path("r/run.json").read_text())
+    pathlib.Path("r/run.json").write_text(json.dumps({name: about[name] for name in about if name != "model_devices"}))
+    capsys.readouterr()
+    assert cli.main(["run", "--resume", "r"]) == 2
+    assert "run folder must be of this one, got r, of another version" in capsys.readouterr().err
+
+
 def test_resume_of_a_finished_run_tells_the_same_result(capsys):
     assert cli.main(["run", *QUICK, "--out", "r", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
