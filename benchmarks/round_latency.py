@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import draws, latency, report, simulation
+from fedjax_dp import draws, gradients, latency, report, simulation
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.models import mlp
 
@@ -108,12 +108,12 @@ def matching_alone(w, execution, model, data):
             batch = jax.lax.dynamic_slice_in_dim(x, (at * w.batch) % (rows - w.batch), w.batch)
 
             def distance(params):
-                return jnp.sum((model.features(params, batch).mean(0) - 1.0) ** 2)
+                return jnp.sum((gradients.features(model, params, batch).mean(0) - 1.0) ** 2)
 
             return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(distance)(params)), None
 
         end = jax.lax.scan(step, params, jnp.arange(w.steps))[0]
-        return model.features(end, x).mean(0)
+        return gradients.features(model, end, x).mean(0)
 
     def several(x):
         def one(total, _):

@@ -40,7 +40,9 @@ _HOME = {
     "ledger": ["ledger_of", "participations"],
     "local": ["LocalRule", "LocalSgd"],
     "metrics": ["client_accuracies", "rounds_to"],
-    "models": ["FlaxModel", "cnn", "group_norm_cnn", "logistic_regression", "lstm", "mlp"],
+    "models": [
+        "NetworkModel", "cnn", "explain_gradients", "group_norm_cnn", "logistic_regression", "lstm", "mlp", "model",
+    ],
     "noise": ["BandedNoise", "WhiteNoise"],
     "personal": ["optimal_probabilities"],
     "plots": ["plot_claims", "plot_clients", "plot_epsilon", "plot_run"],

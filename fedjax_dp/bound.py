@@ -20,6 +20,7 @@ class Records(NamedTuple):
     y: jax.Array
     mask: jax.Array
     divisor: jax.Array
+    keys: jax.Array | None = None  # of each record in this step, for dropout
 
 
 class StepReport(NamedTuple):
@@ -65,7 +66,9 @@ class ClipRecords:
     assumption = None
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
-        batch = gradients.clipped_sum(model, params, records.x, records.y, records.mask, clip_norm, self.microbatch)
+        batch = gradients.clipped_sum(
+            model, params, records.x, records.y, records.mask, clip_norm, self.microbatch, keys=records.keys
+        )
         return _mean(batch, records, clip_norm, records.divisor)
 
     def check(self) -> None:
@@ -83,7 +86,7 @@ class ClipBatch:
     assumption = None
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
-        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         mean = ravel(batch.total)[0] / records.divisor
         squared = jnp.sum(mean * mean)
         factor = gradients.clip_factors(squared, jnp.bool_(True), clip_norm)
@@ -108,7 +111,7 @@ class ScaleGradients:
     gradient_bound: float
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
-        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         return _mean(batch, records, clip_norm, records.divisor * self.gradient_bound / clip_norm)
 
     @property
@@ -127,7 +130,7 @@ class Unbounded:
     assumption = None
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
-        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         return _mean(batch, records, clip_norm, records.divisor)
 
     def check(self) -> None:
@@ -146,10 +149,10 @@ class ClipTensorsAtMedian:
     assumption = None
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
-        def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
-            return jax.value_and_grad(lambda p: model.losses(p, x[None], y[None])[0])(params)
+        def one(x: jax.Array, y: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Any]:
+            return jax.value_and_grad(lambda p: model.loss(p, x, y, key))(params)
 
-        losses, per_record = jax.vmap(one)(records.x, records.y)
+        losses, per_record = jax.vmap(one)(records.x, records.y, records.keys)
         wide = (*records.mask.shape, 1)
 
         def clip(g: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -21,12 +21,12 @@ from fedjax_dp.clients import Execution, some_devices
 from fedjax_dp.data import FederatedData
 from fedjax_dp.feed import looks_around
 from fedjax_dp.fields import by_dataset, told, typed
-from fedjax_dp.models import FlaxModel, Model, cnn, group_norm_cnn, logistic_regression, lstm, mlp
+from fedjax_dp.models import NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm, mlp
 from fedjax_dp.personal import optimal_probabilities
 from fedjax_dp.population import POPULATIONS, PopulationConfig, kind_of, resolve_population
 from fedjax_dp.population import build_data as build_data
 
-MODELS: dict[str, Callable[..., FlaxModel]] = {
+MODELS: dict[str, Callable[..., NetworkModel]] = {
     "logistic": logistic_regression, "mlp": mlp, "cnn": cnn, "group_norm_cnn": group_norm_cnn, "lstm": lstm,
 }  # fmt: skip
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -302,7 +302,7 @@ def resolve(config: RunConfig) -> RunConfig:
     return config
 
 
-def build_model(config: RunConfig, data: FederatedData) -> Model:
+def build_model(config: RunConfig, data: FederatedData) -> NetworkModel:
     """The model of a resolved configuration."""
     name = config.model or "logistic"
     errors.require_choice("model", name, MODELS)

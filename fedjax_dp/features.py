@@ -1,17 +1,17 @@
 """Feature matching of rFedAvg and rFedAvg+ (paper 001): clients pull their mean features to those of the others."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import draws, errors
+from fedjax_dp import draws, errors, gradients
 from fedjax_dp.cohort import Members
 from fedjax_dp.correction import Correction, Floats, Memory, Setting, Step, Visit, kept
 from fedjax_dp.data.store import Client, FederatedData
-from fedjax_dp.models import FeatureModel, Model
+from fedjax_dp.models import Model
 from fedjax_dp.values import role_key, structure, value
 
 SERIALISATION = 760  # bytes that 001's table III counts on top of a vector of features
@@ -127,8 +127,8 @@ class FeatureMatching(Correction):
         records = step.records
 
         def distance(params: jax.Array) -> jax.Array:
-            features = _features(step.model)(step.unravel(params), records.x)
-            mean = jnp.where(records.mask[:, None], features, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
+            found = gradients.features(step.model, step.unravel(params), records.x)
+            mean = jnp.where(records.mask[:, None], found, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
             return jnp.sum((mean - target) ** 2)
 
         return gradient + self.strength * exists * jax.grad(distance)(step.params)
@@ -150,7 +150,7 @@ class FeatureMatching(Correction):
         """delta of one client `(k,)`, as it leaves the client."""
 
         def features(x: jax.Array, y: jax.Array) -> jax.Array:
-            return self.release.bound(_features(model)(params, x))
+            return self.release.bound(gradients.features(model, params, x))
 
         if self.one_batch:
             words = draws.bits(role_key(key, "feature batch"), 0, self.one_batch)
@@ -186,7 +186,3 @@ class FeatureMatching(Correction):
 def serialised_bytes(vectors: int, features: int) -> int:
     """Bytes of so many vectors of features as 001's table III counts them, with what PyTorch adds to each."""
     return vectors * (4 * features + SERIALISATION)
-
-
-def _features(model: Model) -> Callable[[Any, jax.Array], jax.Array]:
-    return cast(FeatureModel, model).features

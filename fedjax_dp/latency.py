@@ -93,11 +93,11 @@ class Idle:
     def init(self, key: jax.Array) -> Any:
         return self.model.init(key)
 
-    def losses(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    def loss(self, params: Any, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
         if not self.reads:
             return y.astype(jnp.float32) * _nothing(params)
         bits = jax.lax.bitcast_convert_type(x, jnp.int32)  # whose sum, unlike that of floats, may be taken in any order
-        return (bits.reshape(x.shape[0], -1).sum(1) + y).astype(jnp.float32) * _nothing(params)
+        return (bits.sum() + y).astype(jnp.float32) * _nothing(params)
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return self.model.logits(params, x)
@@ -107,7 +107,7 @@ class Idle:
         return getattr(self.model, "has_features", False)
 
     def features(self, params: Any, x: jax.Array) -> jax.Array:
-        return self.model.features(params, x)  # type: ignore[attr-defined]
+        return gradients.features(self.model, params, x[None])[0]
 
 
 class Floor(NamedTuple):

@@ -119,7 +119,7 @@ class LocalSgd:
 
         def privatized(params: jax.Array, index: Any, batch: Batch) -> tuple[jax.Array, StepReport, Records]:
             x, y = data.gather(client, batch.positions)
-            records = Records(x, y, batch.mask, batch.divisor)
+            records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
             at = jnp.minimum(index, tau - 1)
             place = Place(client.id, round_index, index, rates[at], drift, index == tau - 1)
             gradient, report = self.privatizer.gradient(
@@ -168,7 +168,7 @@ class LocalSgd:
             index, batch = inputs
             x, y = data.gather(client, batch.positions)
             place = Place(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
-            records = Records(x, y, batch.mask, batch.divisor)
+            records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
             return total + self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)[0], None
 
         indices = jnp.arange(rates.size, dtype=jnp.uint32)
@@ -201,3 +201,9 @@ class LocalSgd:
                 )  # fmt: skip
             if any(c.extra_gradients or c.warm for c in self.corrections):
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
+
+
+def _record_keys(key: jax.Array, step: jax.Array, batch: Batch) -> jax.Array:
+    """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
+    step_key = jax.random.fold_in(role_key(key, "model"), step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)

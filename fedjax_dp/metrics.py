@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_dp import gradients
 from fedjax_dp.algorithm import RoundReport
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
@@ -73,8 +74,8 @@ def evaluate(params: Any, data: FederatedData, *, model: Model) -> Scores:
 
     def block(total: jax.Array, at: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, y = data.features(data.x_test[at]), data.y_test[at]
-        right = (jnp.argmax(model.logits(params, x), -1) == y) & real
-        loss = jnp.where(real, model.losses(params, x, y), 0.0).sum()
+        right = (jnp.argmax(gradients.logits(model, params, x), -1) == y) & real
+        loss = jnp.where(real, gradients.losses(model, params, x, y), 0.0).sum()
         return total + jnp.stack([right.sum().astype(jnp.float32), loss]), right
 
     total, right = _over_blocks(
@@ -101,7 +102,7 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
         x, y = data.features(data.x[rows]), data.y[rows]
 
         def loss(params: Any) -> jax.Array:
-            return jnp.vdot(jnp.where(real, weights[at], 0.0), model.losses(params, x, y))
+            return jnp.vdot(jnp.where(real, weights[at], 0.0), gradients.losses(model, params, x, y))
 
         return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params)), None
 
@@ -147,7 +148,9 @@ def rows_per_block(model: Model, params: Any, data: FederatedData, records: int)
     def numbers(rows: int) -> int:
         x = jax.ShapeDtypeStruct((rows, *data.record_shape), data.x.dtype)
         y = jax.ShapeDtypeStruct((rows,), jnp.int32)
-        program = jax.make_jaxpr(lambda params, x, y: model.losses(params, data.features(x), y))(params, x, y)
+        program = jax.make_jaxpr(lambda params, x, y: gradients.losses(model, params, data.features(x), y))(
+            params, x, y
+        )
         return sum(math.prod(out.aval.shape) for line in program.jaxpr.eqns for out in line.outvars)
 
     one = max(numbers(3) - numbers(2), 1)

@@ -45,7 +45,7 @@ class NonPrivate:
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask)
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         return ravel(batch.total)[0] / records.divisor, report(batch, records)
 
     def client_noise(self, num_clients: int) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -22,7 +23,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.feed import Feed
 from fedjax_dp.metrics import Evaluation
-from fedjax_dp.models import FlaxModel, Model, logistic_regression
+from fedjax_dp.models import Model, NetworkModel, logistic_regression
 from fedjax_dp.tables import HostTable
 from fedjax_dp.values import changed, tensor_sizes
 
@@ -63,10 +64,19 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     algorithm.server.check()
     algorithm.transport.check(algorithm.cohort.members(data.num_clients))
     algorithms.check_fit(algorithm, np.asarray(data.shares))
-    if isinstance(model, FlaxModel):
-        model.check(data.record_shape, data.tokens)
-    if model is not None and algorithm.local.privatizer.client_noise(data.num_clients) is not None:
-        gradients.require_records_apart(model)
+    if model is not None:
+        gradients.require_model(model)
+        if isinstance(model, NetworkModel):
+            model.check(data.record_shape, data.tokens)
+        _check_loss(model, data.record_shape, data.tokens)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_loss(model: Model, record_shape: tuple[int, ...], tokens: bool) -> None:
+    """Refuse a loss of which no gradient of a single record can be made: traced here, where no devices are in sight."""
+    x = jax.ShapeDtypeStruct((1, *record_shape), jnp.int32 if tokens else jnp.float32)
+    y, keys = jax.ShapeDtypeStruct((1,), jnp.int32), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
+    gradients.loss_plan(model, jax.eval_shape(model.init, jax.random.key(0)), x, y, keys)
 
 
 def numbers(algorithm: Algorithm) -> Algorithm:

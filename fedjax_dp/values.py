@@ -116,6 +116,11 @@ def at_once_on_a_core(size: int, wanted: int = LARGE) -> int:
     return max(min(round(LARGE / size), wanted), 1 + size % 2)
 
 
+def path_name(path: Any) -> str:
+    """The path to a leaf of a pytree as `Dense_0/kernel`."""
+    return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", entry)))) for entry in path)
+
+
 def tensor_sizes(tree: Any) -> tuple[int, ...]:
     """Number of parameters of each tensor, in the order of `ravel`."""
     return tuple(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_dp import gradients
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
@@ -52,4 +53,4 @@ def parameters(model: Model, data: FederatedData) -> tuple[int, int | None]:
     if not getattr(model, "has_features", False):
         return size, None
     row = jax.eval_shape(data.features, jax.ShapeDtypeStruct((1, *data.record_shape), data.x.dtype))
-    return size, jax.eval_shape(model.features, params, row).shape[-1]  # type: ignore[attr-defined]
+    return size, jax.eval_shape(lambda p, x: gradients.features(model, p, x), params, row).shape[-1]

@@ -127,8 +127,8 @@ class QuadraticModel:
     def init(self, key):
         return jnp.array(self.start)
 
-    def losses(self, params, x, y):
-        return 0.5 * ((params[None] - x) ** 2 * jnp.array(self.curvature)[None]).sum(-1)
+    def loss(self, params, x, y, key=None):
+        return 0.5 * ((params - x) ** 2 * jnp.array(self.curvature)).sum()
 
     def logits(self, params, x):
         return x
@@ -143,11 +143,11 @@ class FlatModel:
     def init(self, key):
         return jnp.zeros(self.size)
 
-    def losses(self, params, x, y):
-        return 0.0 * params.sum() * jnp.ones(x.shape[0])
+    def loss(self, params, x, y, key=None):
+        return 0.0 * params.sum()
 
     def logits(self, params, x):
-        return jnp.zeros((x.shape[0], 2))
+        return jnp.zeros(2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,10 +164,10 @@ class ProductModel:
         return jnp.array(self.start)
 
     def features(self, params, x):
-        return params[0] * x[:, :1]
+        return params[0] * x[:1]
 
-    def losses(self, params, x, y):
-        return 0.5 * (params[1] * self.features(params, x)[:, 0] - x[:, 1]) ** 2
+    def loss(self, params, x, y, key=None):
+        return 0.5 * (params[1] * self.features(params, x)[0] - x[1]) ** 2
 
     def logits(self, params, x):
         return x
@@ -214,7 +214,7 @@ class TwoLayerModel:
     def features(self, params, x):
         return jnp.tanh(x @ params[: self.inputs * self.hidden].reshape(self.inputs, self.hidden))
 
-    def losses(self, params, x, y):
+    def loss(self, params, x, y, key=None):
         return 0.5 * (self.features(params, x) @ params[self.inputs * self.hidden :] - y) ** 2
 
     def logits(self, params, x):

@@ -325,7 +325,7 @@ def test_a_canary_that_clipping_makes_invisible_is_refused():
     """Blank inputs have no gradient under a model without an intercept, so exchanging one for another shows nothing."""
     data = ragged_data(TEN)
     blank = changed(data, x=data.x * 0)
-    model = fdp.FlaxModel(_NoIntercept(), data.record_shape)
+    model = fdp.model(_NoIntercept(), data.record_shape)
     with pytest.raises(errors.ConfigurationError, match="leaves a trace"):
         audit(records(), blank, rounds=3, delta=DELTA, trials=2_000, canary="label-flip", model=model)
 

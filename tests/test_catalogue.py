@@ -14,7 +14,7 @@ from helpers import GivenCohorts, TwoLayerModel, ragged_data, states_of, with_gi
 from fedjax_dp import catalogue
 from fedjax_dp.cohort import AllClients
 from fedjax_dp.features import NoisyFeatures
-from fedjax_dp.models import FlaxModel
+from fedjax_dp.models import model as fdp_model
 from fedjax_dp.simulation import run_key
 from fedjax_dp.values import ravel, role_key
 
@@ -32,7 +32,7 @@ class Softmax(nn.Module):
 
 
 MODELS = {
-    "softmax": (FlaxModel(Softmax(), (3,)), reference.softmax_problem(3, 3)),
+    "softmax": (fdp_model(Softmax(), (3,)), reference.softmax_problem(3, 3)),
     "two-layer": (TwoLayerModel(3, 4), reference.two_layer_problem(3, 4)),
 }
 SCHEDULES = {"constant": lambda t: 1.0, "inverse_sqrt": lambda t: 1 / np.sqrt(1 + t), "inverse": lambda t: 1 / (1 + t)}

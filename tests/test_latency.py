@@ -176,17 +176,22 @@ def test_the_part_that_is_made_slow_is_named_and_no_other(part, slowed, data, mo
     assert max(seen.parts, key=seen.parts.get) == part
 
 
+HOW = fdp.explain_gradients(fdp.mlp((6,), 3))
+
+
 def test_a_disturbed_measurement_says_so_instead_of_a_clean_number(capsys):
-    bench._print(TOLD._replace(spread=0.31), "x")
+    bench._print(TOLD._replace(spread=0.31), HOW, 20, "x")
     assert "disturbed" in capsys.readouterr().out.splitlines()[0]
-    bench._print(TOLD._replace(spread=0.29), "x")
+    bench._print(TOLD._replace(spread=0.29), HOW, 20, "x")
     assert "disturbed" not in capsys.readouterr().out
 
 
 def test_people_read_parts_floor_and_changes(capsys):
-    bench._print(TOLD, "dpnfl on digits")
+    bench._print(TOLD, HOW, 20, "dpnfl on digits")
     out = capsys.readouterr().out
-    assert all(part in out for part in (*latency.PARTS, "floor", "change", "ms a round"))
+    assert all(
+        part in out for part in (*latency.PARTS, "floor", "change", "ms a round", "Dense_0/kernel", "bytes a batch")
+    )
 
 
 @pytest.mark.slow
@@ -195,7 +200,7 @@ def test_command_measures_and_draws(tmp_path, capsys):
     assert main(["bench", *small, "--plot", str(tmp_path / "bench.png"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["total_ms"] == pytest.approx(sum(told["parts"].values()))
-    assert {"device", "versions", "config", "floor", "disturbed"} <= set(told)
+    assert {"device", "versions", "config", "floor", "disturbed", "gradients"} <= set(told)
     assert (tmp_path / "bench.png").stat().st_size > 5000
 
 

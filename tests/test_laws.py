@@ -10,6 +10,7 @@ import pytest
 from helpers import ProductModel, TwoLayerModel, ragged_data, states_of
 
 import fedjax_dp as fdp
+from fedjax_dp import gradients
 from fedjax_dp.bound import Records
 from fedjax_dp.catalogue import CATALOGUE
 from fedjax_dp.correction import Step
@@ -82,7 +83,7 @@ def test_both_penalties_of_001_have_the_same_gradient():
     records = Records(x, jnp.zeros(6, jnp.int32), jnp.ones(6, bool), jnp.int32(6))
 
     def each(params):
-        return jnp.mean(jnp.sum((model.features(params, x).mean(0)[None] - others) ** 2, -1))
+        return jnp.mean(jnp.sum((gradients.features(model, params, x).mean(0)[None] - others) ** 2, -1))
 
     step = Step(params, params, (), (), (others.mean(0), jnp.float32(1)), records, model, lambda flat: flat)
     ours = FeatureMatching(strength=1.0).gradient(jnp.zeros(16), step)

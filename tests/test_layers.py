@@ -10,8 +10,8 @@ import fedjax_dp
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [
     {"errors", "fields", "devices", "values", "draws", "processes", "schedules", "screen", "tables"},
-    {"accounting", "data", "models"},
-    {"gradients"},
+    {"accounting", "data", "gradients"},
+    {"models"},
     {"batches", "bound", "clients", "cohort", "noise", "server"},
     {"aggregate", "correction", "privatizer", "secagg", "transport"},
     {"features", "local", "upload"},

@@ -11,6 +11,7 @@ import statistics
 
 import pytest
 
+import fedjax_dp as fdp
 from fedjax_dp.accounting import claim_rows
 from fedjax_dp.sweeps.plan import expand, read_sweep
 
@@ -32,10 +33,14 @@ def test_first_screen_shows_sentence_picture_example_and_number():
 
 
 def test_example_runs_in_under_12_lines(capsys):
-    (example,) = blocks("python")
+    example, own = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) < 12
-    exec(compile(example, "README.md", "exec"), {})
+    names = {}
+    exec(compile(example, "README.md", "exec"), names)
     out = capsys.readouterr().out
+    exec(compile(own, "README.md", "exec"), names)
+    assert "factored" in capsys.readouterr().out
+    fdp.simulate(names["algorithm"], names["data"], rounds=1, model=names["model"])
     assert "epsilon" in out
     assert float(re.search(r"accuracy (\d\.\d+)", out).group(1)) > 0.6
 
@@ -49,6 +54,12 @@ def test_picture_of_the_run_is_the_committed_run():
     told = json.loads((ROOT / "benchmarks" / "results" / "mnist_dpnfl.json").read_text())
     assert f"{100 * told['test_accuracy']:.1f}%" in README
     assert told["guarantee"]["epsilon"] == pytest.approx(0.3, rel=1e-3)
+
+
+def test_cost_of_clipping_a_transformer_is_the_measured_one():
+    told = json.loads((ROOT / "benchmarks" / "results" / "transformer.json").read_text())
+    assert f"[{told['clipping_cost']:.2f} times](benchmarks/results/transformer.json)" in README
+    assert told["gradient_gap"] < 1e-4
 
 
 @pytest.mark.parametrize("similarity", [0, 10])

@@ -11,7 +11,7 @@ from helpers import FlatModel, ragged_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp import aggregate, algorithm, catalogue, clients, cohort, draws, errors, simulation
+from fedjax_dp import aggregate, algorithm, catalogue, clients, cohort, draws, errors, gradients, simulation
 from fedjax_dp.local import Received
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.simulation import numbers, run_key
@@ -219,7 +219,7 @@ def test_one_client_one_step_is_gradient_descent():
     run = simulation.simulate(catalogue.fedavg(**config), data, rounds=1)
     model = logistic_regression((3,), 3)
     start = model.init(jax.random.key(0))
-    gradient = jax.grad(lambda p: model.losses(p, jnp.asarray(data.x), jnp.asarray(data.y)).mean())(start)
+    gradient = jax.grad(lambda p: gradients.losses(model, p, jnp.asarray(data.x), jnp.asarray(data.y)).mean())(start)
     for a, w, g in zip(*map(jax.tree.leaves, (run.params, start, gradient))):
         np.testing.assert_allclose(a, w - 0.5 * g, rtol=1e-5, atol=1e-6)
 

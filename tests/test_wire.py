@@ -14,7 +14,7 @@ import fedjax_dp as fdp
 from fedjax_dp import cli, overview
 from fedjax_dp.catalogue import CATALOGUE, options_of
 from fedjax_dp.features import serialised_bytes
-from fedjax_dp.models import FlaxModel, logistic_regression, mlp
+from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.transport import PlainSum
 from fedjax_dp.values import value
 
@@ -64,7 +64,7 @@ class Wide(nn.Module):
     [(20, 512, 56_160, 2_808), (20, 256, 35_680, 1_784), (100, 512, 280_800, 2_808), (100, 256, 178_400, 1_784)],
 )
 def test_features_cost_what_001_table_iii_prints(members, features, table, one):
-    data, model = ragged_data([1] * members, shape=(1,)), FlaxModel(Wide(features), (1,))
+    data, model = ragged_data([1] * members, shape=(1,)), fdp.model(Wide(features), (1,))
     found = {}
     for entry in ("rfedavg", "rfedavg_plus"):
         algorithm = CATALOGUE[entry](**{**COMMON, "cohort_size": None, "batch_size": 1})

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedjax_dp import gradients
 from fedjax_dp.cohort import Array
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
@@ -84,7 +85,7 @@ class Alignment:
         """Of every canary less that of what it replaces `(k,)`."""
 
         def of(rows: Array) -> jax.Array:
-            losses = model.losses(params, data.features(data.x[rows]), jnp.maximum(data.y[rows], 0))
+            losses = gradients.losses(model, params, data.features(data.x[rows]), jnp.maximum(data.y[rows], 0))
             return jnp.where(data.y[rows] >= 0, losses, 0.0)
 
         return of(self.canary) - of(self.others)

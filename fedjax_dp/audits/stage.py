@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from fedjax_dp.bound import Records, StepReport
 from fedjax_dp.cohort import Answers, Cohort, Members
-from fedjax_dp.models import FlaxModel, Model
+from fedjax_dp.models import Linen, Model, NetworkModel
 from fedjax_dp.noise import Place
 from fedjax_dp.privatizer import Privatizer
 from fedjax_dp.values import value
@@ -67,17 +67,17 @@ class _Linear(nn.Module):
         return total
 
 
-def _loss(scores: jax.Array, labels: jax.Array) -> jax.Array:
+def _loss(scores: jax.Array, label: jax.Array) -> jax.Array:
     """The score; less its absolute value on records that follow the model."""
-    side = jax.lax.stop_gradient(jnp.sign(scores[:, 0]))  # the gradient of an absolute value is not 0 at 0 here
-    return jnp.where(labels == FOLLOWING, -side, 1.0) * scores[:, 0]
+    side = jax.lax.stop_gradient(jnp.sign(scores[0]))  # the gradient of an absolute value is not 0 at 0 here
+    return jnp.where(label == FOLLOWING, -side, 1.0) * scores[0]
 
 
-def linear_model(widths: tuple[int, ...]) -> FlaxModel:
+def linear_model(widths: tuple[int, ...]) -> NetworkModel:
     """A model whose gradient on a record is the record itself, wherever the parameters are.
 
     So records are gradients, and whoever chooses them has chosen every gradient of a run. Records with the label
     `FOLLOWING` are the exception: their gradient turns with the model, and is 0 at its start. One tensor of parameters
     `(width, 1)` for each of `widths`, started at zero.
     """
-    return FlaxModel(_Linear(tuple(widths)), (sum(widths),), loss=_loss)
+    return NetworkModel(Linen(_Linear(tuple(widths))), (sum(widths),), loss_of=_loss)

@@ -161,7 +161,7 @@ def _gradients(model: Model, records: np.ndarray) -> np.ndarray:
     params = model.init(run_key(0))
 
     def gradient(record: jax.Array) -> jax.Array:
-        return ravel(jax.grad(lambda p: model.losses(p, record[None], jnp.zeros(1, jnp.int32))[0])(params))[0]
+        return ravel(jax.grad(lambda p: model.loss(p, record, jnp.int32(0), None))(params))[0]
 
     flat = np.asarray(jax.vmap(gradient)(jnp.asarray(records, jnp.float32)))
     return flat / np.linalg.norm(flat, axis=1, keepdims=True)

@@ -11,7 +11,9 @@ from fedjax_dp import devices, errors, report
 from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.config import RunConfig
 from fedjax_dp.fields import told
+from fedjax_dp.gradients import Explanation
 from fedjax_dp.latency import Latency, latency
+from fedjax_dp.models import explain_gradients
 from fedjax_dp.screen import Screen
 
 DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
@@ -47,15 +49,16 @@ def bench_command(arguments: list[str]) -> int:
             algorithm, data, model, evaluate_every=config.evaluate_every or 0, seed=config.seed, turns=options.turns,
             execution=configs.build_execution(config, algorithm, data), show=show,
         )  # fmt: skip
+    how = explain_gradients(model)
     name = f"{config.algorithm} on {config.dataset}"
     if options.plot:
         from fedjax_dp import plots
 
         plots.plot_latency(found, name, options.plot)
     if as_json:
-        print(json.dumps(to_dict(found, config), allow_nan=False))
+        print(json.dumps(to_dict(found, config) | {"gradients": how.to_dict()}, allow_nan=False))
     else:
-        _print(found, name)
+        _print(found, how, config.batch_size, name)
     return 0
 
 
@@ -69,7 +72,7 @@ def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(found: Latency, name: str) -> None:
+def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     floor, device = found.floor, report.device()
     lines = [
@@ -87,6 +90,8 @@ def _print(found: Latency, name: str) -> None:
         f"{floor.bytes_ms:.3g} ms ({floor.bytes:.3g} bytes), at the speeds of this machine",
         *(f"change    {change.setting}: {change.told}; saves about {change.saves_ms:.3g} ms"
           for change in found.changes[:SHOWN_CHANGES]),
+        f"gradients {how.summary}" + (f"; {how.cost(batch):,} bytes a batch" if batch else ""),
+        *(f"  {line}" for line in how.table),
         f"compile   {found.compile_s:.1f} s; a second process finds the program on disk",
         "parts are differences between rounds that lack one more part each, so they add up; below 0: within the "
         "spread; aggregation is what is left at last, the loop over steps included",

@@ -1,6 +1,31 @@
-"""Sums of clipped per-record gradients, without building per-record gradients where the layers allow it."""
+"""Gradients of single records of any function of one record: bounded, summed, and nothing built that can be avoided."""
 
-from fedjax_dp.gradients.apart import require_records_apart
-from fedjax_dp.gradients.clipped import BatchGradient, clip_factors, clipped_sum, describe, plain_sum
+from fedjax_dp.gradients.clipped import (
+    BatchGradient,
+    clip_factors,
+    clipped_sum,
+    features,
+    logits,
+    loss_plan,
+    losses,
+    plain_sum,
+)
+from fedjax_dp.gradients.explain import Explanation, describe, explain
+from fedjax_dp.gradients.model import FeatureModel, Model, require_model
 
-__all__ = ["BatchGradient", "clip_factors", "clipped_sum", "describe", "plain_sum", "require_records_apart"]
+__all__ = [
+    "BatchGradient",
+    "Explanation",
+    "FeatureModel",
+    "Model",
+    "clip_factors",
+    "clipped_sum",
+    "describe",
+    "explain",
+    "features",
+    "logits",
+    "loss_plan",
+    "losses",
+    "plain_sum",
+    "require_model",
+]

@@ -1,21 +1,26 @@
 """Models: what the simulator needs of one, and those of the papers."""
 
+from fedjax_dp.gradients import FeatureModel, Model
 from fedjax_dp.models.dense import logistic_regression, mlp
-from fedjax_dp.models.model import FeatureModel, FlaxModel, Model, cross_entropy, mean_loss
+from fedjax_dp.models.model import NetworkModel, cross_entropy, explain_gradients, mean_loss, model
+from fedjax_dp.models.networks import Linen
 from fedjax_dp.models.text import Frozen, lstm, random_embedding
 from fedjax_dp.models.vision import cnn, group_norm_cnn
 
 __all__ = [
     "FeatureModel",
-    "FlaxModel",
     "Frozen",
+    "Linen",
     "Model",
+    "NetworkModel",
     "cnn",
     "cross_entropy",
+    "explain_gradients",
     "group_norm_cnn",
     "logistic_regression",
     "lstm",
     "mean_loss",
     "mlp",
+    "model",
     "random_embedding",
 ]

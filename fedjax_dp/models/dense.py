@@ -5,7 +5,8 @@ import math
 import jax
 from flax import linen as nn
 
-from fedjax_dp.models.model import FlaxModel
+from fedjax_dp.models.model import NetworkModel
+from fedjax_dp.models.networks import Linen
 
 
 class _Softmax(nn.Module):
@@ -19,9 +20,9 @@ class _Softmax(nn.Module):
         return nn.Dense(self.classes, kernel_init=nn.initializers.zeros)(flat)
 
 
-def logistic_regression(record_shape: tuple[int, ...], classes: int) -> FlaxModel:
+def logistic_regression(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """Multinomial logistic regression on flattened features, started at zero (000's LR; 7,850 parameters on MNIST)."""
-    return FlaxModel(_Softmax(classes), tuple(record_shape))
+    return NetworkModel(Linen(_Softmax(classes)), tuple(record_shape))
 
 
 class _Mlp(nn.Module):
@@ -38,10 +39,10 @@ class _Mlp(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
-def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> FlaxModel:
+def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> NetworkModel:
     """A multilayer perceptron; its features are the last hidden layer.
 
     000's network is hidden=(1200,) on 60 principal components (85,210 parameters), 002's hidden=(64, 32) on Adult's 102
     columns (8,738).
     """
-    return FlaxModel(_Mlp(tuple(hidden), classes), tuple(record_shape))
+    return NetworkModel(Linen(_Mlp(tuple(hidden), classes)), tuple(record_shape))

@@ -1,122 +1,172 @@
-"""A model is an initialiser and a loss per record; anything hashable with these methods will do."""
+"""A model: a network of any framework, the shape of a record, and the loss of one record."""
 
 import dataclasses
 import functools
+import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 
 from fedjax_dp import errors
 from fedjax_dp.data.store import Client, FederatedData
-from fedjax_dp.models.convolution import fast_layers
+from fedjax_dp.gradients import Explanation, Model, explain, losses, program
+from fedjax_dp.gradients.analysis import plan_of
+from fedjax_dp.gradients.model import Params
+from fedjax_dp.models.batch_axis import first_row, require_records_apart
+from fedjax_dp.models.networks import Network, network_of
 
-Params = Any
 
+def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
+    """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label.
 
-class Model(Protocol):
-    """Structure, not numbers: compared and hashed, and passed to compiled functions as a static argument.
-
-    The loss of a record must depend on that record alone (no batch statistics), or clipping bounds nothing.
+    The label becomes a one-hot row: picking a logit by index would put a slow scatter into every gradient.
     """
-
-    def init(self, key: jax.Array) -> Params: ...
-
-    def losses(self, params: Params, x: jax.Array, y: jax.Array) -> jax.Array: ...  # (records,)
-
-    def logits(self, params: Params, x: jax.Array) -> jax.Array: ...  # (records, classes), for accuracy
-
-
-class FeatureModel(Model, Protocol):
-    """A model with a layer before the output, for methods that compare clients by it."""
-
-    @property
-    def has_features(self) -> bool: ...
-
-    def features(self, params: Params, x: jax.Array) -> jax.Array: ...  # (records, k)
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Softmax cross-entropy per record in nats: logits `(records, classes)`, integer labels; returns `(records,)`.
-
-    Labels become one-hot rows: picking a logit by index would put a slow scatter into every gradient.
-    """
-    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[-1]))
+    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(label, logits.shape[-1]))
 
 
 def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:
     """Mean loss over all of a client's records: F_k."""
-    return data.mean_over_records(client, lambda x, y: model.losses(params, x, y))
+    return data.mean_over_records(client, lambda x, y: losses(model, params, x, y))
 
 
 @dataclasses.dataclass(frozen=True)
-class FlaxModel:
-    """Any Flax linen module that maps `(records, *record_shape)` to logits, used unchanged.
+class NetworkModel:
+    """A network, used unchanged, and a loss of what it makes of one record.
 
-    tokens  records are indices into a vocabulary, int32;
-    dtype   of the forward and backward pass of layers that set none of their own: float32, or bfloat16 for devices that
-            multiply it faster. Parameters, losses, norms, clipped sums and noise are float32 with either: what is
-            rounded is the gradient, before its norm is taken, so the clip norm holds as before.
+    loss_of  of scores and label of one record, a number;
+    tokens   records are indices into a vocabulary, int32;
+    dtype    of the forward and backward pass of layers that set none of their own: float32, or bfloat16 for devices
+             that multiply it faster. Parameters, losses, norms, clipped sums and noise are float32 with either: what is
+             rounded is the gradient, before its norm is taken, so the clip norm holds as before.
     """
 
-    module: nn.Module
+    network: Network
     record_shape: tuple[int, ...]
-    loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+    loss_of: Callable[[Any, jax.Array], jax.Array] = cross_entropy
     tokens: bool = False
     dtype: Any = jnp.float32
 
     def init(self, key: jax.Array) -> Params:
-        blank = jnp.zeros((1, *self.record_shape), jnp.int32 if self.tokens else jnp.float32)
-        variables = self.module.init(key, blank)
-        if set(variables) != {"params"}:
-            raise errors.refuse(
-                "model", f"{type(self.module).__name__} with {', '.join(sorted(set(variables) - {'params'}))}",
-                "a module that keeps parameters only, so that records do not mix",
-                "use GroupNorm or LayerNorm instead of BatchNorm",
-            )  # fmt: skip
-        return variables["params"]
+        blank = jnp.zeros(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
+        return self._told(lambda: self.network.init(key, blank))
 
     def check(self, record_shape: tuple[int, ...], tokens: bool) -> None:
-        """Refuse data whose records the model was not made for."""
+        """Refuse data whose records the model was not made for, and a network in which records of a batch mix."""
         got, wanted = ((" tokens" if kind else "") for kind in (tokens, self.tokens))
         if tuple(record_shape) != self.record_shape or tokens != self.tokens:
             raise errors.refuse(
                 "records", f"{tuple(record_shape)}{got}", f"{self.record_shape}{wanted} for this model",
                 "use another model, or make this one for these records",
             )  # fmt: skip
+        _check_batch(self)
 
-    def logits(self, params: Params, x: jax.Array, layers: Callable = fast_layers) -> jax.Array:
-        """Scores `(records, classes)`; `layers` is the Flax interceptor under which the module runs."""
-        params, x = jax.tree.map(self._narrow, (params, x))
-        with nn.intercept_methods(layers):
-            scores: Any = self.module.apply({"params": params}, x)
-        return scores.astype(jnp.float32)
+    def scores(self, params: Params, x: jax.Array, key: jax.Array | None = None) -> Any:
+        """What the network makes of one record; with a key as it is trained."""
+        narrow, seen = jax.tree.map(self._narrow, (params, x))
+        if not self.network.for_batches:
+            return jax.tree.map(_wide, self._told(lambda: self.network.run(narrow, seen, key)))
+        made = self._told(lambda: self.network.run(narrow, seen[None], key))
+        return jax.tree.map(_wide, first_row(self.network.name, made))
+
+    def logits(self, params: Params, x: jax.Array) -> jax.Array:
+        return self.scores(params, x)
+
+    def loss(self, params: Params, x: jax.Array, y: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        scores = self.scores(params, x, key)
+        return self._told(lambda: self.loss_of(scores, y), "the loss")
 
     def _narrow(self, a: jax.Array) -> jax.Array:
         return a.astype(self.dtype) if a.dtype == jnp.float32 else a
 
-    def losses(self, params: Params, x: jax.Array, y: jax.Array, layers: Callable = fast_layers) -> jax.Array:
-        return self.loss(self.logits(params, x, layers), y)
-
-    def features(self, params: Params, x: jax.Array) -> jax.Array:
-        """The layer before the output `(records, k)`: what goes into the last dense layer that runs."""
-        seen: list[jax.Array] = []
-
-        def intercept(run: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-            if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
-                seen.append(args[0])
-            return run(*args, **kwargs)
-
-        with nn.intercept_methods(intercept):
-            self.logits(params, x)
-        return seen[-1].reshape(x.shape[0], -1).astype(jnp.float32)
+    def _told(self, call: Callable[[], Any], what: str = "") -> Any:
+        """What a call of the user's own code returns; whatever it raises is one line, with the place in that code."""
+        try:
+            return call()
+        except errors.ConfigurationError:
+            raise
+        except Exception as error:
+            what, reason = what or self.network.name, str(error).strip().split("\n")[0].rstrip(".")
+            raise errors.refuse(
+                "model", f"{what} that fails on one record{_place(error)}: {type(error).__name__}: {reason}",
+                f"one that runs on records {self.record_shape}",
+                "a network is given one record (Flax and Haiku: a batch of one), a loss its scores and its label",
+            ) from error  # fmt: skip
 
     @functools.cached_property
     def has_features(self) -> bool:
         """Whether there is a layer before the output one, so that features depend on parameters."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        layers = {path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(shapes)}
-        return len(layers) > 1
+        found = plan_of(self, "logits", jax.eval_shape(self.init, jax.random.key(0)), (self.blank,)).features
+        return found is not None and found[2]
+
+    @property
+    def blank(self) -> jax.ShapeDtypeStruct:
+        """The shape of one record."""
+        return jax.ShapeDtypeStruct(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
+
+
+def model(
+    network: Any, example: Any, *, loss: Callable[[Any, jax.Array], jax.Array] = cross_entropy,
+    dtype: Any = jnp.float32, trained: str | None = None,
+) -> NetworkModel:  # fmt: skip
+    """A model of a network from anywhere, used unchanged; its records are apart by construction.
+
+    network  a Flax module (linen or nnx) or a transformed Haiku function that maps `(records, ...)` to scores
+             `(records, ...)`; an Equinox module, which maps one record to scores; a function of a key that makes an nnx
+             or Equinox module; or a pair of functions `(start, forward)`: start(key) makes parameters, forward(params,
+             x), or forward(params, x, key), scores of one record;
+    example  the data, or the features of one record, or their shape; integers are tokens;
+    loss     of scores and label of one record, a number;
+    dtype    see `NetworkModel`;
+    trained  the name of a flag that tells the network whether it is trained, where it is not one of `networks.MODES`.
+    Raises:  ConfigurationError for anything else, a network that keeps a state or whose output for a record depends on
+             the others of its batch, a loss that is no number.
+    """
+    if hasattr(example, "record_shape"):
+        shape, tokens = tuple(example.record_shape), bool(example.tokens)
+    elif isinstance(example, tuple) and all(isinstance(size, int) for size in example):
+        shape, tokens = example, False
+    else:
+        example = example if hasattr(example, "dtype") else jnp.asarray(example)
+        shape, tokens = tuple(example.shape), bool(jnp.issubdtype(example.dtype, jnp.integer))
+    made = NetworkModel(network_of(network, trained), shape, loss, tokens, dtype)
+    _check_batch(made)
+    return made
+
+
+def explain_gradients(model: NetworkModel, label: Any = None) -> Explanation:
+    """How the gradients of single records of a model are made, parameter by parameter, and what that costs; printable.
+
+    label  of one record, where it is no integer: an array, or its shape and type.
+    """
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    given = jnp.zeros((), jnp.int32) if label is None else label if hasattr(label, "dtype") else jnp.asarray(label)
+    batch = [jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for one in (model.blank, given)]
+    return explain(model, params, batch[0], batch[1])
+
+
+@functools.lru_cache(maxsize=64)
+def _check_batch(made: NetworkModel) -> None:
+    params = jax.eval_shape(made.init, jax.random.key(0))
+    wrong = [leaf.dtype.name for leaf in jax.tree.leaves(params) if not jnp.issubdtype(leaf.dtype, jnp.floating)]
+    if wrong:
+        raise errors.refuse(
+            "model", f"parameters that are {wrong[0]}", "floating point numbers", "keep others as constants"
+        )
+    if not made.network.for_batches:
+        jax.eval_shape(made.scores, params, made.blank)
+        return
+    name, run = made.network.name, made.network.run
+    require_records_apart(name, lambda params, x: made._told(lambda: run(params, x, None)), params, made.blank)
+
+
+def _wide(a: jax.Array) -> jax.Array:
+    return a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4 else a
+
+
+def _place(error: Exception) -> str:
+    """The last line of the user's own code before an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return program.place_of((frame.filename, frame.lineno, frame.name) for frame in reversed(frames))

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.models.model import FlaxModel
+from fedjax_dp.models.model import NetworkModel
+from fedjax_dp.models.networks import Linen
 
 VOCABULARY, WIDTH = 3000, 300  # of 001's text model
 
@@ -29,6 +31,26 @@ def random_embedding(vocabulary: int = VOCABULARY, width: int = WIDTH, seed: int
     return Frozen(table)
 
 
+def _states(weights: Any, x: jax.Array) -> jax.Array:
+    """Of an LSTM layer at every word `(records, length, hidden)`, as `nn.RNN` computes them.
+
+    What the words bring to the gates is one product before the loop, and not one in every step.
+    """
+    inner, recurrent = (jnp.concatenate([weights[f"{side}{gate}"]["kernel"] for gate in "ifgo"], -1) for side in "ih")
+    bias = jnp.concatenate([weights[f"h{gate}"]["bias"] for gate in "ifgo"], -1)
+
+    def step(carry: tuple[jax.Array, jax.Array], ready: jax.Array) -> tuple[Any, jax.Array]:
+        c, h = carry
+        i, f, g, o = jnp.split(ready + h @ recurrent, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (c, h), h
+
+    start = jnp.zeros((x.shape[0], recurrent.shape[0]), x.dtype)
+    ready = x @ inner + bias[None, None]
+    return lax.scan(step, (start, start), ready.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+
 class _Lstm(nn.Module):
     """Frozen word vectors, stacked LSTM layers, the state at the last word, class scores."""
 
@@ -41,7 +63,8 @@ class _Lstm(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x: Any = jnp.take(jnp.asarray(self.embedding.array), tokens, axis=0)
         for _ in range(self.layers):
-            x = nn.RNN(nn.OptimizedLSTMCell(self.hidden))(x)
+            cell = nn.OptimizedLSTMCell(self.hidden)
+            x = nn.RNN(cell)(x) if self.is_initializing() else _states(cell.variables["params"], x)
         last = jnp.maximum(jnp.sum(tokens != 0, -1) - 1, 0)
         state = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
         return nn.Dense(self.classes)(state)
@@ -49,7 +72,7 @@ class _Lstm(nn.Module):
 
 def lstm(
     record_shape: tuple[int, ...], classes: int, embedding: Frozen | None = None, hidden: int = 256, layers: int = 2
-) -> FlaxModel:
+) -> NetworkModel:
     """001's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, where PyTorch keeps two.
 
     embedding  word vectors `Frozen((vocabulary, width))`, such as GloVe 6B 300d; unless given, random ones.
@@ -57,4 +80,4 @@ def lstm(
     if len(record_shape) != 1:
         raise errors.refuse("record_shape", tuple(record_shape), "(length,) of tokens", "use another model or data set")
     network = _Lstm(embedding or random_embedding(), classes, hidden, layers)
-    return FlaxModel(network, tuple(record_shape), tokens=True)
+    return NetworkModel(Linen(network), tuple(record_shape), tokens=True)

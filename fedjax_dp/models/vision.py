@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedjax_dp import errors
-from fedjax_dp.models.model import FlaxModel
+from fedjax_dp.models.model import NetworkModel
+from fedjax_dp.models.networks import Linen
 
 
 def _with_channels(x: jax.Array) -> jax.Array:
@@ -33,13 +34,13 @@ class _Cnn(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
-def cnn(record_shape: tuple[int, ...], classes: int) -> FlaxModel:
+def cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """McMahan's network, the CNN of 001 and, as 003 gives no sizes, of 003.
 
     1,663,370 parameters on 28x28 and 10 labels. Its features (001's phi) are the 512 units before the output.
     """
     _require_image(record_shape, 4)
-    return FlaxModel(_Cnn(classes), tuple(record_shape))
+    return NetworkModel(Linen(_Cnn(classes)), tuple(record_shape))
 
 
 class _GroupNormCnn(nn.Module):
@@ -56,10 +57,10 @@ class _GroupNormCnn(nn.Module):
         return nn.Dense(self.classes)(jnp.mean(x, (1, 2)))
 
 
-def group_norm_cnn(record_shape: tuple[int, ...], classes: int) -> FlaxModel:
+def group_norm_cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """A small network without batch statistics, which would mix records: 24,346 parameters on 32x32x3 and 10 labels."""
     _require_image(record_shape, 8)
-    return FlaxModel(_GroupNormCnn(classes), tuple(record_shape))
+    return NetworkModel(Linen(_GroupNormCnn(classes)), tuple(record_shape))
 
 
 def _require_image(record_shape: tuple[int, ...], least: int) -> None:

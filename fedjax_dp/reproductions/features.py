@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import algorithm as algorithms
-from fedjax_dp import simulation
+from fedjax_dp import gradients, simulation
 from fedjax_dp.clients import Execution
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.values import ravel
@@ -55,7 +55,7 @@ def cloud_of(job: Job) -> Cloud:
         own = unravel(flat + report.heard.uploads[place][:size])
         rows = job.data.row_numbers[int(job.data.offsets[client]) :][: min(RECORDS, int(job.data.sizes[client]))]
         model: Any = job.model
-        features.append(np.asarray(model.features(own, job.data.features(jnp.asarray(job.data.x)[rows]))))
+        features.append(np.asarray(gradients.features(model, own, job.data.features(jnp.asarray(job.data.x)[rows]))))
         clients.append(np.full(len(rows), place))
         labels.append(np.asarray(job.data.y)[rows])
     return Cloud(np.concatenate(features), np.concatenate(clients), np.concatenate(labels))

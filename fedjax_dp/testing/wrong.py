@@ -221,7 +221,7 @@ def unclipped_bias(algorithm: Algorithm) -> Algorithm:
 
 def _unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
     def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
-        return jax.value_and_grad(lambda p: model.losses(p, x[None], y[None])[0])(params)
+        return jax.value_and_grad(lambda p: model.loss(p, x, y, None))(params)
 
     sizes = _several(tensor_sizes(params))
     losses, per_record = jax.vmap(one)(records.x, records.y)

@@ -9,7 +9,7 @@ from flax import linen as nn
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
 from fedjax_dp import gradients, simulation
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.models import FlaxModel, cnn, logistic_regression, mlp
+from fedjax_dp.models import cnn, logistic_regression, mlp
 from fedjax_dp.models.vision import halve
 
 ROUNDS = {"W3": 2, "W3dp": 5, "cifar": 2, "cifar-client": 2, "cifar-record": 2}
@@ -28,7 +28,7 @@ class Cifar(nn.Module):
 
 def model_of(w):
     if w.model == "pfl":
-        return FlaxModel(Cifar(), w.shape)
+        return fdp.model(Cifar(), w.shape)
     return {"logistic": logistic_regression, "mlp": lambda *a: mlp(*a, (1200,)), "cnn": cnn}[w.model](w.shape, 10)
 
 

@@ -1,0 +1,350 @@
+"""What a program does with its parameters: which gradients are sums of outer products, and which are not.
+
+Every value of the program is constant, made of the record, made of parameters alone (a View), or made of both. Where a
+View meets something else is a wall if a rule covers it. Walls over the same elements (a weight used twice, in a loop,
+or transposed) form a unit: their positions are positions of one sum. A parameter all of whose uses are walls is
+*factored*: no gradient of a single record is built for it, or only one that is small. All others are *direct*: they are
+differentiated for each record in the same backward pass, which is exact as well and takes records x parameter of memory
+(nothing for biases, scales, positions: their gradients are no larger than an activation).
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from fedjax_dp import errors
+from fedjax_dp.gradients import program
+from fedjax_dp.gradients.program import Sites
+from fedjax_dp.gradients.views import View, leaf_view, moved, narrowed
+from fedjax_dp.gradients.walls import Convolution, Geometry, Operand, Shift, Wall, recognised
+from fedjax_dp.values import path_name
+
+Path = tuple[int, ...]
+
+
+class Kind(Enum):
+    """Of a value that is not made of parameters alone."""
+
+    CONSTANT = 0
+    RECORD = 1
+    BOTH = 2  # of parameters and something else
+
+
+class Use(NamedTuple):
+    """A wall of a unit."""
+
+    path: Path
+    wall: Wall
+    swapped: bool  # its matrix is the transpose of the unit's
+    positions: int  # in one record
+
+
+class Unit(NamedTuple):
+    """A matrix of elements that walls use as a whole."""
+
+    shape: tuple[int, int, int]  # blocks, k, o
+    uses: tuple[Use, ...]
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        return frozenset().union(*(use.wall.view.leaves for use in self.uses))
+
+    @property
+    def positions(self) -> int:
+        return sum(use.positions for use in self.uses)
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether the gradient of a record is built, because it is smaller than what its norm would take otherwise."""
+        _, k, o = self.shape
+        if any(use.wall.geometry.lookup for use in self.uses):
+            return self.positions > 1 and k * o <= 2 * self.positions**2
+        return self.positions > 1 and self.positions * (k + o) >= k * o
+
+    @property
+    def floats(self) -> int:
+        """Numbers that the norm of a record's gradient takes."""
+        blocks, k, o = self.shape
+        return 0 if self.positions == 1 else blocks * (k * o if self.by_kernel else 2 * self.positions**2)
+
+
+class Plan(NamedTuple):
+    """A function of one record, traced and analysed."""
+
+    closed: core.ClosedJaxpr
+    shapes: tuple[Any, ...]  # of the parameters
+    names: tuple[str, ...]
+    out: Any  # shapes of what it returns
+    walls: Sites  # that are factored
+    products: Sites  # convolutions that are computed as products, walls or not
+    units: tuple[Unit, ...]
+    direct: dict[int, str]  # parameter -> why
+    unused: tuple[int, ...]
+    features: tuple[Path, Any, bool] | None  # of the last product with parameters that stands outside of loops: where,
+    #                                          its other operand, and whether that depends on parameters
+
+    def run(self, leaves: Sequence[Any], record: Any, probes: Any = None) -> tuple[Any, Any]:
+        """Outputs, and what was read at the sites that `probes` names."""
+        sites = self.products if probes is None else _merged(self.walls, self.products)
+        arguments = [*leaves, *jax.tree.leaves(record)]
+        made, seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, probes or {})
+        return jax.tree.unflatten(jax.tree.structure(self.out), made), seen
+
+    def look(self, leaves: Sequence[Any], record: Any) -> Any:
+        """What the last product with parameters reads."""
+        assert self.features is not None
+        path, operand, _ = self.features
+        sites = _merged(program.nested({path: operand}), self.products)
+        arguments = [*leaves, *jax.tree.leaves(record)]
+        seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, program.nested({path: None}))[1]
+        return program.at(seen, path)
+
+    @property
+    def bytes_per_record(self) -> int:
+        """Of gradients that have to be built for each record."""
+        direct = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
+        return 4 * (direct + sum(unit.floats for unit in self.units))
+
+
+@functools.lru_cache(maxsize=128)
+def _analysed(model: Any, method: str, settings: tuple, structure: Any, shapes: tuple) -> Plan:
+    params, record = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
+    leaves, treedef = jax.tree.flatten(params)
+
+    def function(leaves: list[Any], record: Any) -> Any:
+        return getattr(model, method)(jax.tree.unflatten(treedef, leaves), *record)
+
+    closed, out = program.trace(function, leaves, record)
+    names = tuple(path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+    return _Walk(closed, tuple(leaves), names).plan(out)
+
+
+def plan_of(model: Any, method: str, params: Any, record: Any) -> Plan:
+    """The plan of `model.method(params, *record)` for one record of these shapes; made once for all calls alike."""
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, (params, record)))
+    config = jax.config.values
+    settings = (config["jax_enable_x64"], config["jax_default_matmul_precision"], jax.sharding.get_abstract_mesh())
+    return _analysed(model, method, settings, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def _merged(one: Sites, other: Sites) -> Sites:
+    """All sites of both."""
+    found = dict(other)
+    for number, site in one.items():
+        found[number] = _merged(site, other.get(number, {})) if isinstance(site, dict) else site
+    return found
+
+
+def _positions(wall: Wall, blocks: int, outs: int) -> int:
+    """Of a wall in one record: numbers that it makes over those of a position, in each block."""
+    if isinstance(wall.geometry, Shift):
+        return 1
+    return math.prod(wall.loops) * math.prod(wall.out.shape) // max(blocks * outs, 1)
+
+
+class _Walk:
+    """One walk through a program, from parameters to outputs."""
+
+    def __init__(self, closed: core.ClosedJaxpr, leaves: tuple[Any, ...], names: tuple[str, ...]):
+        self.closed, self.leaves, self.names = closed, leaves, names
+        self.direct: dict[int, str] = {}
+        self.walls: dict[Path, Wall] = {}
+        self.products: dict[Path, Any] = {}
+        self.features: tuple[Path, Any, bool] | None = None
+        sizes = [math.prod(leaf.shape) for leaf in leaves]
+        firsts = np.cumsum([0, *sizes]).tolist()
+        self.elements = firsts[-1]
+        views = [leaf_view(at, leaf.shape, firsts[at]) for at, leaf in enumerate(leaves)]
+        jaxpr = closed.jaxpr
+        rest = [Kind.RECORD] * (len(jaxpr.invars) - len(leaves))
+        for out in self.walk(jaxpr, [Kind.CONSTANT] * len(jaxpr.constvars), [*views, *rest], (), ()):
+            self.spoil(out, "is part of the result")
+
+    def spoil(self, value: Any, why: str) -> None:
+        if isinstance(value, View):
+            for leaf in value.leaves:
+                self.direct.setdefault(leaf, why)
+
+    def walk(self, jaxpr: Any, consts: list, arguments: list, path: Path, loops: tuple[int, ...]) -> list:
+        known = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
+
+        def read(variable: Any) -> Any:
+            return Kind.CONSTANT if isinstance(variable, core.Literal) else known[variable]
+
+        for number, equation in program.used(jaxpr):
+            values = [read(variable) for variable in equation.invars]
+            made = self.equation(equation, values, (*path, number), loops)
+            for variable, value in zip(equation.outvars, made, strict=True):
+                known[variable] = value if _differentiable(variable) or value is Kind.RECORD else _still(value)
+        return [read(variable) for variable in jaxpr.outvars]
+
+    def equation(self, equation: Any, values: list, path: Path, loops: tuple[int, ...]) -> list:
+        name, count = equation.primitive.name, len(equation.outvars)
+        views = [value for value in values if isinstance(value, View)]
+        moving = bool(views) or Kind.BOTH in values
+        if moving:
+            _require_gradients(equation)
+        if name == "stop_gradient":
+            return [_still(values[0])]
+        if name in program.CALLS:
+            below = program.inner(equation)
+            return self.walk(below.jaxpr, [Kind.CONSTANT] * len(below.consts), values, path, loops)
+        if name == "scan":
+            return self.scan(equation, values, path, loops)
+        if name == "conv_general_dilated" and moving and not isinstance(values[0], View):
+            shape = recognised(equation, 1)
+            learnt = isinstance(values[1], View) or values[1] is Kind.BOTH  # so clients' kernels differ
+            if isinstance(shape, Convolution) and shape.groups == 1 and learnt:
+                self.products[path] = shape
+        if name == "dot_general" and len(views) == 1 and not loops:
+            side = values.index(views[0])
+            self.features = (path, Operand(1 - side), values[1 - side] is Kind.BOTH)
+        if not views:
+            return [max(values, key=lambda kind: kind.value, default=Kind.CONSTANT)] * count
+        wall = self.wall(equation, values, loops)
+        if wall is not None:
+            self.walls[path] = wall
+            return [Kind.BOTH] * count
+        mixed = any(value in (Kind.RECORD, Kind.BOTH) for value in values)
+        if mixed or name in ("cond", "while", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"):
+            for value in views:
+                self.spoil(value, f"goes into {name}{program.place(equation)}")
+            return [Kind.BOTH] * count
+        return moved(equation, values)
+
+    def wall(self, equation: Any, values: list, loops: tuple[int, ...]) -> Wall | None:
+        sides = [at for at, value in enumerate(values) if isinstance(value, View)]
+        if len(sides) != 1 or not _real(equation.outvars[0]):
+            return None
+        (side,), out, name = sides, equation.outvars[0].aval, equation.primitive.name
+        view = values[side]
+        geometry: Geometry | None = None
+        if name in ("add", "sub", "add_any"):
+            found = narrowed(view, out.shape)
+            if found is not None:
+                view, repeated = found
+                view = view._replace(scale=-view.scale) if name == "sub" and side == 1 else view
+                geometry = Shift(view.elements.shape[len(view.loops) :], repeated)
+        elif view.distinct:
+            geometry = recognised(equation, side)
+        return None if geometry is None else Wall(view, loops, geometry, out, name)
+
+    def scan(self, equation: Any, values: list, path: Path, loops: tuple[int, ...]) -> list:
+        """A loop: parameters that all steps share bring positions, parameters that it runs over bring blocks."""
+        fixed, carried = equation.params["num_consts"], equation.params["num_carry"]
+        below, depth = program.inner(equation), len(loops)
+        unchanged = [
+            below.jaxpr.outvars[at] is below.jaxpr.invars[fixed + at] and isinstance(values[fixed + at], View)
+            for at in range(carried)
+        ]
+        inside: list[Any] = []
+        for at, value in enumerate(values):
+            if at < fixed or (at < fixed + carried and unchanged[at - fixed]):
+                inside.append(value)
+            elif at < fixed + carried:
+                self.spoil(value, "is the start of a loop's state")
+                inside.append(Kind.BOTH if _differentiable(below.jaxpr.invars[at]) else Kind.RECORD)
+            elif not isinstance(value, View):
+                inside.append(value)
+            elif value.elements is None:
+                self.spoil(value, "is computed, and then looped over")
+                inside.append(Kind.BOTH)
+            else:
+                inside.append(value._replace(loops=(*value.loops, depth)))
+        consts = [Kind.CONSTANT] * len(below.consts)
+        outs = self.walk(below.jaxpr, consts, inside, path, (*loops, equation.params["length"]))
+        found: list[Any] = []
+        for at, value in enumerate(outs):
+            if at < carried and unchanged[at]:
+                found.append(values[fixed + at])
+                continue
+            self.spoil(value, "comes out of a loop")
+            found.append(Kind.BOTH)
+        return found
+
+    def plan(self, out: Any) -> Plan:
+        units = self.units()
+        factored = {path: wall for path, wall in self.walls.items() if not wall.view.leaves & self.direct.keys()}
+        covered = frozenset().union(*(unit.leaves for unit in units))
+        unused = (at for at in range(len(self.leaves)) if at not in covered and at not in self.direct)
+        return Plan(
+            self.closed, self.leaves, self.names, out, program.nested(factored), program.nested(self.products),
+            units, self.direct, tuple(unused), self.features,
+        )  # fmt: skip
+
+    def units(self) -> tuple[Unit, ...]:
+        """Walls that are factored, by the elements they use. What two walls use in different layouts is direct."""
+        matrices = {path: wall.matrix for path, wall in self.walls.items()}
+        while True:
+            before = len(self.direct)
+            owner = np.full(self.elements, -1, np.int32)
+            found: list[tuple[np.ndarray, list[Use]]] = []
+            for path, wall in self.walls.items():
+                if wall.view.leaves & self.direct.keys():
+                    self.spoil(wall.view, "is joined with one that is direct")
+                    continue
+                matrix = matrices[path]
+                positions = _positions(wall, matrix.shape[0], matrix.shape[2])
+                owners = np.unique(owner[matrix])
+                if owners.tolist() == [-1]:
+                    owner[matrix.reshape(-1)] = len(found)
+                    found.append((matrix, [Use(path, wall, False, positions)]))
+                    continue
+                own, uses = found[owners[-1]]
+                if np.array_equal(own, matrix):
+                    uses.append(Use(path, wall, False, positions))
+                elif np.array_equal(own, matrix.swapaxes(1, 2)):
+                    uses.append(Use(path, wall, True, positions))
+                else:
+                    self.spoil(wall.view, "is used in two layouts")
+            for _, uses in found:
+                if len({use.swapped for use in uses if use.wall.geometry.lookup}) > 1:
+                    self.spoil(uses[0].wall.view, "is looked up by rows and by columns")
+            if len(self.direct) == before:
+                return tuple(_unit(matrix, uses) for matrix, uses in found)
+
+
+def _unit(matrix: np.ndarray, uses: list[Use]) -> Unit:
+    """Rows are looked up on the first side of the matrix."""
+    if any(use.swapped and use.wall.geometry.lookup for use in uses):
+        matrix, uses = matrix.swapaxes(1, 2), [use._replace(swapped=not use.swapped) for use in uses]
+    blocks, k, o = matrix.shape
+    return Unit((blocks, k, o), tuple(uses))
+
+
+def _differentiable(variable: Any) -> bool:
+    return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))
+
+
+def _real(variable: Any) -> bool:
+    """Whether a norm is that of real numbers; what is complex is differentiated for each record."""
+    return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
+
+
+def _still(value: Any) -> Kind:
+    """What is left of a value through which no gradient comes back."""
+    return value if value in (Kind.CONSTANT, Kind.RECORD) else Kind.RECORD
+
+
+def _require_gradients(equation: Any) -> None:
+    """Refuse what has no derivative, or whose numbers end at 65,504, so that gradients would overflow."""
+    if equation.primitive.name == "while":
+        raise errors.refuse(
+            "model", f"a loop of unknown length{program.place(equation)}", "one that can be differentiated backwards",
+            "use scan, or fori_loop with a fixed number of steps",
+        )  # fmt: skip
+    for variable in equation.outvars:
+        kind = variable.aval.dtype
+        if jnp.issubdtype(kind, jnp.floating) and float(jnp.finfo(kind).max) < 1e30:
+            raise errors.refuse(
+                "model", f"{equation.primitive.name} in {kind}{program.place(equation)}",
+                "float32 or bfloat16: gradients, and norms of them, overflow in it",
+                "cast to jax.numpy.bfloat16 instead",
+            )  # fmt: skip

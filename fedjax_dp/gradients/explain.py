@@ -1,0 +1,96 @@
+"""How the gradients of a model are made, in words and bytes."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.gradients.analysis import Plan, Unit
+from fedjax_dp.gradients.clipped import MEMORY, loss_plan
+from fedjax_dp.gradients.model import Model
+
+
+class Weight(NamedTuple):
+    """A group of parameters whose gradients are made together."""
+
+    parameters: tuple[str, ...]
+    size: int  # numbers
+    way: str  # "factored", "direct" or "unused"
+    told: str  # why, and how
+    bytes: int  # per record, of what has to be built
+
+
+class Explanation(NamedTuple):
+    """How the gradients of single records of a model are made; bytes are of norms and sums, not of activations."""
+
+    weights: tuple[Weight, ...]
+    dtype: str  # that gradients are computed in
+    bytes_per_record: int
+    records_at_once: int  # that keep what has to be built within the memory bound
+
+    @property
+    def table(self) -> list[str]:
+        """A line for each weight, below a heading."""
+        rows = [("parameters", "numbers", "way", "bytes/record", "how")]
+        rows += [(" + ".join(w.parameters), f"{w.size:,}", w.way, f"{w.bytes:,}", w.told) for w in self.weights]
+        widths = [max(len(row[at]) for row in rows) for at in range(4)]
+        return ["  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0])).rstrip() for row in rows]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.table, self.summary])
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        counts = {way: sum(len(w.parameters) for w in self.weights if w.way == way) for way in ("factored", "direct")}
+        words = f"norms in the backward pass: {counts['factored']} parameters factored, {counts['direct']} direct"
+        words += f", {self.bytes_per_record:,} bytes a record"
+        words += f", {self.records_at_once:,} records at once" if self.records_at_once < 10**6 else ""
+        return words if self.dtype == "float32" else f"{words}, of gradients computed in {self.dtype}"
+
+    def cost(self, records: int) -> int:
+        """Bytes that a batch takes beside its activations."""
+        return self.bytes_per_record * min(records, self.records_at_once)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "weights": [weight._asdict() for weight in self.weights], "dtype": self.dtype,
+            "bytes_per_record": self.bytes_per_record, "records_at_once": self.records_at_once,
+        }  # fmt: skip
+
+
+def explain(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> Explanation:
+    """How `clipped_sum` makes the gradients of a model on batches like x and y `(records, ...)`."""
+    plan = loss_plan(model, params, x, y, keys)
+    weights = [_unit(plan, unit) for unit in plan.units]
+    for leaf, why in plan.direct.items():
+        size = math.prod(plan.shapes[leaf].shape)
+        weights.append(Weight((plan.names[leaf],), size, "direct", why, 4 * size))
+    for leaf in plan.unused:
+        size = math.prod(plan.shapes[leaf].shape)
+        weights.append(Weight((plan.names[leaf],), size, "unused", "the loss does not depend on it", 0))
+    at_once = MEMORY // max(1, plan.bytes_per_record)
+    dtype = jnp.dtype(getattr(model, "dtype", jnp.float32)).name
+    return Explanation(tuple(weights), dtype, plan.bytes_per_record, max(1, at_once))
+
+
+def describe(model: Model, params: Any, x: Any, y: Any) -> str:
+    """How `clipped_sum` makes the gradients of a model, for the log of a run."""
+    return explain(model, params, x, y).summary
+
+
+def _unit(plan: Plan, unit: Unit) -> Weight:
+    blocks, k, o = unit.shape
+    uses = [f"{use.wall.name}{' (transposed)' if use.swapped else ''}" for use in unit.uses]
+    times = {name: uses.count(name) for name in dict.fromkeys(uses)}
+    walls = " + ".join(name if count == 1 else f"{count} x {name}" for name, count in times.items())
+    shape = f"{blocks} x {k} x {o}" if blocks > 1 else f"{k} x {o}"
+    if unit.positions == 1:
+        norm = "|u| |v|"
+    else:
+        norm = "gradients of single records" if unit.by_kernel else "pairs of positions"
+    told = f"{walls}, {shape}, {unit.positions} position{'s' * (unit.positions > 1)}: {norm}"
+    names = tuple(plan.names[leaf] for leaf in sorted(unit.leaves))
+    return Weight(names, blocks * k * o, "factored", told, 4 * unit.floats)

@@ -1,0 +1,150 @@
+"""Norms of gradients that are sums over positions of outer products, and clipped sums of them over records."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_dp.gradients import program
+from fedjax_dp.gradients.analysis import Unit
+from fedjax_dp.gradients.walls import finite
+
+ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
+EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
+
+
+class Factors(NamedTuple):
+    """Outer products at the positions of a unit: u `(records, blocks, t, k)`, or rows `(records, blocks, t)`, and v."""
+
+    lookup: bool
+    u: jax.Array
+    v: jax.Array
+
+
+def factors_of(unit: Unit, seen: Any, cotangents: Any) -> list[Factors]:
+    """All positions of a unit: those where a row is picked, and all others."""
+    found: dict[bool, list[Factors]] = {}
+    for path, wall, swapped, _ in unit.uses:
+        u, v = wall.factors(program.at(seen, path), program.at(cotangents, path))
+        v = finite(v)
+        found.setdefault(wall.geometry.lookup, []).append(
+            Factors(wall.geometry.lookup, *((v, u) if swapped else (u, v)))
+        )
+    return [
+        Factors(lookup, _joined([part.u for part in parts]), _joined([part.v for part in parts]))
+        for lookup, parts in found.items()
+    ]
+
+
+def _joined(parts: list[jax.Array]) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, 2)
+
+
+def squares(unit: Unit, uses: list[Factors], round_up: bool) -> tuple[jax.Array, jax.Array | None]:
+    """Squared norms `(records,)`, and gradients of single records `(records, blocks, o, k)` where those were built.
+
+    One position: |u|^2 |v|^2. Else single gradients, or sums over pairs of positions (u_t . u_s) (v_t . v_s), whichever
+    is smaller. Where positions cancel, a sum over pairs comes out too small by rounding; `round_up` adds what that may
+    be: ROUNDING (sum over positions |u| |v|)^2.
+    """
+    if unit.positions == 1:
+        (only,) = uses
+        parts = _square(only.v) if only.lookup else _square(only.u) * _square(only.v)
+        return parts.sum((1, 2)), None
+    if unit.by_kernel:
+        built = sum((_built(unit, one) for one in uses[1:]), start=_built(unit, uses[0]))
+        return _square(built).sum((1, 2)), built
+    total = jnp.zeros(uses[0].v.shape[0], uses[0].v.dtype)
+    for at, one in enumerate(uses):
+        for other in uses[: at + 1]:
+            pairs = _pairs(one, other) * _einsum("nbto,nbso->nbts", one.v, other.v)
+            total = total + (1 if one is other else 2) * pairs.sum((1, 2, 3))
+    if round_up:
+        length = sum((_length(one) for one in uses[1:]), start=_length(uses[0]))
+        total = total + ROUNDING * (length * length).sum(-1)
+    return total, None
+
+
+def _built(unit: Unit, one: Factors) -> jax.Array:
+    """Gradients of single records `(records, blocks, o, k)`."""
+    if not one.lookup:
+        return _einsum("nbto,nbtk->nbok", one.v, one.u)
+    records, blocks, positions = one.u.shape
+    rows = one.v.reshape(records * blocks, positions, -1)
+
+    def table(index: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.zeros(unit.shape[1:], rows.dtype).at[index].add(rows)
+
+    built = jax.vmap(table)(one.u.reshape(records * blocks, positions), rows)
+    return built.reshape(records, *unit.shape).swapaxes(2, 3)
+
+
+def _length(one: Factors) -> jax.Array:
+    """Sum over positions of |u| |v| `(records, blocks)`."""
+    return jnp.sqrt(_square(one.v) if one.lookup else _square(one.u) * _square(one.v)).sum(-1)
+
+
+def _pairs(one: Factors, other: Factors) -> jax.Array:
+    """u_t . u_s for all pairs of positions; a row that is picked is a one-hot vector."""
+    if one.lookup and other.lookup:
+        return (one.u[..., :, None] == other.u[..., None, :]).astype(one.v.dtype)
+    if one.lookup:
+        return jnp.take_along_axis(other.u, one.u[:, :, None, :], axis=3).swapaxes(2, 3)
+    if other.lookup:
+        return jnp.take_along_axis(one.u, other.u[:, :, None, :], axis=3)
+    return _einsum("nbtk,nbsk->nbts", one.u, other.u)
+
+
+def total(unit: Unit, uses: list[Factors], built: jax.Array | None, factors: jax.Array) -> jax.Array:
+    """Sum over records of gradients times factors `(blocks, k, o)`."""
+    blocks = unit.shape[0]
+    if built is not None:
+        return weighted_sum(built, factors).swapaxes(1, 2)
+    found: Any = 0.0
+    for one in uses:
+        if one.lookup:
+            at = jnp.broadcast_to(jnp.arange(blocks)[None, :, None], one.u.shape)
+            found = found + jnp.zeros(unit.shape, one.v.dtype).at[at, one.u].add(_weighted(one.v, factors))
+        elif blocks == 1:
+            found = found + _product(one.u[:, 0], one.v[:, 0], factors)[None]
+        else:
+            found = found + jax.vmap(_product, (1, 1, None))(one.u, one.v, factors)
+    return found
+
+
+def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
+    """Sum over records and positions of factor * outer(u, v) `(k, o)`, as one product.
+
+    Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero. The
+    long side comes last in the product, as in `values.ravel`.
+    """
+    k, o, scaled = u.shape[-1], v.shape[-1], factors[:, None, None]
+    if k < o:
+        return jnp.matmul((u * scaled).reshape(-1, k).T, v.reshape(-1, o), precision=EXACT)
+    return jnp.matmul((v * scaled).reshape(-1, o).T, u.reshape(-1, k), precision=EXACT).T
+
+
+def _einsum(spec: str, *arrays: jax.Array) -> jax.Array:
+    """One block is no axis of its own: XLA would make a batched product of it."""
+    if arrays[0].shape[1] == 1:
+        return jnp.einsum(spec.replace("b", ""), *(a[:, 0] for a in arrays), precision=EXACT)[:, None]
+    return jnp.einsum(spec, *arrays, precision=EXACT)
+
+
+def _square(a: jax.Array) -> jax.Array:
+    return jnp.sum(a * a, -1)
+
+
+def _kept(a: jax.Array, factors: jax.Array) -> jax.Array:
+    """Zero where the factor is: 0 * NaN is NaN."""
+    return jnp.where((factors > 0).reshape(-1, *[1] * (a.ndim - 1)), a, 0)
+
+
+def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
+    """Sum of gradients of single records `(records, ...)` times their factors."""
+    return jnp.tensordot(factors, _kept(rows, factors), 1, precision=EXACT)
+
+
+def _weighted(v: jax.Array, factors: jax.Array) -> jax.Array:
+    return _kept(v, factors) * factors.reshape(-1, *[1] * (v.ndim - 1))

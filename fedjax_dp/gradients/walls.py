@@ -1,0 +1,334 @@
+"""Walls: equations at which parameters meet something else, and whose gradient by them is a sum of outer products.
+
+The gradient of a wall by its parameters, as matrices (blocks, k, o), is a sum over positions of u (k) times v (o): u is
+what the equation has read beside them, v the cotangent of what it has made. A wall says how its values become u and v.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_dp.gradients.views import View
+
+HUGE = 2.0**126  # its square is not finite in float32
+
+
+class Geometry(Protocol):
+    """How one kind of equation meets its parameters."""
+
+    @property
+    def lookup(self) -> bool: ...  # whether u is given by the row that it picks: one-hot vectors
+
+    def bind(
+        self, equation: Any, values: list[Any], probed: bool
+    ) -> tuple[list[Any], Any]: ...  # outputs, what it read
+
+    def matrix(self, x: Any) -> Any: ...  # parameters (s, *shape) -> (s, blocks, k, o), in NumPy or JAX
+
+    def unmatrix(self, total: jax.Array) -> jax.Array: ...  # and back
+
+    def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]: ...
+
+    # what was read and the cotangent, both (n, ...) -> u (n, blocks, t, k), or rows (n, blocks, t); v (n, blocks, t, o)
+
+
+class Wall(NamedTuple):
+    """A wall in a program."""
+
+    view: View
+    loops: tuple[int, ...]  # lengths of the loops around it
+    geometry: Geometry
+    out: Any  # shape and type of its first output
+    name: str
+
+    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+        return self.geometry.bind(equation, values, probed)
+
+    @property
+    def probe(self) -> jax.Array:
+        return jnp.zeros((*self.loops, *self.out.shape), jnp.promote_types(self.out.dtype, jnp.float32))
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Numbers of elements (blocks, k, o); slices picked by loops are blocks."""
+        lead, shape = self._lead(self.view.elements.shape)
+        found: np.ndarray = self.geometry.matrix(self.view.elements.reshape(math.prod(lead), *shape))
+        return found.reshape(-1, *found.shape[2:])
+
+    def gradient(self, total: jax.Array) -> jax.Array:
+        """(blocks, k, o) in the shape of the parameters, axes of loops first."""
+        lead, shape = self._lead(self.view.elements.shape)
+        split = total.reshape(math.prod(lead), -1, *total.shape[1:])
+        return self.geometry.unmatrix(split).reshape((*lead, *shape))
+
+    def _lead(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return shape[: len(self.view.loops)], shape[len(self.view.loops) :]
+
+    def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What was read and cotangents `(records, *loops, ...)` as u and v, float32 at least.
+
+        Steps of a loop that picks slices are blocks; of any other loop, positions.
+        """
+        records, depth = e.shape[0], len(self.loops)
+        read, e = jax.tree.map(lambda a: _wide(a).reshape((-1, *a.shape[1 + depth :])), (read, e))
+        u, v = self.geometry.factors(read, e * self.view.scale if self.view.scale != 1 else e)
+        if not self.loops:
+            return u, v
+        picked = [1 + at for at in self.view.loops]
+        others = [1 + at for at in range(depth) if at not in self.view.loops]
+
+        def arranged(a: jax.Array) -> jax.Array:
+            blocks, positions = a.shape[1:3]
+            apart = a.reshape(records, *self.loops, *a.shape[1:])
+            rest = range(depth + 3, apart.ndim)
+            turned = apart.transpose(0, *picked, depth + 1, *others, depth + 2, *rest)
+            outer = math.prod(self.loops[at] for at in self.view.loops)
+            repeats = math.prod(self.loops) // max(outer, 1)
+            return turned.reshape(records, outer * blocks, repeats * positions, *a.shape[3:])
+
+        if isinstance(self.geometry, Shift):  # positions are added up
+            v = arranged(v).sum(2, keepdims=True)
+            return jnp.ones((*v.shape[:3], 1), v.dtype), v
+        return arranged(u), arranged(v)
+
+
+def _wide(a: jax.Array) -> jax.Array:
+    """As norms and sums take it: float32 at least, whatever the model computes in; indices as they are."""
+    return a.astype(jnp.promote_types(a.dtype, jnp.float32)) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+
+@jax.custom_jvp
+def finite(x: jax.Array) -> jax.Array:
+    """HUGE in place of what is not finite, so that a factor of zero removes it: 0 * NaN would be NaN.
+
+    Its square is infinite, and with it the norm of the record's gradient.
+    """
+    return jnp.where(jnp.isfinite(x), x, jnp.asarray(HUGE, x.dtype))
+
+
+@finite.defjvp
+def _as_it_is(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return finite(*primals), tangents[0]
+
+
+def _clean(x: jax.Array, probed: bool) -> jax.Array:
+    return finite(x) if probed and jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """`dot_general`; axes of batches are blocks, free axes of the other operand positions."""
+
+    side: int  # of the parameters
+    shape: tuple[int, ...]  # of the parameters
+    own: tuple[tuple[int, ...], ...]  # axes of the parameters: batch, contracted, free
+    other: tuple[tuple[int, ...], ...]  # axes of the other operand likewise
+    lookup = False
+
+    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+        values = list(values)
+        values[1 - self.side] = _clean(values[1 - self.side], probed)
+        return [equation.primitive.bind(*values, **equation.params)], values[1 - self.side]
+
+    def matrix(self, x: Any) -> Any:
+        return _grouped(x, self.own)
+
+    def unmatrix(self, total: jax.Array) -> jax.Array:
+        order = [axis for group in self.own for axis in group]
+        apart = total.reshape(total.shape[0], *(self.shape[axis] for axis in order))
+        return apart.transpose(0, *(1 + axis for axis in np.argsort(order).tolist()))
+
+    def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
+        batch, contracted, free = self.other
+        counts = len(batch), len(free), len(self.own[2])
+        if self.side == 1:  # made: batch, free axes of the other, free axes of the parameters
+            batches, positions, outs = _runs(*counts)
+        else:
+            batches, outs, positions = _runs(counts[0], counts[2], counts[1])
+        return _grouped(read, (batch, free, contracted)), _grouped(e, (batches, positions, outs))
+
+
+def _runs(*counts: int) -> list[tuple[int, ...]]:
+    """Consecutive numbers in runs of these lengths."""
+    ends = list(itertools.accumulate(counts, initial=0))
+    return [tuple(range(*pair)) for pair in itertools.pairwise(ends)]
+
+
+def _grouped(x: Any, groups: tuple[tuple[int, ...], ...] | Any) -> Any:
+    """Axes after the first in this order, each group as one axis."""
+    sizes = [math.prod(x.shape[1 + axis] for axis in group) for group in groups]
+    order = [1 + axis for group in groups for axis in group]
+    return x.transpose(0, *order).reshape(x.shape[0], *sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """`conv_general_dilated` with parameters as its kernel; u are the windows that it sees, groups are blocks.
+
+    Without groups it is computed as the product that it is: under vmap over clients, whose kernels differ, XLA would
+    make grouped convolutions, several times slower on a CPU.
+    """
+
+    kernel: tuple[int, ...]  # its shape
+    numbers: Any  # of axes: (records, channels, *space), (outputs, channels, *space), (records, channels, *space)
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    spread: tuple[int, ...]  # of what is read: zeros between entries
+    dilation: tuple[int, ...]  # of the kernel
+    groups: int
+    lookup = False
+
+    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+        x, kernel = values
+        x = _clean(x, probed)
+        seen = self.windows(x)  # (records, *space, groups, k)
+        if self.groups > 1:
+            return [equation.primitive.bind(x, kernel, **equation.params)], seen
+        flat = self.matrix(kernel[None])[0, 0]
+        precision, kind = equation.params["precision"], equation.params["preferred_element_type"]
+        made = jnp.matmul(seen[..., 0, :], flat, precision=precision, preferred_element_type=kind)
+        to = self.numbers.out_spec
+        return [made.transpose(np.argsort((to[0], *to[2:], to[1])).tolist())], seen
+
+    def windows(self, x: jax.Array) -> jax.Array:
+        """What each output position sees: `(records, *space, groups, window * channels of the group)`."""
+        records, channels, *space = self.numbers.lhs_spec
+        x = x.transpose(records, *space, channels)
+        gaps = [(low, high, wide - 1) for (low, high), wide in zip(self.padding, self.spread)]
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *gaps, (0, 0, 0)])
+        size = [self.kernel[axis] for axis in self.numbers.rhs_spec[2:]]
+        spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation)]
+        outs = [max(0, (n - span) // s + 1) for n, span, s in zip(x.shape[1:-1], spans, self.strides)]
+        views = []
+        for offset in itertools.product(*map(range, size)):
+            first = [o * d for o, d in zip(offset, self.dilation)]
+            last = [b + max(0, (n - 1) * s + 1) if n else b for b, n, s in zip(first, outs, self.strides)]
+            views.append(lax.slice(x, [0, *first, 0], [x.shape[0], *last, x.shape[-1]], [1, *self.strides, 1]))
+        if self.groups == 1:
+            return (jnp.concatenate(views, axis=-1) if len(views) > 1 else views[0])[..., None, :]
+        apart = [view.reshape(*view.shape[:-1], self.groups, -1) for view in views]
+        return jnp.concatenate(apart, axis=-1)
+
+    def matrix(self, x: Any) -> Any:
+        outputs, channels, *space = self.numbers.rhs_spec
+        x = x.transpose(0, *(1 + axis for axis in (*space, channels, outputs)))
+        x = x.reshape(x.shape[0], -1, self.groups, self.kernel[outputs] // self.groups)
+        return x.swapaxes(1, 2)
+
+    def unmatrix(self, total: jax.Array) -> jax.Array:
+        outputs, channels, *space = self.numbers.rhs_spec
+        order = (*space, channels, outputs)
+        x = total.swapaxes(1, 2).reshape(total.shape[0], *(self.kernel[axis] for axis in order))
+        return x.transpose(0, *(1 + axis for axis in np.argsort(order).tolist()))
+
+    def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
+        records, outputs, *space = self.numbers.out_spec
+        e = e.transpose(0, *(1 + axis for axis in (records, *space, outputs)))
+        u = read.reshape(read.shape[0], -1, self.groups, read.shape[-1]).swapaxes(1, 2)
+        v = e.reshape(e.shape[0], u.shape[2], self.groups, -1).swapaxes(1, 2)
+        return u, v
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """`gather` or `dynamic_slice` of whole rows."""
+
+    shape: tuple[int, ...]  # of the parameters
+    axis: int  # of them, along which rows are picked
+    column: int  # of the indices that says which
+    offsets: tuple[int, ...]  # axes of what is made that come from a row
+    clip: bool  # an index outside picks the last row; else nothing
+    lookup = True
+
+    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+        read = values[1] if equation.primitive.name == "gather" else jnp.stack(values[1:], -1)
+        return [equation.primitive.bind(*values, **equation.params)], read
+
+    def matrix(self, x: Any) -> Any:
+        order = (1 + self.axis, *(1 + axis for axis in range(len(self.shape)) if axis != self.axis))
+        return x.transpose(0, *order).reshape(x.shape[0], 1, self.shape[self.axis], -1)
+
+    def unmatrix(self, total: jax.Array) -> jax.Array:
+        rest = [size for axis, size in enumerate(self.shape) if axis != self.axis]
+        return jnp.moveaxis(total.reshape(total.shape[0], self.shape[self.axis], *rest), 1, 1 + self.axis)
+
+    def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = self.shape[self.axis]
+        index = read[..., self.column].reshape(read.shape[0], -1)
+        places = tuple(axis for axis in range(e.ndim - 1) if axis not in self.offsets)
+        v = _grouped(e, (places, self.offsets))
+        if not self.clip:
+            v = jnp.where(((index >= 0) & (index < rows))[..., None], v, 0)
+        return jnp.clip(index, 0, rows - 1)[:, None], v[:, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """`add` or `sub`, as of a bias: all positions have u = 1, so they are added up before anything else."""
+
+    shape: tuple[int, ...]  # of the parameters, without the axes along which they are repeated
+    repeated: tuple[int, ...]  # axes of what is made
+    lookup = False
+
+    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+        return [equation.primitive.bind(*values, **equation.params)], ()
+
+    def matrix(self, x: Any) -> Any:
+        return x.reshape(x.shape[0], 1, 1, -1)
+
+    def unmatrix(self, total: jax.Array) -> jax.Array:
+        return total.reshape(total.shape[0], *self.shape)
+
+    def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
+        v = e.sum([1 + axis for axis in self.repeated]).reshape(e.shape[0], 1, 1, -1)
+        return jnp.ones((*v.shape[:3], 1), v.dtype), v
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A product of which one operand is looked at."""
+
+    side: int
+
+    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+        return [equation.primitive.bind(*values, **equation.params)], values[self.side]
+
+
+def recognised(equation: Any, side: int) -> Geometry | None:
+    """How an equation meets parameters that are its operand number `side`; None if no rule is known."""
+    name, p, shape = equation.primitive.name, equation.params, tuple(equation.invars[side].aval.shape)
+    if name == "dot_general":
+        contracted, batch = (tuple(tuple(map(int, axes)) for axes in pair) for pair in p["dimension_numbers"])
+        own, other = (_axes(equation.invars[i].aval.ndim, batch[i], contracted[i]) for i in (side, 1 - side))
+        return Product(side, shape, own, other)
+    if name == "conv_general_dilated" and side == 1 and p["batch_group_count"] == 1:
+        return Convolution(
+            shape, p["dimension_numbers"], tuple(p["window_strides"]), tuple(map(tuple, p["padding"])),
+            tuple(p["lhs_dilation"]), tuple(p["rhs_dilation"]), p["feature_group_count"],
+        )  # fmt: skip
+    if name in ("gather", "dynamic_slice") and side == 0:
+        sizes = p["slice_sizes"]
+        moving = [axis for axis, (part, whole) in enumerate(zip(sizes, shape)) if part != whole]
+        if len(moving) != 1 or sizes[moving[0]] != 1:
+            return None
+        (axis,) = moving
+        if name == "dynamic_slice":
+            return Lookup(shape, axis, axis, tuple(range(len(shape))), True)
+        numbers, mode = p["dimension_numbers"], str(p["mode"]).upper()
+        columns, clip = tuple(numbers.start_index_map), "CLIP" in mode
+        if numbers.operand_batching_dims or axis not in columns or (len(columns) > 1 and not clip):
+            return None  # another index might throw a row away
+        if not (clip or "FILL" in mode or "PROMISE" in mode):
+            return None
+        return Lookup(shape, axis, columns.index(axis), tuple(numbers.offset_dims), clip)
+    return None
+
+
+def _axes(rank: int, batch: tuple[int, ...], contracted: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return batch, contracted, tuple(axis for axis in range(rank) if axis not in (*batch, *contracted))

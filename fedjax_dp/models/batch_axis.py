@@ -1,0 +1,99 @@
+"""Networks that are written for a batch get a batch of one; those for which that is another network are refused."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from fedjax_dp import errors
+from fedjax_dp.gradients import program
+
+# Parameters of primitives that hold the axes over which entries meet each other.
+OVER = {"cumsum": "axis", "cumprod": "axis", "cummax": "axis", "cummin": "axis", "cumlogsumexp": "axis",
+        "sort": "dimension", "rev": "dimensions", "split": "axis"}  # fmt: skip
+
+
+def require_records_apart(name: str, batched: Callable[..., Any], params: Any, record: Any) -> None:
+    """Refuse a network whose output for a record depends on the batch it is in, as with statistics over a batch.
+
+    It is traced with two records and with three. An axis whose length differs runs over records, whatever became of it;
+    sums, products, sorting and loops along such an axis mix them. Nothing is tried on numbers.
+    """
+
+    def traced_with(records: int) -> Any:
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((records, *a.shape), a.dtype), record)
+        return program.trace(batched, params, shapes)
+
+    traced = [traced_with(2), traced_with(3)]
+    for two, three in zip(*(jax.tree.leaves(out) for _, out in traced)):
+        if two.shape[:1] != (2,) or three.shape[:1] != (3,) or two.shape[1:] != three.shape[1:]:
+            raise errors.refuse(
+                "model", f"{name} that makes {list(three.shape)} of three records",
+                "one that makes a row for each record",
+                "keep the records' axis first",
+            )  # fmt: skip
+    found = _mixing(*(closed.jaxpr for closed, _ in traced))
+    if found is not None:
+        raise errors.refuse(
+            "model", f"{name}, in which {found.primitive.name}{program.place(found)} runs over the records of a batch",
+            "one that treats each record alone",
+            "leave out means and norms over the batch: use GroupNorm or LayerNorm instead of BatchNorm",
+        )  # fmt: skip
+
+
+def _mixing(two: Any, three: Any) -> Any | None:
+    """The first equation that runs over records, of a program with two and the same with three of them."""
+    pairs = list(
+        itertools.zip_longest((line for _, line in program.used(two)), (line for _, line in program.used(three)))
+    )
+    if any(one is None or other is None or one.primitive is not other.primitive for one, other in pairs):
+        return None  # written out for each record: nothing more can be told, and one is traced alone anyway
+    for one, other in pairs:
+        if _runs_over(one, other, [_longer(a, b) for a, b in zip(one.invars, other.invars)]):
+            return one
+        for a, b in zip(core.jaxprs_in_params(one.params), core.jaxprs_in_params(other.params)):
+            found = _mixing(a, b)
+            if found is not None:
+                return found
+    return None
+
+
+def _longer(a: Any, b: Any) -> set[int]:
+    """Axes that are longer with more records."""
+    shapes = a.aval.shape, b.aval.shape
+    return {axis for axis, (two, three) in enumerate(zip(*shapes)) if two != three}
+
+
+def _runs_over(one: Any, other: Any, longer: list[set[int]]) -> bool:
+    name, p = one.primitive.name, one.params
+    if name == "dot_general":
+        return any(longer[side] & set(axes) for side, axes in enumerate(p["dimension_numbers"][0]))
+    if name == "conv_general_dilated":
+        numbers = p["dimension_numbers"]
+        return bool(longer[0] - {numbers.lhs_spec[0]}) or bool(longer[1] - {numbers.rhs_spec[0]})
+    if name == "scan":
+        return p["num_carry"] > 0 and p["length"] != other.params["length"]
+    if name.startswith("reduce_window") or name in ("select_and_scatter_add", "select_and_gather_add"):
+        return any(p["window_dimensions"][axis] > 1 for axis in longer[0])
+    if name == "slice":
+        whole = zip(p["start_indices"], p["limit_indices"], one.invars[0].aval.shape)
+        return any(end - start != size for axis, (start, end, size) in enumerate(whole) if axis in longer[0])
+    if name == "dynamic_slice":
+        return any(p["slice_sizes"][axis] != one.invars[0].aval.shape[axis] for axis in longer[0])
+    axes = p.get(OVER[name]) if name in OVER else p.get("axes") if name.startswith(("reduce_", "arg")) else None
+    if axes is None:
+        return False
+    return any(axis in over for over in longer for axis in ((axes,) if isinstance(axes, int) else axes))
+
+
+def first_row(name: str, out: Any) -> Any:
+    """What a network made of a batch of one."""
+    for leaf in jax.tree.leaves(out):
+        if leaf.ndim == 0 or leaf.shape[0] != 1:
+            raise errors.refuse(
+                "model", f"{name} that makes {list(leaf.shape)} of one record", "one that makes a row for each record",
+                "keep the records' axis first",
+            )  # fmt: skip
+    return jax.tree.map(lambda a: a[0], out)

@@ -1,0 +1,282 @@
+"""Networks of several frameworks, each used unchanged: how one is started, and run on records.
+
+A network may take a flag under one of the names in MODES: it is told whether it is being trained, which it is where it
+is given a key.
+"""
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+from flax import linen as nn
+
+from fedjax_dp import errors
+from fedjax_dp.values import path_name
+
+MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
+
+
+class Network(Protocol):
+    """A network without its numbers; parameters are a pytree of floating point arrays."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def for_batches(self) -> bool: ...  # whether it is written for a batch of records, or for one
+
+    def init(self, key: jax.Array, blank: jax.Array) -> Any: ...  # blank: one record
+
+    def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any: ...  # scores, of a batch or of one record
+
+
+@dataclasses.dataclass(frozen=True)
+class Linen:
+    """A `flax.linen` module that maps `(records, *record_shape)` to scores `(records, ...)`."""
+
+    module: nn.Module
+    mode: str | None = None  # the name of its flag, see MODES
+    for_batches = True
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    def init(self, key: jax.Array, blank: jax.Array) -> Any:
+        variables = self.module.init(key, blank[None], **_flag(self.mode, False))
+        others = sorted(set(variables) - {"params", "intermediates"})
+        if others:
+            raise _keeps(self.name, ", ".join(others))
+        return variables.get("params", {})
+
+    def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
+        rngs = None if key is None else {"params": jax.random.fold_in(key, 0), "dropout": jax.random.fold_in(key, 1)}
+        return self.module.apply({"params": params}, x, rngs=rngs, **_flag(self.mode, key is not None))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Nnx:
+    """A `flax.nnx` module that maps `(records, *record_shape)` to scores; equal to itself only.
+
+    build  makes one from a key; one that stands already starts with the numbers that it has.
+    Parameters are its `nnx.Param`, as a dictionary by path; everything else it keeps stays as it is.
+    """
+
+    build: Callable[[jax.Array], Any]
+    mode: str | None = None
+    for_batches = True
+
+    @property
+    def name(self) -> str:
+        return type(self._example).__name__
+
+    @functools.cached_property
+    def _example(self) -> Any:
+        with jax.ensure_compile_time_eval():
+            return self.build(jax.random.key(0))
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Any, Any, Any]:
+        from flax import nnx
+
+        split: Any = nnx.split
+        graph, params, rest = split(self._example, nnx.Param, ...)
+        kept = sorted(
+            {type(leaf).__name__ for leaf in jax.tree.leaves(rest, is_leaf=_is_variable) if _keeps_state(leaf)}
+        )
+        if kept:
+            raise _keeps(self.name, ", ".join(kept))
+        return graph, jax.tree.structure(params), rest
+
+    def init(self, key: jax.Array, blank: jax.Array) -> Any:
+        from flax import nnx
+
+        return _named(nnx.split(self.build(key), nnx.Param, ...)[1])
+
+    def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
+        from flax import nnx
+
+        graph, structure, rest = self._parts
+        module = nnx.merge(graph, _unnamed(params, structure), rest, copy=True)
+        module = nnx.view(module, deterministic=key is None, raise_if_not_found=False)
+        if key is not None:
+            streams = {part.key.tag for _, part in nnx.iter_graph(module) if isinstance(part, nnx.RngStream)}
+            keys: dict[str, Any] = {tag: jax.random.fold_in(key, at) for at, tag in enumerate(sorted(streams))}
+            nnx.reseed(module, policy="match_shape", **keys)
+        return module(x, **_flag(self.mode, key is not None))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equinox:
+    """An Equinox module, which maps one record to scores; equal to itself only.
+
+    build  makes one from a key; one that stands already starts with the numbers that it has.
+    Parameters are its floating point arrays, as a dictionary by path. Where its call takes a `key`, it is given one.
+    """
+
+    build: Callable[[jax.Array], Any]
+    mode: str | None = None
+    for_batches = False
+
+    @property
+    def name(self) -> str:
+        return type(self._parts[1]).__name__
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Any, Any, bool]:
+        import equinox as eqx
+
+        with jax.ensure_compile_time_eval():
+            params, static = eqx.partition(self.build(jax.random.key(0)), eqx.is_inexact_array)
+        keyed = "key" in inspect.signature(type(static).__call__).parameters
+        return jax.tree.structure(params), static, keyed
+
+    def init(self, key: jax.Array, blank: jax.Array) -> Any:
+        import equinox as eqx
+
+        return _named(eqx.filter(self.build(key), eqx.is_inexact_array))
+
+    def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
+        import equinox as eqx
+
+        structure, static, keyed = self._parts
+        module = eqx.nn.inference_mode(eqx.combine(_unnamed(params, structure), static), key is None)
+        return module(x, **({"key": key} if keyed else {}), **_flag(self.mode, key is not None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Haiku:
+    """A Haiku function that went through `hk.transform`, and maps `(records, *record_shape)` to scores."""
+
+    transformed: Any
+    mode: str | None = None
+    name, for_batches = "the Haiku function", True
+
+    def init(self, key: jax.Array, blank: jax.Array) -> Any:
+        return self.transformed.init(key, blank[None], **_flag(self.mode, False))
+
+    def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
+        return self.transformed.apply(params, key, x, **_flag(self.mode, key is not None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+    """Two functions: `start(key)` makes parameters, `forward(params, x)` scores of one record.
+
+    A third argument of `forward` is the key of this record in this step, None where the model is only looked at.
+    """
+
+    start: Callable[[jax.Array], Any]
+    forward: Callable[..., Any]
+    mode: str | None = None
+    for_batches = False
+
+    @property
+    def name(self) -> str:
+        return getattr(self.forward, "__name__", type(self.forward).__name__)
+
+    @functools.cached_property
+    def _keyed(self) -> bool:
+        required = [
+            given for given in inspect.signature(self.forward).parameters.values()
+            if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD) and given.name not in MODES
+        ]  # fmt: skip
+        return len(required) > 2
+
+    def init(self, key: jax.Array, blank: jax.Array) -> Any:
+        return self.start(key)
+
+    def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
+        given = (params, x, key) if self._keyed else (params, x)
+        return self.forward(*given, **_flag(self.mode, key is not None))
+
+
+def network_of(given: Any, mode: str | None = None) -> Network:
+    """The adapter for what a user has; `mode` names the flag that says whether it is trained."""
+    nnx, eqx, haiku = (sys.modules.get(name) for name in ("flax.nnx", "equinox", "haiku"))
+    if isinstance(given, Linen | Nnx | Equinox | Haiku | Functions):
+        return given
+    if isinstance(given, nn.Module):
+        return Linen(given, mode or _mode(given.__call__))
+    if nnx is not None and isinstance(given, nnx.Module):
+        return Nnx(_Made(given), mode or _mode(given.__call__))
+    if eqx is not None and isinstance(given, eqx.Module):
+        return Equinox(_Made(given), mode or _mode(given.__call__))
+    if haiku is not None and isinstance(given, haiku.Transformed):
+        return Haiku(given, mode)
+    if haiku is not None and isinstance(given, haiku.TransformedWithState):
+        raise _keeps("the Haiku function", "a state")
+    if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
+        return Functions(*given, mode=mode or _mode(given[1]))
+    if callable(given) and not isinstance(given, type):
+        with jax.ensure_compile_time_eval():
+            made = given(jax.random.key(0))
+        kind = next((kind for module, kind in ((nnx, Nnx), (eqx, Equinox)) if _is_module(made, module)), None)
+        if kind is not None:
+            return kind(given, mode or _mode(made.__call__))
+        if isinstance(made, nn.Module):
+            return Linen(made, mode or _mode(made.__call__))
+    raise errors.refuse(
+        "model", f"a {type(given).__name__}",
+        "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
+        "give (start, forward): start(key) makes parameters, forward(params, x) scores of one record",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Made:
+    """A module that stands already: the same for every key."""
+
+    module: Any
+
+    def __call__(self, key: jax.Array) -> Any:
+        return self.module
+
+
+def _is_module(made: Any, framework: Any) -> bool:
+    return framework is not None and isinstance(made, framework.Module)
+
+
+def _mode(function: Callable[..., Any]) -> str | None:
+    parameters = inspect.signature(function).parameters
+    return next((name for name in MODES if name in parameters), None)
+
+
+def _flag(mode: str | None, trained: bool) -> dict[str, Any]:
+    return {} if mode is None else {mode: trained == MODES.get(mode, True)}
+
+
+def _named(tree: Any) -> dict[str, jax.Array]:
+    """The leaves of a pytree by their paths, so that parameters look alike whatever they come from."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _unnamed(named: dict[str, jax.Array], structure: Any) -> Any:
+    """And back."""
+    blank = jax.tree.unflatten(structure, range(structure.num_leaves))
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(blank)]
+    return jax.tree.unflatten(structure, [named[path] for path in paths])
+
+
+def _is_variable(leaf: Any) -> bool:
+    from flax import nnx
+
+    return isinstance(leaf, nnx.Variable)
+
+
+def _keeps_state(leaf: Any) -> bool:
+    """Whether a variable is neither a parameter nor the state of a random number generator: statistics, a cache."""
+    from flax import nnx
+
+    return isinstance(leaf, nnx.BatchStat | nnx.Cache)
+
+
+def _keeps(name: str, what: str) -> errors.ConfigurationError:
+    return errors.refuse(
+        "model", f"{name} with {what}", "a module that keeps parameters only, so that records do not mix",
+        "use GroupNorm or LayerNorm instead of BatchNorm",
+    )  # fmt: skip
