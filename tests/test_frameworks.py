@@ -342,9 +342,10 @@ def network(framework, case):
 
 @jax.numpy_rank_promotion("allow")  # as users have it
 def against_float64(framework, seed):
-    """Differences of the clipped sum over the clipped norms of all records, and of norms over the largest.
+    """How far the clipped sum and the norms are from those of float64 gradients, over the largest of each.
 
-    Not over the norm of the sum: float32 `vmap(grad)` of an ill-conditioned network is as far from float64 as ours.
+    And how far `vmap(grad)` in float32 is: an ill-conditioned network, or a sum that cancels, loses digits in both.
+    The latter as a function, as only what is further away than 1e-5 needs it.
     """
     case = Case(framework, seed)
     example = jnp.asarray(case.x[0], jnp.int32 if case.tokens else jnp.float32)
@@ -352,35 +353,49 @@ def against_float64(framework, seed):
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     params = jax.tree.map(lambda p: np.float32(case.rng.normal(scale=0.6, size=p.shape)), shapes)
     x, y = np.asarray(case.x, example.dtype), np.asarray(case.y, np.int32)
+
+    def single(model, params, x):
+        one = jax.vmap(jax.grad(lambda p, x, y: model.loss(p, x, y)), (None, 0, 0))
+        found = jax.jit(one, compiler_options=QUICK)(params, x, y)
+        return np.concatenate([np.float64(g).reshape(case.records, -1) for g in jax.tree.leaves(found)], 1)
+
     with jax.enable_x64(True):
         wide = NetworkModel(network_of(network(framework, Case(framework, seed))), example.shape, case.loss)
-        exact = jax.tree.map(np.float64, params)
-        rows = x if case.tokens else np.float64(x)
-        one = jax.grad(lambda p, x, y: wide.loss(p, x, y))
-        found = jax.jit(jax.vmap(one, (None, 0, 0)), compiler_options=QUICK)(exact, rows, y)
-        single = np.concatenate([np.asarray(g).reshape(case.records, -1) for g in jax.tree.leaves(found)], 1)
-    norms = np.linalg.norm(single, axis=1)
-    clip = float(np.median(norms))
+        exact = single(wide, jax.tree.map(np.float64, params), x if case.tokens else np.float64(x))
+    clip = float(np.median(np.linalg.norm(exact, axis=1)))
+
+    def clipped_and_norms(rows):
+        norms = np.linalg.norm(rows, axis=1)
+        return (np.minimum(1.0, clip / np.maximum(norms, 1e-12))[:, None] * rows).sum(0), norms
+
+    def apart(total, norms):
+        wanted, exact_norms = clipped_and_norms(exact)
+        return (
+            np.linalg.norm(total - wanted) / max(np.linalg.norm(wanted), 1e-30),
+            np.max(np.abs(norms - exact_norms)) / max(exact_norms.max(), 1e-30),
+        )
+
     ours = jax.jit(functools.partial(gradients.clipped_sum, model), compiler_options=QUICK)
     got = ours(params, x, y, np.ones(case.records, bool), clip)
-    total = np.concatenate([np.asarray(g, np.float64).reshape(-1) for g in jax.tree.leaves(got.total)])
-    wanted = (np.minimum(1.0, clip / np.maximum(norms, 1e-12))[:, None] * single).sum(0)
-    scale = max(float(np.minimum(norms, clip).sum()), 1e-30)
-    return np.linalg.norm(total - wanted) / scale, np.max(np.abs(np.asarray(got.norms) - norms)) / max(
-        norms.max(), 1e-30
-    )
+    total = np.concatenate([np.float64(g).reshape(-1) for g in jax.tree.leaves(got.total)])
+    return apart(total, np.float64(got.norms)), lambda: apart(*clipped_and_norms(single(model, params, x)))
 
 
 def check(framework, seeds):
-    """No network of these seeds is wrong, and at most one in twenty is refused."""
+    """No network of these seeds is wrong, and at most one in twenty is refused.
+
+    Wrong: 1e-5 from float64, and further than twice what float32 gradients of single records are.
+    """
     refused = []
     for seed in seeds:
         try:
-            difference = against_float64(framework, seed)
+            ours, float32 = against_float64(framework, seed)
         except errors.ConfigurationError as error:
             refused.append(f"{seed}: {error}")
             continue
-        assert max(difference) < 1e-5, f"{framework} {seed}: {difference}"
+        if max(ours) > 1e-5:
+            theirs = float32()
+            assert all(a <= max(1e-5, 2 * b) for a, b in zip(ours, theirs)), f"{framework} {seed}: {ours}, {theirs}"
     assert len(refused) <= 1 + len(seeds) // 20, refused
 
 
@@ -408,7 +423,7 @@ def test_a_wrong_norm_would_be_found():
         return (squared * 1.001, built) if unit.positions > 1 else (squared, built)
 
     with mock.patch.object(norms, "squares", wrong):
-        found = [max(against_float64("functions", seed)) for seed in range(4)]
+        found = [max(against_float64("functions", seed)[0]) for seed in range(4)]
     assert max(found) > 1e-4
 
 
