@@ -14,6 +14,7 @@ _HOME = {
     "accounting": ["Adjacency", "Claim", "Guarantee", "Unit", "Verdict", "View"],
     "aggregate": ["ESTIMATORS", "BoundedMean", "Estimator", "FairRatio"],
     "algorithm": ["Algorithm", "ServerState", "run_round"],
+    "answers": ["Dropout", "FirstResponders"],
     "audits.audit": ["Audit", "audit", "audit_mechanism"],
     "audits.picture": ["plot_audit"],
     "batches": ["EpochBatches", "FixedBatches", "FullBatches", "PoissonBatches", "ReplacementBatches"],
@@ -25,8 +26,7 @@ _HOME = {
     ],
     "clients": ["Execution", "all_devices", "some_devices"],
     "cohort": [
-        "AllClients", "CyclicCohort", "Dropout", "FirstResponders", "MultinomialCohort", "PoissonCohort",
-        "UniformCohort",
+        "AllClients", "CyclicCohort", "MultinomialCohort", "PoissonCohort", "UniformCohort",
     ],
     "correction": ["ControlVariates", "Correction", "L2Penalty", "Proximal"],
     "data": [
@@ -57,6 +57,7 @@ _HOME = {
     "sweeps.plan": ["SweepConfig", "read_sweep"],
     "sweeps.sweep": ["Sweep", "run_sweep", "sweep"],
     "transport": ["PlainSum"],
+    "values": ["structure", "value"],
     "upload": ["AdaptiveClientGaussian", "ClientGaussian", "ClientSkellam", "PlainUpload"],
     "wire": ["Traffic", "traffic"],
 }  # fmt: skip

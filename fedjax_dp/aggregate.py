@@ -24,12 +24,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import errors
-from fedjax_dp.cohort import AllClients, Cohort, Members
+from fedjax_dp.cohort import Cohort, Members
 from fedjax_dp.values import structure, value
 
 
 class Aggregate(Protocol):
-    """What a client contributes to the round's sum, and what the sum means for the model."""
+    """What a client contributes to the round's sum, and what the sum means for the model.
+
+    Facts (`facts.FACTS`), on which the Guarantee rests: `needs_loss`, `needs_rates`, `alike`, `realised`, `reach`.
+    """
 
     @property
     def needs_loss(self) -> bool: ...  # of the received model on all of a client's records
@@ -51,9 +54,9 @@ class Aggregate(Protocol):
 
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array: ...
 
-    def reach(self, shares: Any, rates: Any, members: int) -> Any: ...  # see `Estimator.reach`
+    def reach(self, shares: Any, rates: Any, members: int) -> Any: ...  # see `Estimator.reach`; None: nothing bounds it
 
-    def check(self, cohort: Cohort) -> None: ...
+    def check(self, cohort: Cohort, num_clients: int) -> None: ...
 
 
 def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -109,13 +112,14 @@ class Estimator:
     def reach(self, shares: Any, rates: Any, members: int) -> Any:
         """How far one client whose update has norm 1 can move the mean by joining; None where nothing bounds it.
 
-        A mean over the realised cohort is bounded only where its size is the same in every round.
+        A mean over the realised cohort is bounded only where its size is the same in every round. Of a plain sum it is
+        the largest weight that any client can have, whatever function gives it.
         """
         if self.of_models:
             return None  # who joins brings the whole model along
         if self.normalised:
-            return 1 / members if self.weigh is equally else None
-        return jnp.max(shares / rates) if self.weigh is by_inverse_rate else jnp.max(shares)
+            return 1 / members if self.alike else None
+        return jnp.max(jnp.abs(self.weights(everyone(shares), shares, rates)))
 
     @property
     def needs_rates(self) -> bool:
@@ -129,11 +133,17 @@ class Estimator:
     def alike(self) -> bool:
         return self.weigh is equally
 
-    def check(self, cohort: Cohort) -> None:
-        if self.of_everyone and not isinstance(cohort, AllClients):
+    def check(self, cohort: Cohort, num_clients: int) -> None:
+        if self.of_everyone and not (cohort.fixed and cohort.once and cohort.members(num_clients) == num_clients):
             raise errors.refuse(
                 "estimator full", "a sampled cohort", "used with all clients", "use biased or wor_delta"
             )
+
+
+def everyone(shares: Any) -> Members:
+    """All clients, each drawn once."""
+    ids = jnp.arange(shares.shape[0], dtype=jnp.int32)
+    return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -193,7 +203,7 @@ class BoundedMean:
         expected = self._expected(shares, rates)
         return 1 / expected if self.least is None else 2 / (self.least * expected)
 
-    def check(self, cohort: Cohort) -> None:
+    def check(self, cohort: Cohort, num_clients: int) -> None:
         if self.cap is not None:
             errors.require_positive("weight_cap", float(self.cap))
         if self.least is not None and not 0 < float(self.least) <= 1:
@@ -236,5 +246,5 @@ class FairRatio:
     def reach(self, shares: Any, rates: Any, members: int) -> None:
         return None
 
-    def check(self, cohort: Cohort) -> None:
+    def check(self, cohort: Cohort, num_clients: int) -> None:
         errors.require_not_negative("q", float(self.q))

@@ -81,7 +81,7 @@ class RoundReport(NamedTuple):
 def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
     """Refuse parts that do not fit together."""
     cohort, aggregate, upload = algorithm.cohort, algorithm.aggregate, algorithm.upload
-    aggregate.check(cohort)
+    aggregate.check(cohort, len(shares))
     rates, positions = cohort.rates(shares), cohort.members(len(shares))
     name = type(cohort).__name__
     if rates is None and (aggregate.needs_rates or upload.extra):
@@ -90,7 +90,7 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
     if cohort.turns > 1 and algorithm.transport.secret:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
-    if isinstance(upload, PlainUpload):
+    if upload.unit is None:
         return
     if algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections):
         raise errors.refuse(
@@ -152,8 +152,13 @@ def init(algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array
 
 
 def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    """A round's cohort. Depends on key, round and shares alone, so accounting can draw the same schedule ahead."""
-    return cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
+    """A round's cohort. Depends on key, round and shares alone, so accounting can draw the same schedule ahead.
+
+    Only clients that there are can be invited, and only who is invited, and so accounted for, can take part.
+    """
+    members = cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
+    invited = members.invited & (members.ids >= 0) & (members.ids < shares.shape[0])
+    return members._replace(invited=invited, drawn=jnp.where(invited, members.drawn, 0.0))
 
 
 @jax.jit
@@ -207,8 +212,9 @@ def run_round(
     expected = algorithm.cohort.rates(data.shares)
     flat, unravel = ravel(state.params)
     positions = jnp.arange(members.ids.shape[0], dtype=jnp.int32)
-    sent = Sent(positions.size, transport.resolution)
+    sent = Sent(positions.size, transport.resolution, transport.limit(positions.size))
     rule = algorithm.local.rule.transform().init(flat)
+    hides = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "gap", None) is None
     back: list[Callable] = []  # from a flat message to its parts, known once a client has been traced
 
     def train(shared: Any, member: _Member) -> tuple[Any, Any]:
@@ -236,7 +242,9 @@ def run_round(
         words, overflow = algorithm.transport.message(
             role_key(key, "masks"), state.round, member.position, ids, invited, message
         )
-        sound = jnp.isfinite(result.report.loss) & jnp.all(jnp.isfinite(message))
+        sound = jnp.all(jnp.isfinite(message))
+        if not hides:  # else a run that stops for a loss that nobody noised would tell of it
+            sound = sound & jnp.isfinite(result.report.loss)
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
         probes = (*result.report, sound, overflow, heard)
         return words, (result.own, result.rule if algorithm.local.rule.keep else (), probes)

@@ -27,7 +27,13 @@ class Batches(Protocol):
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch: ...  # records <= largest
 
+    # Facts (`facts.FACTS`), on which the Guarantee rests:
+
+    even: bool  # every client takes every step
+
     def sampling(self, records: int) -> events.Sampling: ...  # what the accountants are told
+
+    def divisor(self, records: int) -> int: ...  # the public number that divides the sum over a batch
 
     def check(self, sizes: np.ndarray) -> None: ...  # records per client
 
@@ -37,6 +43,8 @@ class FixedBatches:
     """`size` distinct records, uniform without replacement, drawn afresh for every step (papers 000, 002)."""
 
     size: int = structure()
+
+    even = True
 
     def count(self, steps: int, largest: int) -> int:
         return steps
@@ -48,6 +56,9 @@ class FixedBatches:
     def sampling(self, records: int) -> events.Sampling:
         return events.WithoutReplacement(self.size, records)
 
+    def divisor(self, records: int) -> int:
+        return self.size
+
     def check(self, sizes: np.ndarray) -> None:
         _check_size(self.size, int(sizes.min()))
 
@@ -58,6 +69,8 @@ class ReplacementBatches:
 
     size: int = structure()
 
+    even = True
+
     def count(self, steps: int, largest: int) -> int:
         return steps
 
@@ -67,6 +80,9 @@ class ReplacementBatches:
 
     def sampling(self, records: int) -> events.Sampling:
         return events.WithReplacement(self.size, records)
+
+    def divisor(self, records: int) -> int:
+        return self.size
 
     def check(self, sizes: np.ndarray) -> None:
         errors.require_count("batch_size", self.size)
@@ -82,6 +98,8 @@ class PoissonBatches:
 
     size: int = structure()
 
+    even = True
+
     @property
     def capacity(self) -> int:
         """Rows of a batch."""
@@ -91,12 +109,16 @@ class PoissonBatches:
         return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-        words = draws.bits(key, 0, steps * self.capacity).reshape(steps, self.capacity)
-        positions, mask = draws.independent(words, records, self.size)
+        high, low = draws.words(key, 0, steps * self.capacity)
+        shape = (steps, self.capacity)
+        positions, mask = draws.independent((high.reshape(shape), low.reshape(shape)), records, self.size)
         return _batch(positions, mask, jnp.full(steps, self.size))
 
     def sampling(self, records: int) -> events.Sampling:
         return events.Poisson(self.size / records)
+
+    def divisor(self, records: int) -> int:
+        return self.size
 
     def check(self, sizes: np.ndarray) -> None:
         _check_size(self.size, int(sizes.min()))
@@ -105,6 +127,8 @@ class PoissonBatches:
 @value
 class FullBatches:
     """All of a client's records in every step, divided by their number. Clients may differ in size."""
+
+    even = True
 
     def count(self, steps: int, largest: int) -> int:
         return steps
@@ -116,6 +140,9 @@ class FullBatches:
 
     def sampling(self, records: int) -> events.Sampling:
         return events.FullBatch()
+
+    def divisor(self, records: int) -> int:
+        return records
 
     def check(self, sizes: np.ndarray) -> None:
         pass
@@ -130,6 +157,8 @@ class EpochBatches:
     """
 
     size: int = structure()
+
+    even = False
 
     def count(self, steps: int, largest: int) -> int:
         return steps * (largest // self.size)
@@ -146,6 +175,9 @@ class EpochBatches:
 
     def sampling(self, records: int) -> events.Sampling:
         return events.Shuffled(self.size, records)
+
+    def divisor(self, records: int) -> int:
+        return self.size
 
     def check(self, sizes: np.ndarray) -> None:
         _check_size(self.size, int(sizes.min()))

@@ -41,15 +41,25 @@ class Bounded(NamedTuple):
 
 
 class Bound(Protocol):
-    """From a batch to a bounded mean gradient."""
+    """From a batch to a bounded mean gradient.
+
+    Facts (`facts.FACTS`):
+    gap         why noise in these units proves nothing, where it does not;
+    assumption  what must hold of the data for it to prove anything, if something must; None: the mean is within C;
+    per_record  each record's part of the sum is within C, so that a record more or less moves the sum by C and the
+                unit is C / B; False: only the whole mean is bounded, unit C.
+    """
+
+    @property
+    def gap(self) -> str | None: ...
+
+    @property
+    def assumption(self) -> str | None: ...
+
+    @property
+    def per_record(self) -> bool: ...
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded: ...
-
-    @property
-    def gap(self) -> str | None: ...  # why noise in these units proves nothing, where it does not
-
-    @property
-    def assumption(self) -> str | None: ...  # what must hold of the data for it to prove anything
 
     def check(self) -> None: ...
 
@@ -64,6 +74,7 @@ class ClipRecords:
     microbatch: int | None = structure(default=None)
     gap = None
     assumption = None
+    per_record = True
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
         batch = gradients.clipped_sum(
@@ -84,6 +95,7 @@ class ClipBatch:
 
     gap = None
     assumption = None
+    per_record = False
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
@@ -108,6 +120,7 @@ class ScaleGradients:
     """
 
     gap = None
+    per_record = True
     gradient_bound: float
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
@@ -128,6 +141,7 @@ class Unbounded:
 
     gap = "gradients are noised but not clipped, so one record may change them without limit"
     assumption = None
+    per_record = True
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
@@ -147,6 +161,7 @@ class ClipTensorsAtMedian:
 
     gap = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
     assumption = None
+    per_record = True
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
         def one(x: jax.Array, y: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Any]:

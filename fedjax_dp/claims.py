@@ -5,17 +5,29 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import ATTAINED, Claim, Event, FullBatch, Unit, Verdict, theorems
+from fedjax_dp.accounting import (
+    ATTAINED,
+    Claim,
+    Event,
+    FullBatch,
+    Poisson,
+    Unit,
+    Verdict,
+    WithoutReplacement,
+    theorems,
+)
 from fedjax_dp.accounting.events import each
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.batches import FixedBatches
-from fedjax_dp.bound import ClipBatch, ClipRecords
-from fedjax_dp.cohort import PoissonCohort, UniformCohort
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import last_rates, ledger_of, unit_of
-from fedjax_dp.prescribed import has_theorem1_003, theorem1_003
-from fedjax_dp.privatizer import OutputGaussian, RecordGaussian
-from fedjax_dp.values import changed
+from fedjax_dp.ledger import last_rates, training_of, unit_of
+from fedjax_dp.prescribed import (
+    clips_records,
+    draws_batches,
+    has_theorem1_003,
+    noises_steps,
+    noises_uploads,
+    theorem1_003,
+)
 
 
 class Run(NamedTuple):
@@ -49,15 +61,21 @@ def _attained(event: Event, delta: float) -> float:
         return 0.0
 
 
+def _without_replacement(algorithm: Algorithm, data: FederatedData) -> bool:
+    """Whether cohorts are uniform samples of one size, all of whom answer."""
+    hidden, _ = algorithm.cohort.hidden(data.num_clients, 0)
+    return isinstance(hidden, WithoutReplacement) and algorithm.cohort.fixed
+
+
 def _tcdp_000(run: Run) -> tuple[Claim, ...]:
     """000's theorem at realised participation, and as the paper applies it: at the mean, to the busiest client."""
-    algorithm, privatizer, delta = run.algorithm, run.algorithm.local.privatizer, run.delta
-    by_record = isinstance(privatizer, RecordGaussian) and isinstance(privatizer.bound, ClipRecords)
+    algorithm, delta = run.algorithm, run.delta
+    by_record = clips_records(algorithm)
     plain = not algorithm.transport.secret and not any(c.warm for c in algorithm.local.corrections)
     if not (by_record and plain and algorithm.cohort.once and unit_of(algorithm) is Unit.RECORD):
         return ()
-    realised = ledger_of(algorithm, run.data, run.rounds, run.seed, view="uploads")
-    expected = ledger_of(algorithm, run.data, run.rounds, run.seed, "expected", view="uploads")
+    realised = training_of(algorithm, run.data, run.rounds, run.seed, view="uploads")
+    expected = training_of(algorithm, run.data, run.rounds, run.seed, "expected", view="uploads")
     source = "000 Lemmas 2-4 (tCDP)"
     try:
         spent = accounting.epsilons_of(realised, delta, "tcdp")
@@ -77,7 +95,7 @@ def _tcdp_000(run: Run) -> tuple[Claim, ...]:
         if max(run.epsilons) <= assumed[busiest]:
             reason += f"; the number is above the proved {max(run.epsilons):.4g} all the same"
     first = Claim(f"{source} at realised participation", max(spent), delta, Verdict.HOLDS, "all conditions met")
-    if not isinstance(algorithm.cohort, UniformCohort):
+    if not _without_replacement(algorithm, run.data):
         return (first,)
     return (
         first,
@@ -88,11 +106,12 @@ def _tcdp_000(run: Run) -> tuple[Claim, ...]:
 def _zcdp_002(run: Run) -> tuple[Claim, ...]:
     """002's Theorem 1: the mean number of rounds, and the cohort's noise as if every local step were linear."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
-    alike = isinstance(privatizer, RecordGaussian) and len(set(privatizer.client_noise(run.data.num_clients))) == 1
-    if not (alike and algorithm.transport.secret and isinstance(algorithm.local.batches, FixedBatches)):
+    if not (noises_steps(algorithm) and algorithm.transport.secret and draws_batches(algorithm)):
+        return ()
+    if len(set(privatizer.client_noise(run.data.num_clients))) > 1:
         return ()
     members, steps = algorithm.cohort.members(run.data.num_clients), algorithm.local.steps
-    batch, noise = algorithm.local.batches.size, privatizer.client_noise(run.data.num_clients)[0]
+    batch, noise = algorithm.local.batches.divisor(run.data.largest), privatizer.client_noise(run.data.num_clients)[0]
     if any(c.keeps for c in algorithm.local.corrections) or noise == 0:
         return ()
     setting = theorems.Cpfed(run.rounds, steps, run.data.num_clients, members, batch)
@@ -110,9 +129,9 @@ def _zcdp_002(run: Run) -> tuple[Claim, ...]:
 def _output_004(run: Run) -> tuple[Claim, ...]:
     """004's Theorem 1 for one round, from the noise that stands in the algorithm, for the client it promises least."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
-    if not (isinstance(privatizer, OutputGaussian) and isinstance(algorithm.local.batches, FixedBatches)):
+    if not noises_uploads(algorithm):
         return ()
-    steps, batch = algorithm.local.steps, algorithm.local.batches.size
+    steps, batch = algorithm.local.steps, algorithm.local.batches.divisor(run.data.largest)
     rates = np.asarray(algorithm.local.rates(0, run.data.largest), float)
     noises = privatizer.client_noise(run.data.num_clients)
     claims = []
@@ -128,7 +147,7 @@ def _output_004(run: Run) -> tuple[Claim, ...]:
         return ()
     claimed, proved, least, rate = max(claims)
     met = claimed / (2 * rate) <= 1 and rates.sum() <= 2 * steps * rates[-1]
-    if least > claimed and steps == 1 and isinstance(privatizer.bound, ClipBatch):
+    if least > claimed and steps == 1 and not privatizer.bound.per_record:  # type: ignore[attr-defined]
         verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} in one round"
     elif met:
         verdict, reason = Verdict.HOLDS, "its conditions are met"
@@ -143,12 +162,10 @@ def _output_004(run: Run) -> tuple[Claim, ...]:
 def _personal_003(run: Run) -> tuple[Claim, ...]:
     """003's Theorem 1 with constant 1, for the client whose proved epsilon exceeds its claim most."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
-    cohort = algorithm.cohort.base
-    if not (isinstance(privatizer, RecordGaussian) and has_theorem1_003(algorithm)):
+    if not has_theorem1_003(algorithm):
         return ()
     needed = theorem1_003(algorithm, run.data, run.rounds, run.delta)
-    bare = changed(algorithm, cohort=changed(cohort, paid=None))  # the claim is about the training alone
-    ledger = ledger_of(bare, run.data, run.rounds, run.seed, view="uploads")
+    ledger = training_of(algorithm, run.data, run.rounds, run.seed, view="uploads")  # the claim is about it alone
     proved = accounting.epsilons_of(ledger, run.delta)
     noises = privatizer.client_noise(run.data.num_clients)
     if 0 in noises:
@@ -173,11 +190,11 @@ def _moments(run: Run) -> tuple[Claim, ...]:
         return ()
     noise, rate = steps[0].noise_multiplier, steps[0].sampling.rate
     claimed = theorems.moments_accountant_epsilon(rate, noise, run.rounds, run.delta)
-    if isinstance(run.algorithm.cohort.base, PoissonCohort):
+    if isinstance(steps[0].sampling, Poisson):
         verdict, reason = Verdict.HOLDS, "Poisson cohorts, as it assumes"
     else:
         least = _attained(run.ledger[0], run.delta)
-        attained = isinstance(run.algorithm.cohort, UniformCohort) and run.algorithm.aggregate.alike
+        attained = _without_replacement(run.algorithm, run.data) and run.algorithm.aggregate.alike
         words = f"assumes Poisson cohorts; with {steps[0].sampling} two real neighbours attain {least:.4g}"
         verdict, reason = (Verdict.WRONG if attained and least > claimed else Verdict.HEURISTIC), words
     return (Claim("moments accountant (McMahan et al. 2018)", claimed, run.delta, verdict, reason),)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import draws, errors
-from fedjax_dp.values import role_key, structure, value
+from fedjax_dp.accounting import Adjacency, Event, FullBatch, Poisson, Sampling, WithoutReplacement
+from fedjax_dp.values import structure, value
 
 Array = jax.Array | np.ndarray
 
@@ -29,9 +30,12 @@ class Members(NamedTuple):
 class Cohort(Protocol):
     """A law for the clients of a round. `shares` are the public p_i, shape `(num_clients,)`.
 
+    Facts (`facts.FACTS`), on which the Guarantee rests:
     base   the law that draws the clients, under whatever decides who of them answers;
     drawn  clients are drawn at random; fixed  as many answer in every round; once  a client counts at most once;
-    turns  most times that a client trains in a round.
+    turns  most times that a client trains in a round;
+    gap    why no epsilon exists, because draws depend on records in a way that nobody accounted for, or None;
+    paid   the event by which every client told what the draws are made of; None if they know no records at all.
     """
 
     @property
@@ -49,6 +53,12 @@ class Cohort(Protocol):
     @property
     def turns(self) -> int: ...
 
+    @property
+    def gap(self) -> str | None: ...
+
+    @property
+    def paid(self) -> Event | None: ...
+
     def members(self, num_clients: int) -> int: ...  # positions, known before the round
 
     def usual(self, num_clients: int) -> int: ...  # how many of them an ordinary round fills
@@ -59,7 +69,19 @@ class Cohort(Protocol):
 
     def law(self, shares: Array) -> tuple[Any, int]: ...  # (chance per draw (num_clients,), independent draws a round)
 
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        """How clients are drawn for somebody who sees sums of whole clients and knows who of `known` others took part.
+
+        (FullBatch(), Adjacency.REPLACE_ONE) where who takes part is public: rounds are then counted by client.
+        """
+        ...
+
+    def spacing(self, num_clients: int) -> int: ...  # rounds from one of a client's to its next, at least
+
     def check(self, num_clients: int) -> None: ...
+
+
+SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public
 
 
 def _everyone_answers(ids: jax.Array) -> Members:
@@ -71,6 +93,7 @@ class AllClients:
     """Every client in every round."""
 
     drawn, fixed, once, turns = False, True, True, 1
+    gap, paid = None, None
 
     @property
     def base(self) -> Cohort:
@@ -91,6 +114,12 @@ class AllClients:
     def law(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return SEEN
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
+
     def check(self, num_clients: int) -> None:
         pass
 
@@ -102,6 +131,7 @@ class UniformCohort:
     size: int = structure()
 
     drawn, fixed, once, turns = True, True, True, 1
+    gap, paid = None, None
 
     @property
     def base(self) -> Cohort:
@@ -123,6 +153,13 @@ class UniformCohort:
     def law(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        others = max(num_clients - known, 1)
+        return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
+
     def check(self, num_clients: int) -> None:
         _check_size(self.size, num_clients)
 
@@ -137,6 +174,7 @@ class PoissonCohort:
     size: int = structure()
 
     drawn, fixed, once, turns = True, False, True, 1
+    gap, paid = None, None
 
     @property
     def base(self) -> Cohort:
@@ -150,7 +188,7 @@ class PoissonCohort:
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         num_clients = shares.shape[0]
-        words = draws.bits(key, 0, self.members(num_clients))
+        words = draws.words(key, 0, self.members(num_clients))
         ids, drawn = draws.independent(words, jnp.int32(num_clients), self.size)
         return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
 
@@ -159,6 +197,12 @@ class PoissonCohort:
 
     def law(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
 
     def check(self, num_clients: int) -> None:
         _check_size(self.size, num_clients)
@@ -171,6 +215,7 @@ class MultinomialCohort:
     probabilities  of a client in one draw `(num_clients,)` for importance sampling (003); None draws by the shares (MD
                    sampling of Li et al. 2020, Scheme I; 004's WR), or, if `equal`, everybody alike;
     paid           the event by which each client told what `probabilities` are made of; None if nobody knows;
+    public         on the word of whoever sets it, `probabilities` are made of public numbers alone;
     one_by_one     False: a client that is drawn m times trains once and its message counts m times; True: it trains m
                    times with fresh batches and noise, and pays m times.
     """
@@ -178,7 +223,8 @@ class MultinomialCohort:
     probabilities: Any = None
     draws: int = structure()
     equal: bool = structure(default=False)
-    paid: Any = structure(default=None)
+    paid: Event | None = structure(default=None)
+    public: bool = structure(default=False)
     one_by_one: bool = structure(default=False)
 
     drawn, fixed, once = True, False, False
@@ -190,6 +236,15 @@ class MultinomialCohort:
     @property
     def turns(self) -> int:
         return self.draws if self.one_by_one else 1
+
+    @property
+    def gap(self) -> str | None:
+        if self.probabilities is None or self.public or self.paid is not None:
+            return None
+        return (
+            "cohorts are drawn by given probabilities, and nothing covers what these tell of the records (003 makes "
+            "them of the clients' gradient norms): find them with norm_noise above 0, or draw by shares"
+        )
 
     def members(self, num_clients: int) -> int:
         return self.draws
@@ -213,6 +268,12 @@ class MultinomialCohort:
     def law(self, shares: Array) -> tuple[Any, int]:
         chance = self._probabilities(shares)
         return (chance, self.draws) if self.one_by_one else (1 - (1 - chance) ** self.draws, 1)
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return SEEN
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
 
     def check(self, num_clients: int) -> None:
         errors.require_count("draws", self.draws)
@@ -243,6 +304,7 @@ class CyclicCohort:
     size: int = structure()
 
     drawn, fixed, once, turns = False, True, True, 1
+    gap, paid = None, None
 
     @property
     def base(self) -> Cohort:
@@ -265,115 +327,16 @@ class CyclicCohort:
     def law(self, shares: Array) -> tuple[Any, int]:
         raise errors.refuse("participation", "law", "schedule or worst for a cyclic cohort, which is not drawn")
 
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return SEEN
+
+    def spacing(self, num_clients: int) -> int:
+        return num_clients // self.size
+
     def check(self, num_clients: int) -> None:
         _check_size(self.size, num_clients)
         if num_clients % self.size:
             raise errors.refuse("cohort_size", self.size, f"a divisor of the {num_clients} clients for a cyclic cohort")
-
-
-class Answers:
-    """What a law of who answers takes over from the cohort that it wraps."""
-
-    cohort: Cohort
-    fixed = False
-
-    @property
-    def base(self) -> Cohort:
-        return self.cohort.base
-
-    @property
-    def drawn(self) -> bool:
-        return self.cohort.drawn
-
-    @property
-    def once(self) -> bool:
-        return self.cohort.once
-
-    @property
-    def turns(self) -> int:
-        return self.cohort.turns
-
-    def members(self, num_clients: int) -> int:
-        return self.cohort.members(num_clients)
-
-    def usual(self, num_clients: int) -> int:
-        return self.cohort.usual(num_clients)
-
-    def law(self, shares: Array) -> tuple[Any, int]:
-        return self.cohort.law(shares)  # a message that is lost or late may have been seen on its way
-
-
-@value
-class Dropout(Answers):
-    """Clients of `cohort` whose message does not arrive, each independently with probability `rate`.
-
-    Whether a client answers must not depend on its records: the Guarantee assumes so.
-    """
-
-    cohort: Cohort
-    rate: float  # or one per client `(num_clients,)`
-
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        members = self.cohort.sample(key, round_index, shares)
-        rate = jnp.broadcast_to(jnp.asarray(self.rate), shares.shape)[members.ids]
-        luck = draws.unit_interval(draws.bits(role_key(key, "dropout"), 0, members.ids.shape[0]))
-        return members._replace(drawn=jnp.where(luck < rate, 0.0, members.drawn))
-
-    def rates(self, shares: Array) -> Any:
-        rates = self.cohort.rates(shares)
-        return None if rates is None else rates * (1 - self.rate)
-
-    def check(self, num_clients: int) -> None:
-        self.cohort.check(num_clients)
-        rate = np.asarray(self.rate)
-        if rate.ndim and rate.shape != (num_clients,):
-            raise errors.refuse("dropout", f"shape {rate.shape}", f"one number or {num_clients} of them")
-        if not np.all((rate >= 0) & (rate < 1)):
-            raise errors.refuse("dropout", self.rate, "in [0, 1)", "somebody has to answer")
-
-
-@value
-class FirstResponders(Answers):
-    """The first `size` clients of an over-drawn `cohort` to answer (000's "first r that respond"); stragglers are cut.
-
-    A client's answer takes `latency` times an exponential time. With equal latencies who is first is uniform.
-    """
-
-    cohort: Cohort
-    latency: Any = 1.0  # mean seconds, one number or one per client `(num_clients,)`
-    size: int = structure()
-
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        members = self.cohort.sample(key, round_index, shares)
-        pace = jnp.broadcast_to(jnp.asarray(self.latency), shares.shape)[members.ids]
-        luck = draws.unit_interval(draws.bits(role_key(key, "latency"), 0, members.ids.shape[0]))
-        seconds = jnp.where(members.present, -jnp.log(luck) * pace, jnp.inf)
-        rank = jnp.argsort(jnp.argsort(seconds))
-        return members._replace(drawn=jnp.where(rank < self.size, members.drawn, 0.0))
-
-    def rates(self, shares: Array) -> Any:
-        rates = self.cohort.rates(shares)
-        if np.ndim(self.latency) or rates is None:
-            return None  # nobody knows how often the slow ones are among the first
-        return rates * (self.size / self.cohort.members(shares.shape[0]))
-
-    def check(self, num_clients: int) -> None:
-        self.cohort.check(num_clients)
-        errors.require_count("first responders", self.size)
-        if not (self.cohort.fixed and self.cohort.once):
-            raise errors.refuse(
-                "first responders", f"those of {type(self.cohort).__name__}",
-                "of a cohort of fixed size without repeats", "use a uniform cohort",
-            )  # fmt: skip
-        latency = np.asarray(self.latency)
-        if latency.ndim and latency.shape != (num_clients,):
-            raise errors.refuse("latency", f"shape {latency.shape}", f"one number or {num_clients} of them")
-        if not np.all((latency > 0) & np.isfinite(latency)):
-            raise errors.refuse("latency", self.latency, "positive and finite")
-        if self.size > self.cohort.members(num_clients):
-            raise errors.refuse(
-                "first responders", self.size, f"at most the {self.cohort.members(num_clients)} clients drawn"
-            )
 
 
 def _check_size(size: int, num_clients: int) -> None:

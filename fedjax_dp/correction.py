@@ -181,6 +181,7 @@ class ControlVariates(Correction):
     """
 
     even = True
+    pull = 0.0
 
     again: bool = structure(default=False)
     warm_start: bool = structure(default=False)

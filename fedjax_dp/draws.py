@@ -148,16 +148,20 @@ def poisson_capacity(size: int) -> int:
     return rows
 
 
-def independent(words: jax.Array, population: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+def independent(words: tuple[jax.Array, jax.Array], population: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Each integer below `population` independently with probability `size / population`, in increasing order.
 
-    Shapes: words `(..., k)` uniform 32-bit words; returns integers `(..., k)` int32 and which of them are drawn; the
-            others are 0. More than k of them are cut: take k from `poisson_capacity`.
-    The gaps between drawn integers are geometric, so the cost does not grow with the population.
+    Shapes: words two arrays `(..., k)` of uniform 32-bit words, high and low; returns integers `(..., k)` int32 and
+            which of them are drawn; the others are 0. More than k are cut: take k from `poisson_capacity`.
+    The gaps between drawn integers are geometric, so the cost does not grow with the population. They are found in
+    float64, whatever the rest of the program uses: in float32 a rate of 1e-8 would be off by a factor.
     """
-    rate = jnp.minimum(size / population.astype(jnp.float32), 1.0)
-    gaps = jnp.floor(jnp.log(unit_interval(words)) / jnp.log1p(-rate))
-    gaps = jnp.minimum(gaps, 2**31 // words.shape[-1] - 2).astype(jnp.int32)  # so that the sum cannot wrap
+    high, low = words
+    with jax.enable_x64(True):
+        uniform = (high.astype(jnp.float64) * 2.0**32 + low.astype(jnp.float64) + 0.5) * 2.0**-64
+        rate = jnp.minimum(size / population.astype(jnp.float64), 1.0)
+        gaps = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-rate))  # short ones from small numbers, which are exact
+        gaps = jnp.minimum(gaps, 2.0**31 // high.shape[-1] - 2).astype(jnp.int32)  # so that the sum cannot wrap
     places = jnp.cumsum(gaps + 1, axis=-1) - 1
     drawn = places < population
     return jnp.where(drawn, places, 0), drawn

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import time
+import zlib
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +17,6 @@ from fedjax_dp import config as configs
 from fedjax_dp import errors, gradients, plots, population, processes, report
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.algorithm import Algorithm, ServerState
-from fedjax_dp.bound import ClipRecords
 from fedjax_dp.checkpoint import Checkpoints
 from fedjax_dp.clients import Execution
 from fedjax_dp.config import RunConfig
@@ -25,6 +25,7 @@ from fedjax_dp.devices import ASKED
 from fedjax_dp.feed import check as check_feed
 from fedjax_dp.ledger import noise_of
 from fedjax_dp.models import Model
+from fedjax_dp.prescribed import clips_records
 from fedjax_dp.runs import Result, prepare
 from fedjax_dp.screen import Screen
 from fedjax_dp.simulation import Evaluation, Simulation, check, fresh, numbers, run_key, simulate
@@ -70,7 +71,7 @@ def _write(folder: pathlib.Path, ready: _Ready) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"data": ready.checksum, **_layout(ready.execution)}
+        about = {"data": ready.checksum, "configuration": _decided(ready.config), **_layout(ready.execution)}
         report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
         report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
         report.write_atomically(folder / "config.toml", configs.to_toml(ready.config))  # last: it makes a run folder
@@ -82,6 +83,14 @@ def _check_shared(folder: pathlib.Path) -> None:
     """Refuse a run folder that only some processes see; every process writes its part of a checkpoint."""
     if not (folder / "config.toml").is_file():
         raise errors.refuse("out", str(folder), "on a file system that all processes share", "choose another --out")
+
+
+def _decided(config: RunConfig) -> str:
+    """A checksum of what a continued run may not change."""
+    decided = dataclasses.asdict(config)
+    for name in ("out", *FREE):
+        decided.pop(name, None)
+    return f"{zlib.crc32(json.dumps(decided, sort_keys=True, default=str).encode()):08x}"
 
 
 def _layout(execution: Execution) -> dict[str, int]:
@@ -112,8 +121,13 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
             metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").is_file() else []
         except (OSError, ValueError) as error:
             raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
-        if not {"data", *_layout(ready.execution)} <= about.keys():
+        if not {"data", "configuration", *_layout(ready.execution)} <= about.keys():
             raise errors.refuse("run folder", f"{folder}, of another version", "of this one", "start a new run")
+        if about["configuration"] != _decided(config):
+            raise errors.refuse(
+                "config.toml of the resumed run", "one that was changed since", "the one that the run began with",
+                "what is run and what is promised would differ: put it back, or start a new run",
+            )  # fmt: skip
         if about["data"] != ready.checksum:
             raise errors.refuse(
                 "data of the resumed run", ready.checksum, f"unchanged, checksum {about['data']}",
@@ -206,7 +220,7 @@ def _about(
     if noise is not None:
         noises = np.atleast_1d(np.asarray(noise, float))
         words = f"clip norm {config.clip_norm:g}, noise multiplier {noises.min():.4g} to {noises.max():.4g}"
-        by_record = isinstance(getattr(algorithm.local.privatizer, "bound", None), ClipRecords)
+        by_record = clips_records(algorithm)
         lines.append(words + (f", clipping by {gradients.describe(model, params, *rows)}" if by_record else ""))
     lines.append(str(traffic(algorithm, model, data)))
     return lines

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import draws, errors, gradients, metrics, simulation
+from fedjax_dp.accounting import FullBatch
 from fedjax_dp.algorithm import Algorithm, ServerState
-from fedjax_dp.batches import Batch, Batches, FullBatches
+from fedjax_dp.batches import Batch, Batches
 from fedjax_dp.bound import Unbounded
 from fedjax_dp.clients import Execution, all_devices, sum_over_clients
 from fedjax_dp.data.store import FederatedData
@@ -39,6 +40,8 @@ DISTURBED = 0.3  # spread above which a number is not worth printing
 class Silence:
     """Noise that is not drawn: a round with it is not private. For measuring what drawing costs."""
 
+    fresh, bands = True, (1.0,)
+
     def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
         return jnp.zeros(size)
 
@@ -51,6 +54,13 @@ class GivenBatches:
     """Batches of the same shape as `like` whose positions are counted off instead of drawn. For measuring only."""
 
     like: Batches = structure()
+
+    @property
+    def even(self) -> bool:
+        return self.like.even
+
+    def divisor(self, records: int) -> int:
+        return self.like.divisor(records)
 
     def count(self, steps: int, largest: int) -> int:
         return self.like.count(steps, largest)
@@ -204,7 +214,7 @@ def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, M
     """The round, and the round without one part after another; each lacks what those before it lack too."""
     local, privatizer, upload = algorithm.local, algorithm.local.privatizer, algorithm.upload
     found = {"whole": (algorithm, model)}
-    if hasattr(privatizer, "bound") and not isinstance(privatizer.bound, Unbounded):
+    if hasattr(privatizer, "bound") and not privatizer.bound.gap:
         local = changed(local, privatizer=changed(privatizer, bound=Unbounded()))
         algorithm = changed(algorithm, local=local)
         found["clipping"] = (algorithm, model)
@@ -216,7 +226,7 @@ def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, M
             upload = changed(upload, source=Silence())
         algorithm = changed(algorithm, local=local, upload=upload)
         found["noise"] = (algorithm, model)
-    if not isinstance(local.batches, FullBatches):
+    if not isinstance(local.batches.sampling(2**31 - 1), FullBatch):
         algorithm = changed(algorithm, local=changed(local, batches=GivenBatches(like=local.batches)))
         found["sampling"] = (algorithm, model)
     found["gradient"] = (algorithm, Idle(model, reads=True))

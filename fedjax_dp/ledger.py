@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Composed, Event, FullBatch, RandomParticipation, Unit, View
-from fedjax_dp.accounting.events import Poisson, SkellamSums, WithoutReplacement, repeated
+from fedjax_dp.accounting import Composed, Event, FullBatch, RandomParticipation, Unit, View
+from fedjax_dp.accounting.events import distinct, each, repeated
 from fedjax_dp.algorithm import Algorithm, draw_cohorts
-from fedjax_dp.bound import ClipBatch
-from fedjax_dp.cohort import CyclicCohort, Members, PoissonCohort, UniformCohort
+from fedjax_dp.cohort import SEEN, Members
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.facts import of_the_project, require_facts
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.noise import BandedNoise, priced
 from fedjax_dp.simulation import run_key
-from fedjax_dp.upload import ClientSkellam, PlainUpload
+from fedjax_dp.upload import Attendance
 from fedjax_dp.values import changed
 
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
@@ -25,7 +24,7 @@ PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 
 def unit_of(algorithm: Algorithm) -> Unit:
     """Whom the noise is meant to hide."""
-    return Unit.RECORD if isinstance(algorithm.upload, PlainUpload) else Unit.CLIENT
+    return algorithm.upload.unit or Unit.RECORD
 
 
 def natural_view(algorithm: Algorithm) -> View:
@@ -49,9 +48,14 @@ def view_of(algorithm: Algorithm, view: str | None) -> View:
 
 def unprotected(algorithm: Algorithm, view: View) -> str | None:
     """Why no epsilon exists, where none does."""
+    if algorithm.cohort.gap:
+        return algorithm.cohort.gap
     for correction in algorithm.local.corrections:
         if correction.leak:
             return correction.leak
+    part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
+    if noise_of(algorithm) is None and not getattr(part, "gap", None):
+        return f"{type(part).__name__} has no noise_multiplier, so that nothing is known of its noise"
     if algorithm.aggregate.needs_loss:
         return "clients send the loss of the received model on their records as it is"
     if unit_of(algorithm) is Unit.RECORD:
@@ -61,11 +65,6 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
     if view in (View.UPLOADS, View.SECURE_SUM):
         return f"{view} sees clipped updates before the server adds noise; the noise protects against view broadcast"
     return None
-
-
-def paid_for(algorithm: Algorithm) -> Any:
-    """The event by which clients told what the cohort's probabilities are made of, if it is known."""
-    return getattr(algorithm.cohort.base, "paid", None)
 
 
 def noise_of(algorithm: Algorithm) -> Any:
@@ -100,13 +99,64 @@ def ledger_of(
 
     `at_least` rounds are counted even for clients that are never drawn.
     """
+    counted = counted_as(algorithm, participation)
+    training = training_of(algorithm, data, rounds, seed, counted, view, colluders, at_least, model)
+    paid = algorithm.cohort.paid
+    if paid is None:
+        return training
+    released = {event: Composed((paid, event)) for event in distinct(training)}
+    return each(training, released.__getitem__)
+
+
+def counted_as(algorithm: Algorithm, participation: str) -> str:
+    """How rounds are counted: in the worst case where cohorts follow what clients told of their records.
+
+    Such a schedule is one of the things that were released, and neighbours would have had another one. What it could
+    have been at most holds for all of them.
+    """
     errors.require_choice("participation", participation, PARTICIPATION)
+    return participation if algorithm.cohort.paid is None or participation == "once" else "worst"
+
+
+def training_of(
+    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str = "schedule",
+    view: str | None = None, colluders: int = 0, at_least: int = 0, model: Model | None = None,
+) -> list[Event]:  # fmt: skip
+    """The same without what clients paid before for how they are drawn: what rounds release, given their cohorts."""
+    errors.require_choice("participation", participation, PARTICIPATION)
+    require_facts(algorithm)
     seen = view_of(algorithm, view)
     if colluders and seen is View.UPLOADS:
         raise errors.refuse("colluders", colluders, "0 in view uploads, where others' noise does not count", "drop it")
     if unit_of(algorithm) is Unit.CLIENT:
         return _of_clients(algorithm, data, rounds, seed, participation, seen, colluders, at_least, model)
     return _of_records(algorithm, data, rounds, seed, participation, seen, colluders, at_least)
+
+
+def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
+    """Members of a cohort that help the adversary. In view broadcast it is itself a client that knows its own part."""
+    members = algorithm.cohort.members(data.num_clients)
+    errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
+    return max(colluders, 1) if view is View.BROADCAST else colluders
+
+
+def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: int) -> int:
+    """Members of a cohort of which the adversary sees no more than the sum.
+
+    Where it is the server, the helpers' masks may cut honest members out of what is hidden together.
+    Raises: ConfigurationError where one of them may stand alone though there are others.
+    """
+    members = algorithm.cohort.members(data.num_clients)
+    others = max(members - helpers, 1)
+    if view is not View.SECURE_SUM:
+        return others
+    hidden = algorithm.transport.hidden_among(members, helpers)
+    if hidden < min(others, 2):
+        raise errors.refuse(
+            "colluders", helpers, f"so few that no honest client of {members} is left alone between them in a round",
+            "give every client more neighbours (None masks every pair), or use view uploads",
+        )  # fmt: skip
+    return min(hidden, others)
 
 
 def _times(
@@ -148,9 +198,6 @@ def _of_records(
     gains = np.asarray(noise_gains(algorithm, data, view, colluders, rounds)).tolist()
     kinds = list(zip(noises, sizes, gains, strict=True))
     before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if any(c.warm for c in local.corrections) else []
-    paid = paid_for(algorithm)
-    if paid is not None:
-        before = [Composed((paid, first)) for first in before] or [paid] * num_clients
     if participation == "law" and algorithm.cohort.drawn:
         chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
         later: list[Event] = [
@@ -178,22 +225,28 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     the adversary is a client that knows its own noise.
     Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
     Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
-    where clients keep something: a control variate carries a client's own noise from one sum into the next alone.
+    where clients keep something: a control variate carries a client's own noise from one sum into the next alone; nor
+    where a part that is not the project's own stands between the noise and the sum.
     """
     ones, local = np.ones(data.num_clients), algorithm.local
-    cohort, members = algorithm.cohort, algorithm.cohort.members(data.num_clients)
-    errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
-    one_step = local.batches.count(local.steps, data.largest) == 1 and local.rule.plain
+    cohort = algorithm.cohort
+    helpers = helpers_of(algorithm, data, view, colluders)
+    aggregate, privatizer = algorithm.aggregate, local.privatizer
+    between = (local, local.rule, local.batches, privatizer, *local.corrections, algorithm.upload, aggregate,
+               getattr(aggregate, "weigh", aggregate), algorithm.transport)  # fmt: skip
+    one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.rule.plain
+    if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
+        return ones
     if view is View.UPLOADS or not (cohort.fixed and one_step) or any(c.keeps for c in local.corrections):
         return ones
-    helpers = max(colluders, 1) if view is View.BROADCAST else colluders
-    others = max(members - helpers, 1) - 1
+    if not all(map(of_the_project, between)):
+        return ones
+    others = honest_of(algorithm, data, view, helpers) - 1
     everyone = Members(jnp.arange(data.num_clients), jnp.ones(data.num_clients), *(jnp.zeros(data.num_clients),) * 2)
     shares = jnp.asarray(data.shares)
     weight = np.asarray(algorithm.aggregate.weights(everyone, shares, cohort.rates(shares)), float)
-    by_record = not isinstance(getattr(local.privatizer, "bound", None), ClipBatch)
-    batch = np.array([getattr(local.batches, "size", n) if by_record else 1 for n in np.asarray(data.sizes)], float)
-    own = (weight * np.asarray(local.privatizer.client_noise(data.num_clients), float) / batch) ** 2
+    unit = np.array([local.privatizer.unit(local.batches.divisor(n)) for n in np.asarray(data.sizes).tolist()])
+    own = (weight * np.asarray(local.privatizer.client_noise(data.num_clients), float) * unit) ** 2
     rate = last_rates(algorithm, data.largest, rounds).min()
     clip = float(getattr(local.privatizer, "clip_norm", 0.0))
     coarse = np.sqrt(own.min()) * clip * rate < 4 * algorithm.transport.resolution
@@ -212,60 +265,26 @@ def _of_clients(
 ) -> list[Event]:  # fmt: skip
     upload: Any = algorithm.upload
     # who of those drawn does not answer, for reasons that know no data, pays no more than the others
-    num_clients, cohort = data.num_clients, algorithm.cohort.base
+    num_clients, cohort = data.num_clients, algorithm.cohort
     rounds, participation = (1, "worst") if participation == "once" else (rounds, participation)
     noise = float(np.float32(upload.noise_multiplier))
+    known = helpers_of(algorithm, data, view, colluders)
+    sampling, adjacency = cohort.hidden(num_clients, known) if upload.amplified else SEEN
+    counted = "worst" if participation == "law" or not isinstance(sampling, FullBatch) else participation
+    size = _parameters(model or logistic_regression(data.record_shape, data.classes))
     members = cohort.members(num_clients)
-    errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
-    # in view broadcast the adversary is a client that knows its own share and when it takes part itself
-    known = max(colluders, 1) if view is View.BROADCAST else colluders
-    one: Event
-    if isinstance(upload, ClientSkellam):
-        helpers = min(known, members - 1)
-        one = skellam_round(upload, noise, algorithm.transport.resolution, members, helpers, model, data)
-    elif isinstance(upload.source, BandedNoise):
-        separation = num_clients // members if isinstance(cohort, CyclicCohort) else 1
-        counted = "worst" if participation == "law" else participation
-        times = _times(algorithm, data, rounds, seed, counted, at_least)
-        most = -(-rounds // separation)
-        return [
-            priced(upload.source, noise, FullBatch(), Adjacency.REPLACE_ONE, rounds, min(int(np.ceil(k)), most),
-                   separation, Unit.CLIENT)
-            for k in times
-        ]  # fmt: skip
-    elif isinstance(cohort, PoissonCohort):
-        steps = priced(
-            upload.source, noise, Poisson(cohort.size / num_clients), Adjacency.ADD_REMOVE, rounds, rounds, 1,
-            Unit.CLIENT,
-        )  # fmt: skip
-        return [steps] * num_clients
-    elif isinstance(cohort, UniformCohort):
-        others = max(num_clients - known, 1)
-        sampling = WithoutReplacement(min(cohort.size, others), others)
-        return [
-            priced(upload.source, noise, sampling, Adjacency.REPLACE_ONE, rounds, rounds, 1, Unit.CLIENT)
-        ] * num_clients
-    else:
-        one = priced(upload.source, noise, FullBatch(), Adjacency.REPLACE_ONE, 1, 1, 1, Unit.CLIENT)
-    counted = "worst" if participation == "law" else participation
-    return [repeated(one, k) for k in _times(algorithm, data, rounds, seed, counted, at_least)]
+    honest = honest_of(algorithm, data, view, min(known, members - 1)) if upload.shared_noise else members
+
+    @functools.cache
+    def of(times: float) -> Event:
+        return upload.event(noise, Attendance(
+            sampling, adjacency, rounds, times, cohort.spacing(num_clients), members, honest,
+            algorithm.transport.resolution, size,
+        ))  # fmt: skip
+
+    return [of(times) for times in _times(algorithm, data, rounds, seed, counted, at_least)]
 
 
-def skellam_round(
-    upload: ClientSkellam, noise: float, resolution: float, members: int, colluders: int, model: Model | None,
-    data: FederatedData,
-) -> SkellamSums:  # fmt: skip
-    """One secure sum with the honest clients' shares of the noise, in units of the ring.
-
-    Rounding to the ring adds at most 1/2 to each of d coordinates, so norms grow by sqrt(d)/2.
-    """
-    model = model or logistic_regression(data.record_shape, data.classes)
-    shapes = jax.eval_shape(model.init, run_key(0))
-    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
-    clip = float(upload.clip_norm) / resolution
-    l2 = clip + np.sqrt(size) / 2
-    variance = (noise * clip) ** 2 * (members - colluders) / members
-    return SkellamSums(
-        variance=variance, l2=l2, l1=min(np.sqrt(size) * l2, l2 * l2), adjacency=Adjacency.REPLACE_ONE, count=1,
-        unit=Unit.CLIENT,
-    )  # fmt: skip
+def _parameters(model: Model) -> int:
+    """Of a model."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(jax.eval_shape(model.init, run_key(0))))

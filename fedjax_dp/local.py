@@ -1,5 +1,6 @@
 """What a client does in a round: tau local steps from the received model."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,13 +11,14 @@ import optax
 from jax import lax
 
 from fedjax_dp import errors, schedules
-from fedjax_dp.batches import Batch, Batches, EpochBatches
+from fedjax_dp.batches import Batch, Batches
 from fedjax_dp.bound import Records, StepReport
 from fedjax_dp.correction import Correction, Step, Visit
 from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.facts import of_the_project
 from fedjax_dp.models import Model
 from fedjax_dp.noise import Place
-from fedjax_dp.privatizer import OutputGaussian, Privatizer
+from fedjax_dp.privatizer import Privatizer
 from fedjax_dp.values import ravel, role_key, structure, value
 
 
@@ -98,6 +100,11 @@ class LocalSgd:
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
         return self.learning_rate * self.schedule(at)
 
+    def extreme_rates(self, largest: int, rounds: int) -> tuple[float, float]:
+        """The smallest and the largest of all steps of a run."""
+        rates = jax.vmap(lambda t: self.rates(t, largest))(jnp.arange(rounds))
+        return float(rates.min()), float(rates.max())
+
     def run(
         self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData,
         model: Model, spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
@@ -112,7 +119,9 @@ class LocalSgd:
         rates = self.rates(round_index, data.largest)
         tau = rates.size
         batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
-        drift = jnp.sum(rates * batches.live[:tau])
+        batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
+        drift = jnp.sum(jnp.abs(rates) * batches.live[:tau])
+        last = tau - 1 - jnp.argmax(batches.live[:tau][::-1])  # of the steps that are taken
         start, unravel = ravel(received.params)
         start = spread(start)
         rule = self.rule.transform()
@@ -121,7 +130,7 @@ class LocalSgd:
             x, y = data.gather(client, batch.positions)
             records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
             at = jnp.minimum(index, tau - 1)
-            place = Place(client.id, round_index, index, rates[at], drift, index == tau - 1)
+            place = Place(client.id, round_index, index, rates[at], drift, index == last)
             gradient, report = self.privatizer.gradient(
                 role_key(key, "noise"), place, model, unravel(params), records
             )  # fmt: skip
@@ -143,8 +152,17 @@ class LocalSgd:
         indices = jnp.arange(tau, dtype=jnp.uint32)
         (end, memory), reports = lax.scan(step, (start, received.rule), (indices, rates, inner))
 
+        asked: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
+
         def again(params: jax.Array) -> jax.Array:
-            return privatized(params, jnp.uint32(tau), jax.tree.map(lambda a: a[tau], batches))[0]
+            number = len(asked)
+            if number >= more:
+                raise errors.refuse(
+                    "corrections", f"{number + 1} calls of visit.gradient", f"at most the {more} that they state",
+                    "state them as extra_gradients: each is one more release, which is counted",
+                )  # fmt: skip
+            asked.append(number)
+            return privatized(params, jnp.uint32(tau + number), jax.tree.map(lambda a: a[tau + number], batches))[0]
 
         def look(see: Callable[..., Any], params: jax.Array) -> Any:
             return see(role_key(key, "look"), unravel(params), client, data, model)
@@ -174,8 +192,8 @@ class LocalSgd:
         indices = jnp.arange(rates.size, dtype=jnp.uint32)
         return lax.scan(step, jnp.zeros(ravel(params)[0].shape), (indices, batches))[0] / rates.size
 
-    def check(self, sizes: np.ndarray, model: Model | None) -> None:
-        """Refuse what cannot run on clients with these numbers of records."""
+    def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
+        """Refuse what cannot run for so many rounds on clients with these numbers of records."""
         errors.require_count("local_steps", self.steps)
         errors.require_positive("learning_rate", float(self.learning_rate))
         self.batches.check(sizes)
@@ -183,7 +201,7 @@ class LocalSgd:
         self.privatizer.check(len(sizes))
         for correction in self.corrections:
             correction.check(model, sizes)
-        alike = not isinstance(self.batches, EpochBatches)  # all clients take the same number of steps
+        alike = self.batches.even
         if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
             raise errors.refuse(
                 "local rule", "another", "sgd with one rate per round for control variates",
@@ -191,10 +209,17 @@ class LocalSgd:
             )  # fmt: skip
         if any(c.extra_gradients or c.warm for c in self.corrections) and not alike:
             raise errors.refuse("batches", "epochs", "of equal number for every client", "use without-replacement")
-        if isinstance(self.privatizer, OutputGaussian):
-            if not (self.rule.plain and alike):
+        if self.privatizer.on_upload:
+            least, most = self.extreme_rates(int(sizes.max()), rounds)
+            if not 0 < least <= most < math.inf:
+                raise errors.refuse(
+                    "schedule", f"rates from {least:g} to {most:g}", "one of positive rates for noise on the upload",
+                    "what the steps can move is counted in them",
+                )  # fmt: skip
+            if not (self.rule.plain and of_the_project(self.rule) and alike):
                 raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
-            if float(self.learning_rate) * sum(c.pull for c in self.corrections) > 2:
+            pull = float(sum(c.pull for c in self.corrections))
+            if pull and not 0 <= most * pull <= 2:
                 raise errors.refuse(
                     "l2", "so strong that steps drive models apart", "at most 1 / learning_rate for noisy uploads",
                     "what the steps can move would not be bounded by their clipped gradients",

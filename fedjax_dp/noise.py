@@ -23,7 +23,18 @@ class Place(NamedTuple):
 
 
 class NoiseSource(Protocol):
-    """Where standard normal noise comes from."""
+    """Where standard normal noise comes from.
+
+    Facts (`facts.FACTS`):
+    fresh  the noise of every step is independent of all other noise, so that sampling members amplifies;
+    bands  `(bands,)` a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1.
+    """
+
+    @property
+    def fresh(self) -> bool: ...
+
+    @property
+    def bands(self) -> Any: ...
 
     def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array: ...  # (size,)
 
@@ -33,6 +44,8 @@ class NoiseSource(Protocol):
 @value
 class WhiteNoise:
     """Independent over coordinates, steps, rounds and clients."""
+
+    fresh, bands = True, (1.0,)
 
     def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
         return draws.normals(key, place.step, size)
@@ -50,6 +63,12 @@ class BandedNoise:
     """
 
     coefficients: Any
+
+    fresh = False
+
+    @property
+    def bands(self) -> Any:
+        return self.coefficients
 
     def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
         a = jnp.asarray(self.coefficients, jnp.float32)
@@ -75,13 +94,11 @@ def priced(
     White noise: so many steps, each over a fresh sample. Banded noise: one release of them all, whose sensitivity the
     coefficients give; that members are sampled amplifies nothing then.
     """
-    if isinstance(source, WhiteNoise):
+    if source.fresh:
         return events.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
-    if not isinstance(source, BandedNoise):
-        raise errors.refuse("noise source", type(source).__name__, "WhiteNoise or BandedNoise for the accountants")
     if isinstance(sampling, events.WithReplacement):
         raise errors.refuse("batches", str(sampling), "without repeats for correlated noise", "use without-replacement")
     if times == 0:
         return events.GaussianSteps(noise_multiplier, events.FullBatch(), adjacency, 0, unit)
-    reach = correlated.sensitivity(np.asarray(source.coefficients, float), releases, times, separation)
+    reach = correlated.sensitivity(np.asarray(source.bands, float), releases, times, separation)
     return events.GaussianSteps(noise_multiplier / reach, events.FullBatch(), adjacency, 1, unit)

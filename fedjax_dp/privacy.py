@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp import accounting, errors
+from fedjax_dp import accounting, errors, facts, flow, scrutiny
 from fedjax_dp.accounting import Guarantee, Unit, View
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
@@ -15,21 +15,20 @@ from fedjax_dp.claims import claims_about
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import (
     PARTICIPATION,
+    counted_as,
     ledger_of,
     noise_gains,
     noise_of,
-    paid_for,
     participations,
+    training_of,
     unit_of,
     unprotected,
     view_of,
     with_noise,
 )  # fmt: skip
-from fedjax_dp.models import Model
-from fedjax_dp.noise import BandedNoise
+from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.prescribed import PRESCRIBED, prescribed
 from fedjax_dp.simulation import check
-from fedjax_dp.values import changed
 
 __all__ = ["PARTICIPATION", "calibrate", "guarantee", "ledger_of", "participations"]
 
@@ -73,17 +72,19 @@ def calibrate(
             "epsilon", epsilon, "left out for an algorithm without privacy", "choose a private algorithm such as dpnfl"
         )
     reason = unprotected(algorithm, view_of(algorithm, view))
-    if reason:
-        raise errors.refuse("epsilon", epsilon, "left out where no noise can reach it", reason)
     if sigma_mode in PRESCRIBED:
         return with_noise(algorithm, prescribed(sigma_mode, algorithm, data, rounds, budgets, delta))
+    if reason:
+        told = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
+        raise errors.refuse("epsilon", told, "left out where no noise can reach it", reason)
     unit_noise = with_noise(algorithm, 1.0)
-    paid = paid_for(algorithm)
+    _require_believable(unit_noise, data, rounds, seed, model)
+    paid = algorithm.cohort.paid
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
         spent = accounting.epsilon_of(paid, delta / 10, accountant)
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
-        unit_noise = changed(unit_noise, cohort=changed(algorithm.cohort.base, paid=None))  # counts all who are drawn
-    ledger = ledger_of(unit_noise, data, rounds, seed, participation, view, colluders, at_least=1, model=model)
+    counted = counted_as(algorithm, participation)
+    ledger = training_of(unit_noise, data, rounds, seed, counted, view, colluders, at_least=1, model=model)
     numbers = {event: number for number, event in enumerate(distinct(ledger))}
     kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
     events, noise = list(numbers), dict.fromkeys(kinds, 0.0)
@@ -101,6 +102,16 @@ def calibrate(
         needed = [max(needed)] * len(needed)  # the others' noise was counted as equal to one's own, so it has to be
     multipliers = np.nextafter(np.array(needed, np.float32), np.float32(np.inf))
     return with_noise(algorithm, float(multipliers[0]) if common else multipliers)
+
+
+def _require_believable(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, model: Model | None) -> None:
+    """Refuse parts that leave a fact unsaid, and parts other than the project's own that say what is not so."""
+    facts.require_facts(algorithm)
+    if not scrutiny.words_of(algorithm):
+        return
+    model = model or logistic_regression(data.record_shape, data.classes)
+    flow.require_accounted(algorithm, data, model)
+    scrutiny.require_true(algorithm, data, model, rounds, seed)
 
 
 def _left(budget: float, spent: float) -> float:
@@ -137,8 +148,26 @@ def guarantee(
     colluders      clients of each cohort that help the adversary, in the last three views.
     model          needed where its size matters (integer noise); default logistic regression.
     progress       called with (distinct clients done, distinct clients in all).
-    Raises: ConfigurationError for a combination without an accountant.
+    Parts that are not the project's own are believed only as far as nothing contradicts them: see `facts`, `flow` and
+    `scrutiny`. The assumptions name them.
+    Raises: ConfigurationError for a combination without an accountant, and for parts that leave a fact unsaid or say
+            what is not so.
     """
+    found = stated(
+        algorithm, data, rounds=rounds, delta=delta, seed=seed, accountant=accountant, participation=participation,
+        view=view, colluders=colluders, model=model, progress=progress,
+    )  # fmt: skip
+    if not found.reason:
+        _require_believable(algorithm, data, rounds, seed, model)
+    return found
+
+
+def stated(
+    algorithm: Algorithm, data: FederatedData, *, rounds: int, delta: float | None, seed: int = 0,
+    accountant: str = "pld", participation: str = "schedule", view: str | None = None, colluders: int = 0,
+    model: Model | None = None, progress: Callable[[int, int], None] | None = None,
+) -> Guarantee:  # fmt: skip
+    """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     check(algorithm, data, rounds, model)
     errors.require_choice("accountant", accountant, accounting.ACCOUNTANTS)
     num_clients, unit = data.num_clients, unit_of(algorithm)
@@ -152,8 +181,10 @@ def guarantee(
     if not np.any(np.asarray(noise_of(algorithm)) > 0):
         what = "gradients" if unit is Unit.RECORD else "updates"
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0")
+    participation = counted_as(algorithm, participation)
+    training = training_of(algorithm, data, rounds, seed, participation, view, colluders, model=model)
     ledger = ledger_of(algorithm, data, rounds, seed, participation, view, colluders, model=model)
-    steps = [step for event in distinct(ledger) for step, _ in event.leaves() if step != paid_for(algorithm)]
+    steps = [step for event in distinct(training) for step, _ in event.leaves()]
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0")
     epsilons = tuple(accounting.epsilons_of(ledger, delta, accountant, progress))
@@ -161,24 +192,20 @@ def guarantee(
     members = np.asarray(data.sizes).tolist() if unit is Unit.RECORD else [num_clients]
     return Guarantee(
         epsilons, delta, unit, adjacency, seen, accounting.ACCOUNTANTS[accountant].about,
-        (*_assumptions(algorithm, data, rounds, steps, participation, seen, colluders), FLOAT_NOISE),
+        (
+            *_assumptions(algorithm, data, rounds, steps, participation, seen, colluders),
+            *scrutiny.words_of(algorithm), FLOAT_NOISE,
+        ),
         claims_about(algorithm, data, rounds, seed, delta, epsilons, ledger),
-        (*_warnings(algorithm, delta, members, unit), *_learnt(data)),
+        (*delta_warnings(delta, members, unit), *_learnt(data)),
     )  # fmt: skip
 
 
-def _warnings(algorithm: Algorithm, delta: float, members: list[int], unit: Unit) -> tuple[str, ...]:
-    told = delta_warnings(delta, members, unit)
-    if getattr(algorithm.cohort.base, "probabilities", None) is not None and paid_for(algorithm) is None:
-        told += (
-            "epsilon does not cover where the sampling probabilities come from: 003 makes them of the clients' "
-            "gradient norms, a release of its own; find them with norm_noise to have it counted",
-        )
-    return told
-
-
 def _learnt(data: FederatedData) -> list[str]:
-    return [f"epsilon does not cover what the features were made with: {told}" for told in data.learnt]
+    told = [f"epsilon does not cover what the features were made with: {told}" for told in data.learnt]
+    if data.test_clients is not None:
+        told.append("epsilon does not cover the accuracy on records that clients hold out, which is told as it is")
+    return told
 
 
 def _assumptions(
@@ -210,13 +237,18 @@ def _assumptions(
             "the server sums, clips nothing itself and adds the noise honestly" if not algorithm.upload.shared_noise
             else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
         ]  # fmt: skip
-        if isinstance(getattr(algorithm.upload, "source", None), BandedNoise):
+        if _correlated(algorithm.upload):
             told.append("noise is correlated over rounds and counted as one release of the whole run")
         return told
+    if algorithm.cohort.paid is not None:
+        cohorts["worst"] = (
+            "cohorts follow what clients told of their records, a release that is counted; therefore every client is "
+            "accounted for all rounds"
+        )
     if algorithm.cohort is not algorithm.cohort.base:
         cohorts[participation] += "; who of them answers does not depend on records"
     told = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
-    if isinstance(local.privatizer.source, BandedNoise):  # type: ignore[attr-defined]
+    if _correlated(local.privatizer):
         told[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
     told.append(
         "the numbers of records of all clients are public"
@@ -238,6 +270,12 @@ def _assumptions(
                 f"{colluders} of a cohort help the adversary"
             )
     return told
+
+
+def _correlated(part: Any) -> bool:
+    """Whether a part draws its noise from a source that says it is."""
+    source = getattr(part, "source", None)
+    return source is not None and not source.fresh
 
 
 def _sampling_words(steps: list[Any]) -> str:

@@ -14,20 +14,39 @@ from fedjax_dp.models import Model
 from fedjax_dp.noise import NoiseSource, Place, WhiteNoise, priced
 from fedjax_dp.values import ravel, structure, value
 
+LEAST_CLIP = 1e-12  # noise over batches and cohorts is still a float32 then
+
 
 class Privatizer(Protocol):
-    """Turns a batch into the gradient that a local step uses, as one flat vector in the order of the parameters."""
+    """Turns a batch into the gradient that a local step uses, as one flat vector in the order of the parameters.
+
+    Facts (`facts.FACTS`), on which the Guarantee rests:
+    gap           why there is no epsilon, where there is none;
+    assumptions   what must be true for the event to be;
+    client_noise  noise multiplier of every client, None without privacy;
+    event         what `steps` local steps of one client release; `rates`: the learning rates of the last steps of all
+                  rounds;
+    unit          of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor where each record is
+                  clipped;
+    on_upload     noise joins in the last step that is taken and hides the whole way of the round's steps, which have to
+                  be contractions; False: the gradient of every step is noised by itself.
+    """
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]: ...
 
-    def client_noise(self, num_clients: int) -> Any: ...  # noise multiplier of every client, None without privacy
+    def client_noise(self, num_clients: int) -> Any: ...
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event: ...
 
+    def unit(self, divisor: int) -> float: ...
+
     @property
-    def gap(self) -> str | None: ...  # why there is no epsilon, where there is none
+    def on_upload(self) -> bool: ...
+
+    @property
+    def gap(self) -> str | None: ...
 
     @property
     def assumptions(self) -> tuple[str, ...]: ...
@@ -41,6 +60,7 @@ class NonPrivate:
 
     gap = "gradients are neither clipped nor noised"
     assumptions = ()
+    on_upload = False
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
@@ -53,6 +73,9 @@ class NonPrivate:
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
         raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "nothing is to be accounted for")
+
+    def unit(self, divisor: int) -> float:
+        return 0.0
 
     def check(self, num_clients: int) -> None:
         pass
@@ -76,6 +99,8 @@ class RecordGaussian:
     bound: Bound = ClipRecords()
     source: NoiseSource = WhiteNoise()
 
+    on_upload = False
+
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
@@ -94,11 +119,15 @@ class RecordGaussian:
         """
         sampling = batches.sampling(records)
         poisson = isinstance(sampling, events.Poisson)
-        if poisson and isinstance(self.bound, ClipBatch):
-            raise errors.refuse("bound", "ClipBatch", "ClipRecords for Poisson batches", "or use batches of fixed size")
+        if poisson and not self.bound.per_record:
+            name = type(self.bound).__name__
+            raise errors.refuse("bound", name, "ClipRecords for Poisson batches", "or use batches of fixed size")
         adjacency = events.Adjacency.ADD_REMOVE if poisson else events.Adjacency.REPLACE_ONE
         times = steps // sampling.steps_per_epoch if isinstance(sampling, events.Shuffled) else steps
         return priced(self.source, noise, sampling, adjacency, steps, times)
+
+    def unit(self, divisor: int) -> float:
+        return 1 / divisor if self.bound.per_record else 1.0
 
     @property
     def gap(self) -> str | None:
@@ -133,6 +162,8 @@ class OutputGaussian:
     literal: bool = structure(default=False)
     every_step: bool = structure(default=False)
 
+    on_upload = True
+
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
@@ -165,6 +196,9 @@ class OutputGaussian:
         seen = noise * float(rates.min()) if self.literal else noise
         return priced(self.source, seen, sampling, events.Adjacency.REPLACE_ONE, 1, 1)
 
+    def unit(self, divisor: int) -> float:
+        return 1.0
+
     @property
     def gap(self) -> str | None:
         return self.bound.gap
@@ -176,7 +210,7 @@ class OutputGaussian:
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
-        if not isinstance(self.bound, ClipBatch | ClipRecords):
+        if self.bound.gap or self.bound.assumption:
             raise errors.refuse("bound", type(self.bound).__name__, "ClipBatch or ClipRecords for noise on the upload")
 
 
@@ -194,6 +228,8 @@ def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
 def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:
     """Refuse a clip norm or noise that cannot be meant."""
     errors.require_positive("clip_norm", float(clip_norm), "use an algorithm without privacy to train without clipping")
+    if float(clip_norm) < LEAST_CLIP:
+        raise errors.refuse("clip_norm", float(clip_norm), f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
     noise = np.asarray(noise_multiplier)
     if noise.ndim > 1 or (noise.ndim == 1 and noise.shape[0] != num_clients):
         raise errors.refuse("noise_multiplier", f"shape {noise.shape}", f"one number or {num_clients} of them")

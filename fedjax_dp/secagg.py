@@ -8,7 +8,8 @@ Who is masked against whom: every pair of the cohort, or the k neighbours of a r
 in every round (Bell et al. 2020). On that ring, with a fraction g of r members colluding with the server, the honest
 ones can be split only if k/2 consecutive positions collude at two places, probability at most (r g^(k/2))^2 / 2; a
 member stands alone with probability at most g^k. The server knows the masks of members that dropped out, so they count
-as colluding.
+as colluding. The Guarantee counts the worst case instead of the probability: below k of these all honest members stay
+together, from k on one may stand alone.
 
 Not simulated: key agreement and secret sharing (seeds of dropped members are always recovered), and the masks of their
 own by which members whose message is only late stay covered. All masks come from one seeded generator in one process:
@@ -150,6 +151,14 @@ class SecureSum:
         return float(nearest if int(nearest) <= bound else np.nextafter(nearest, 0)) * 2.0**-self.fractional_bits
 
     secret = True
+
+    def hidden_among(self, members: int, helpers: int) -> int:
+        """All honest ones, unless helpers can cut one out of the ring by k/2 positions in a row on either side.
+
+        The worst case over shufflings: the ring is drawn afresh in every round, so over many rounds it happens.
+        """
+        alone = self.neighbours is not None and helpers >= self.neighbours
+        return 1 if alone else members - helpers
 
     @property
     def resolution(self) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import algorithm as algorithms
-from fedjax_dp import errors, gradients, metrics
+from fedjax_dp import errors, facts, gradients, metrics
 from fedjax_dp import feed as feeds
 from fedjax_dp.algorithm import Algorithm, Fed, RoundReport, ServerState
 from fedjax_dp.clients import Execution, all_devices
@@ -51,15 +51,20 @@ class Simulation(NamedTuple):
 
 
 def run_key(seed: int) -> jax.Array:
-    """The one key of a run. Every draw derives from it by role, round, client and step."""
+    """The one key of a run. Every draw derives from it by role, round, client and step.
+
+    Raises: ConfigurationError for a seed of more than 32 bits, which JAX would take for another.
+    """
+    errors.require_integer("seed", seed, 0, 2**32 - 1)
     return jax.random.key(seed, impl="threefry2x32")
 
 
 def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model | None = None) -> None:
     """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
     errors.require_count("rounds", rounds)
+    facts.require_present(algorithm)
     algorithm.cohort.check(data.num_clients)
-    algorithm.local.check(np.asarray(data.sizes), model)
+    algorithm.local.check(np.asarray(data.sizes), model, rounds)
     algorithm.upload.check(data.num_clients)
     algorithm.server.check()
     algorithm.transport.check(algorithm.cohort.members(data.num_clients))

@@ -10,18 +10,51 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.noise import NoiseSource, Place, WhiteNoise
+from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamSums, Unit
+from fedjax_dp.accounting.events import repeated
+from fedjax_dp.noise import NoiseSource, Place, WhiteNoise, priced
 from fedjax_dp.privatizer import check_mechanism
 from fedjax_dp.values import role_key, structure, value
 
 LARGEST_POISSON = 2**16  # mean up to which float32 draws Poisson numbers faithfully
 
 
-class Upload(Protocol):
-    """The way of an update from the client to the server. All but `PlainUpload` have a noise_multiplier."""
+class Attendance(NamedTuple):
+    """How a client attends the noisy sums of a run, in the eyes of the adversary."""
 
-    extra: int  # numbers that travel with an update
-    shared_noise: bool  # clients add shares of the noise, so that only their sum hides anybody
+    sampling: Sampling  # of clients; FullBatch() where who takes part is public
+    adjacency: Adjacency
+    rounds: int  # sums in all
+    times: float  # of them with this client, at most
+    spacing: int  # rounds between two of these, at least
+    members: int  # of a cohort
+    honest: int  # of them, whose noise counts
+    resolution: float  # of the sum
+    size: int  # parameters of the model
+
+
+class Upload(Protocol):
+    """The way of an update from the client to the server. All that hide whole clients have a noise_multiplier.
+
+    Facts (`facts.FACTS`), on which the Guarantee rests:
+    unit          Unit.CLIENT where updates are bounded and noised; None: no more privacy than the local steps give;
+    amplified     sums are accounted for as over hidden samples of clients, where cohorts are hidden;
+    shared_noise  clients add shares of the noise, so that only their sum hides anybody;
+    extra         numbers that travel with an update;
+    event         what a run releases of a client that attends it so, at a noise multiplier.
+    """
+
+    shared_noise: bool
+
+    @property
+    def unit(self) -> Unit | None: ...
+
+    @property
+    def amplified(self) -> bool: ...
+
+    extra: int
+
+    def event(self, noise: float, attendance: Attendance) -> Event: ...
 
     def init(self) -> Any: ...  # what the server keeps
 
@@ -40,9 +73,15 @@ class Sent(NamedTuple):
 
     members: int  # positions of the cohort
     resolution: float  # smallest difference that the sum can carry; 0 for floats
+    limit: float = math.inf  # largest coordinate that it can carry of each member
 
     def room(self, clip_norm: jax.Array | float, size: int) -> jax.Array:
-        """The norm that leaves room for rounding each coordinate, so that what is summed stays within `clip_norm`."""
+        """The norm that leaves room for rounding each coordinate, so that what is summed stays within `clip_norm`.
+
+        And within what the sum can carry: a message that does not fit stops the run, which would tell of it.
+        """
+        if math.isfinite(self.limit):
+            clip_norm = jnp.minimum(clip_norm, self.limit)
         return jnp.maximum(clip_norm - size**0.5 / 2 * self.resolution, 0.0)
 
 
@@ -50,8 +89,13 @@ class Sent(NamedTuple):
 class PlainUpload:
     """As it is. What the local steps did is all the privacy there is."""
 
+    unit = None
+    amplified = False
     extra = 0
     shared_noise = False
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
 
     def init(self) -> tuple:
         return ()
@@ -86,8 +130,16 @@ class ClientGaussian:
     source: NoiseSource = WhiteNoise()
     by_tensor: bool = structure(default=False)
 
+    unit = Unit.CLIENT
     extra = 0
     shared_noise = False
+
+    @property
+    def amplified(self) -> bool:
+        return self.source.fresh
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        return noisy_sums(self.source, noise, attendance)
 
     def init(self) -> tuple:
         return ()
@@ -137,8 +189,16 @@ class AdaptiveClientGaussian:
     bit_noise: float
     source: NoiseSource = WhiteNoise()
 
+    unit = Unit.CLIENT
     extra = 1
     shared_noise = False
+
+    @property
+    def amplified(self) -> bool:
+        return self.source.fresh
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        return noisy_sums(self.source, noise, attendance)
 
     def init(self) -> ClipState:
         return ClipState(jnp.asarray(self.clip_norm, jnp.float32))
@@ -187,8 +247,24 @@ class ClientSkellam:
     clip_norm: float
     noise_multiplier: float
 
+    unit = Unit.CLIENT
+    amplified = False
     extra = 0
     shared_noise = True
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        """Secure sums with the honest clients' shares of the noise, in units of the ring.
+
+        Rounding to the ring adds at most 1/2 to each of d coordinates, so norms grow by sqrt(d)/2.
+        """
+        clip = float(self.clip_norm) / attendance.resolution
+        l2 = clip + np.sqrt(attendance.size) / 2
+        variance = (noise * clip) ** 2 * attendance.honest / attendance.members
+        one = SkellamSums(
+            variance=variance, l2=l2, l1=min(np.sqrt(attendance.size) * l2, l2 * l2), adjacency=Adjacency.REPLACE_ONE,
+            count=1, unit=Unit.CLIENT,
+        )  # fmt: skip
+        return repeated(one, attendance.times)
 
     def init(self) -> tuple:
         return ()
@@ -224,6 +300,17 @@ class ClientSkellam:
                 "fractional_bits", f"{-np.log2(resolution):g}", f"few enough for exact integer noise, whose Poisson "
                 f"numbers have mean {mean:.3g} and may have {LARGEST_POISSON}", "take fewer bits for the fraction",
             )  # fmt: skip
+
+
+def noisy_sums(source: NoiseSource, noise: float, attendance: Attendance) -> Event:
+    """Sums that the server noises: one by one, or as one release of the whole run where noise is correlated."""
+    at = attendance
+    if not source.fresh:
+        times = min(int(np.ceil(at.times)), -(-at.rounds // at.spacing))
+        return priced(source, noise, FullBatch(), Adjacency.REPLACE_ONE, at.rounds, times, at.spacing, Unit.CLIENT)
+    if isinstance(at.sampling, FullBatch):
+        return repeated(priced(source, noise, at.sampling, at.adjacency, 1, 1, 1, Unit.CLIENT), at.times)
+    return priced(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)
 
 
 def clipped(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:

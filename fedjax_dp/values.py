@@ -51,7 +51,13 @@ def value(cls: type[T]) -> type[T]:
         return made(**dict(zip(fixed, structures)), **dict(zip(numbers, leaves)))
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    made.__made_by_value__ = made
     return made
+
+
+def is_value(part: Any) -> bool:
+    """Whether the exact class of a part was made by `value`."""
+    return vars(type(part)).get("__made_by_value__") is type(part)
 
 
 def checksum(*trees: Any) -> str:

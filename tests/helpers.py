@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedjax_dp import errors
 from fedjax_dp.algorithm import init, run_round
 from fedjax_dp.clients import Execution
-from fedjax_dp.cohort import Members
+from fedjax_dp.cohort import SEEN, Members
 from fedjax_dp.data import Dataset, federate, power_law_sizes
 from fedjax_dp.simulation import check, numbers, run_key
 from fedjax_dp.values import structure, value
@@ -46,10 +46,17 @@ class GivenCohort:
     count: int = structure()
 
     drawn, fixed, once, turns = True, True, True, 1
+    gap, paid = None, None
 
     @property
     def base(self):
         return self
+
+    def hidden(self, num_clients, known):
+        return SEEN
+
+    def spacing(self, num_clients):
+        return 1
 
     def members(self, num_clients):
         return self.count
@@ -80,10 +87,17 @@ class GivenCohorts:
     size: int = structure()
 
     drawn, fixed, once, turns = True, True, True, 1
+    gap, paid = None, None
 
     @property
     def base(self):
         return self
+
+    def hidden(self, num_clients, known):
+        return SEEN
+
+    def spacing(self, num_clients):
+        return 1
 
     def members(self, num_clients):
         return self.size
@@ -109,6 +123,8 @@ class GivenNoise:
     """Noise from a table `(rounds, clients, steps, size)` instead of a generator."""
 
     table: jax.Array
+
+    fresh, bands = True, (1.0,)
 
     def draw(self, key, place, size):
         return self.table[place.round, place.client, place.step][:size]

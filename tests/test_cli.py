@@ -216,6 +216,20 @@ def test_resume_of_another_configuration_is_refused(capsys):
     assert "data of the resumed run must be unchanged" in capsys.readouterr().err
 
 
+def test_a_configuration_that_was_edited_is_not_promised_for(capsys):
+    """Noise, rounds, delta: what is resumed is what began, or the Guarantee would be another run's."""
+    assert cli.main(["run", "--out", "edited", *QUICK]) == 0
+    file = pathlib.Path("edited/config.toml")
+    for before, after in (("local_steps = 2", "local_steps = 1"), ("seed = 0", "seed = 1")):
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after))
+        assert cli.main(["run", "--resume", "edited"]) == 2
+        assert "config.toml of the resumed run must be the one that the run began with" in capsys.readouterr().err
+        file.write_text(text)
+    assert cli.main(["run", "--resume", "edited"]) == 0
+
+
 def test_resume_of_another_version_is_refused(capsys):
     assert cli.main(["run", *QUICK, "--out", "r"]) == 0
     about = json.loads(pathlib.Path("r/run.json").read_text())

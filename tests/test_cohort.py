@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_dp as fdp
 from fedjax_dp import cohort, errors
 
 N, DRAWS = 12, 40_000
@@ -31,8 +32,8 @@ LAWS = {
     "md equal": cohort.MultinomialCohort(draws=5, equal=True),
     "importance": cohort.MultinomialCohort(draws=5, probabilities=np.arange(1, N + 1) / 78),
     "md, each": cohort.MultinomialCohort(draws=5, one_by_one=True),
-    "dropout": cohort.Dropout(cohort=cohort.UniformCohort(size=4), rate=0.3),
-    "first": cohort.FirstResponders(cohort=cohort.UniformCohort(size=6), size=3),
+    "dropout": fdp.Dropout(cohort=cohort.UniformCohort(size=4), rate=0.3),
+    "first": fdp.FirstResponders(cohort=cohort.UniformCohort(size=6), size=3),
 }
 
 
@@ -81,10 +82,10 @@ def test_cyclic_cohorts_visit_everyone_equally_far_apart():
 def test_stragglers_are_the_slow_ones():
     pace = np.ones(N)
     pace[0] = 50.0
-    law = cohort.FirstResponders(cohort=cohort.AllClients(), latency=pace, size=6)
+    law = fdp.FirstResponders(cohort=cohort.AllClients(), latency=pace, size=6)
     arrived = messages(sampled(law, 4000)).mean(0)
     with pytest.raises(errors.ConfigurationError, match="of a cohort of fixed size"):
-        cohort.FirstResponders(cohort=cohort.PoissonCohort(size=4), size=2).check(N)
+        fdp.FirstResponders(cohort=cohort.PoissonCohort(size=4), size=2).check(N)
     assert arrived[0] < 0.1 < arrived[1:].min()
     assert law.rates(SHARES) is None
 
@@ -102,10 +103,10 @@ BAD = [
     (cohort.CyclicCohort(size=5), "a divisor of the 12 clients"),
     (cohort.MultinomialCohort(draws=3, probabilities=np.ones(4) / 4), "one for each of the 12 clients"),
     (cohort.MultinomialCohort(draws=3, probabilities=np.r_[np.zeros(1), np.ones(11) / 11]), "positive and of sum 1"),
-    (cohort.Dropout(cohort=cohort.AllClients(), rate=1.0), "dropout must be in [0, 1)"),
-    (cohort.Dropout(cohort=cohort.AllClients(), rate=np.ones(3) / 2), "dropout must be one number or 12 of them"),
-    (cohort.FirstResponders(cohort=cohort.UniformCohort(size=3), size=4), "at most the 3 clients drawn"),
-    (cohort.FirstResponders(cohort=cohort.AllClients(), size=4, latency=0.0), "latency must be positive"),
+    (fdp.Dropout(cohort=cohort.AllClients(), rate=1.0), "dropout must be in [0, 1)"),
+    (fdp.Dropout(cohort=cohort.AllClients(), rate=np.ones(3) / 2), "dropout must be one number or 12 of them"),
+    (fdp.FirstResponders(cohort=cohort.UniformCohort(size=3), size=4), "at most the 3 clients drawn"),
+    (fdp.FirstResponders(cohort=cohort.AllClients(), size=4, latency=0.0), "latency must be positive"),
 ]
 
 

@@ -102,6 +102,45 @@ def test_poisson_batches_include_each_record_independently_at_the_rate():
     np.testing.assert_array_equal(batch.divisor, 4)  # the public size, never the realised one
 
 
+def chance_of_a_gap(draw, population, size, gaps):
+    """P(the first drawn integer is below g) of a sampler, by bisection over 64-bit words."""
+    gaps = np.asarray(gaps)
+
+    @jax.jit
+    def first(high, low):
+        places, drawn = draw((high[:, None], low[:, None]), jnp.int32(population), size)
+        return jnp.where(drawn[:, 0], places[:, 0], population)
+
+    low, high = np.zeros(len(gaps), object), np.full(len(gaps), 2**64, object)
+    while np.any(high - low > 1):  # words from `high` on give a gap of g or more
+        middle = (low + high) // 2
+        words = [np.array([(int(m) >> shift) & (2**32 - 1) for m in middle], np.uint32) for shift in (32, 0)]
+        far = np.asarray(first(*words)) >= gaps
+        low, high = np.where(far, low, middle), np.where(far, middle, high)
+    return np.array([float(int(h)) / 2.0**64 for h in high])
+
+
+@pytest.mark.parametrize(
+    ("population", "size"), [(8, 2), (10, 9), (1_000, 1), (10**6, 10), (2 * 10**9, 20), (2 * 10**9, 2)]
+)
+def test_poisson_draws_have_the_exact_law(population, size):
+    """Inclusion to 1e-9 of the rate and absolutely, whatever the rate; 24-bit uniforms were off by a factor at 1e-8."""
+    rate = size / population
+    gaps = np.unique([1, 2, 3, 10, max(1, population // 100), population // size])
+    gaps = gaps[gaps < min(population, 2**31 - 2)]
+    wanted = -np.expm1(gaps * np.log1p(-rate))
+    found = chance_of_a_gap(draws.independent, population, size, gaps)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+    def in_float32(words, population, size):
+        rate = jnp.minimum(size / population.astype(jnp.float32), 1.0)
+        gap = jnp.floor(jnp.log1p(-draws.unit_interval(words[0])) / jnp.log1p(-rate)).astype(jnp.int32)
+        return gap, gap < population
+
+    wrong = chance_of_a_gap(in_float32, population, size, gaps)
+    assert np.abs(wrong / wanted - 1).max() > 1e-9
+
+
 def test_poisson_at_rate_one_takes_every_record():
     batch = batches.PoissonBatches(size=6).sample(KEY, jnp.int32(6), 3, 6)
     assert (batch.mask.sum(-1) == 6).all()

@@ -126,6 +126,8 @@ def test_noise_of_whole_clients_is_drawn_once_a_round(data, model):
 class SlowNoise:
     """Noise that is drawn a thousand times over."""
 
+    fresh, bands = True, (1.0,)
+
     def draw(self, key, place, size):
         def again(i, total):
             return total + draws.normals(jax.random.fold_in(key, i), place.step, size)
@@ -141,6 +143,10 @@ class SlowBatches:
     """Batches that are drawn a thousand times over."""
 
     like: FixedBatches
+    even = True
+
+    def divisor(self, records):
+        return self.like.divisor(records)
 
     def count(self, steps, largest):
         return self.like.count(steps, largest)

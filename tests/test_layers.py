@@ -9,17 +9,18 @@ import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [
-    {"errors", "fields", "devices", "values", "draws", "processes", "schedules", "screen", "tables"},
+    {"errors", "facts", "fields", "devices", "values", "draws", "processes", "schedules", "screen", "tables"},
     {"accounting", "data", "gradients"},
+    {"statistics"},
     {"models"},
     {"batches", "bound", "clients", "cohort", "noise", "server"},
-    {"aggregate", "correction", "privatizer", "secagg", "transport"},
+    {"aggregate", "answers", "correction", "privatizer", "secagg", "transport"},
     {"features", "local", "upload"},
     {"algorithm"},
     {"feed"},
     {"catalogue", "metrics", "simulation", "wire"},
-    {"latency", "ledger"},
-    {"claims", "personal", "prescribed"},
+    {"flow", "latency", "ledger"},
+    {"claims", "personal", "prescribed", "scrutiny"},
     {"privacy"},
     {"runs", "checkpoint", "plots"},
     {"population"},
@@ -80,3 +81,27 @@ def test_a_round_starts_without_what_only_accounting_needs():
 def test_modules_fit_a_reader():
     long = {path.name: len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
     assert max(long.values()) <= 400, {name: lines for name, lines in long.items() if lines > 400}
+
+
+PARTS = (
+    "cohort", "answers", "batches", "bound", "noise", "privatizer", "upload", "aggregate", "correction", "features",
+    "transport", "secagg", "server", "local",
+)  # fmt: skip
+
+
+def test_nobody_asks_for_the_class_of_a_part():
+    """What must be known of a part it states itself (`facts`); its class is known to its own module alone."""
+    home = {
+        node.name: module for module in PARTS for node in ast.parse((ROOT / f"{module}.py").read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }  # fmt: skip
+    assert {"UniformCohort", "ClipRecords", "OutputGaussian", "PlainUpload", "SecureSum"} <= set(home)
+    found = []
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+            compared = isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+            if asked or compared:
+                names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} & set(home)
+                found += [f"{path.name}:{node.lineno} {name}" for name in names if home[name] != path.stem]
+    assert not found

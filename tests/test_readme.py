@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import dataclasses
 import doctest
 import importlib.util
 import json
@@ -43,6 +44,19 @@ def test_example_runs_in_under_12_lines(capsys):
     fdp.simulate(names["algorithm"], names["data"], rounds=1, model=names["model"])
     assert "epsilon" in out
     assert float(re.search(r"accuracy (\d\.\d+)", out).group(1)) > 0.6
+
+
+def test_a_part_of_ones_own_is_priced_and_named():
+    (part,) = [block for block in blocks("py") if "class MyNoise" in block]
+    names = {}
+    exec(compile(part, "README.md", "exec"), names)
+    dataset = fdp.load("digits")
+    data = fdp.federate(dataset, fdp.iid(dataset.y_train, fdp.equal_sizes(1000, 10), seed=0))
+    ours = fdp.dpnfl(cohort_size=5, batch_size=10, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=2)
+    theirs = dataclasses.replace(ours, local=dataclasses.replace(ours.local, privatizer=names["private"]))
+    one, other = (fdp.guarantee(a, data, rounds=3, delta=1e-5) for a in (ours, theirs))
+    assert one.epsilon == other.epsilon
+    assert any(line.startswith("on the word of MyNoise (noise source): ") for line in other.assumptions)
 
 
 def test_set_up_is_exactly_two_commands():

@@ -19,14 +19,19 @@ from fedjax_dp.testing import (
     check_algorithm,
     check_audit,
     check_keys,
+    check_masks,
     check_noise,
     check_order,
     check_padding,
     check_sampling,
     check_sensitivity,
+    check_statements,
 )  # fmt: skip
 from fedjax_dp.testing.invariance import drops_first
+from fedjax_dp.testing.keys import noise_every_four_rounds
+from fedjax_dp.testing.masks import same_masks, unmasked_first
 from fedjax_dp.testing.sensitivity import loose_clip
+from fedjax_dp.testing.statements import LEAKS
 
 COMMON = {"cohort_size": 2, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 NOISE = {"clip_norm": 0.7, "noise_multiplier": 1.3}
@@ -122,7 +127,8 @@ def test_a_right_algorithm_passes_every_check_and_each_rejects_its_wrong_program
     rejected = {report.law.removeprefix("wrong program ") for report in found if report.law.startswith("wrong")}
     assert rejected == {
         "first_records", "first_clients", "counts_padding", "drops_first", "reused_round_key", "loose_clip",
-        "unclipped_bias", "clip_per_batch", "faint_noise", "half_noise",
+        "unclipped_bias", "clip_per_batch", "faint_noise", "half_noise", "undeclared_gradient", "repeated_gradient",
+        "reading_correction",
     }  # fmt: skip
     assert all("\n" not in str(report) for report in found)
 
@@ -257,3 +263,25 @@ def test_what_cannot_be_checked_is_refused(data):
     assert "has an epsilon" in refusal(check_sensitivity, fdp.cpfed(**COMMON, **NOISE, clipping="none"), data)
     assert "given with an algorithm" in refusal(check_noise, right())
     assert "batch_size" in refusal(check_order, right(batch_size=6), data)
+
+
+@pytest.mark.parametrize("program", [LEAKS[0], *(pytest.param(leak, marks=pytest.mark.slow) for leak in LEAKS[1:])])
+def test_a_way_past_what_is_accounted_for_is_found(program, data):
+    honest = fdp.dp_fedavg(**COMMON, **NOISE) if program.__name__ == "unnoised_term" else right()
+    assert rejection(check_statements, program(honest), data) not in ("nothing", "more than a line")
+    assert "rejected" in str(check_statements(honest, data)[-1])
+
+
+@pytest.mark.parametrize("bits", [32, pytest.param(64, marks=pytest.mark.slow)])
+def test_a_message_that_is_not_masked_is_found(bits, data):
+    algorithm = fdp.cpfed(**{**COMMON, "cohort_size": 3}, **NOISE, ring_bits=bits)
+    assert "rejected" in str(check_masks(algorithm, data)[-1])
+    for program, words in ((unmasked_first, "every bit of a member's message"), (same_masks, "of two rounds")):
+        assert words in rejection(check_masks, program(algorithm), data)
+
+
+@pytest.mark.slow
+def test_server_noise_that_comes_back_after_four_rounds_is_found(data):
+    assert "no noise is used twice" in rejection(
+        check_keys, noise_every_four_rounds(fdp.dp_fedavg(**COMMON, **NOISE)), data
+    )

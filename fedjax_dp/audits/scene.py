@@ -23,7 +23,7 @@ from fedjax_dp.audits.worlds import (
     tensors_of,
 )  # fmt: skip
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import ledger_of, paid_for, unit_of
+from fedjax_dp.ledger import ledger_of, unit_of
 from fedjax_dp.models import Model
 
 CANARY_NAMES = ("gradient", *CANARIES)
@@ -59,7 +59,7 @@ def set_scene(
         played = linear_model(tensors_of(parameters))
         staged = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
     options: dict[str, Any] = {"seed": seed, "view": view, "colluders": colluders, "model": played}
-    promise = privacy.guarantee(algorithm, staged, rounds=rounds, delta=delta, accountant=accountant, **options)
+    promise = privacy.stated(algorithm, staged, rounds=rounds, delta=delta, accountant=accountant, **options)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
             "algorithm", "no epsilon", "one that has a Guarantee to be tested",
@@ -101,7 +101,7 @@ def _most_exposed(promise: Guarantee, data: FederatedData) -> int:
 
 def _release(algorithm: Algorithm, event: Event, client: int) -> Release:
     """What one noisy sum of the run is to the accountants."""
-    steps = [step for step, _ in event.leaves() if step != paid_for(algorithm)]
+    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.paid]
     if not steps:
         raise errors.refuse("client", client, "one that takes part", "it is in no cohort of this seed")
     return steps[-1]

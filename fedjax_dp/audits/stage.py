@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedjax_dp.answers import Answers
 from fedjax_dp.bound import Records, StepReport
-from fedjax_dp.cohort import Answers, Cohort, Members
+from fedjax_dp.cohort import Cohort, Members
 from fedjax_dp.models import Linen, Model, NetworkModel
 from fedjax_dp.noise import Place
 from fedjax_dp.privatizer import Privatizer

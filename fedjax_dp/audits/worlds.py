@@ -13,11 +13,9 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.audits.ears import Alignment, Directions
 from fedjax_dp.audits.game import Canary, Game
 from fedjax_dp.audits.stage import FOLLOWING, WITHDRAWN, linear_model
-from fedjax_dp.bound import ScaleGradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import unit_of
 from fedjax_dp.models import Model
-from fedjax_dp.privatizer import OutputGaussian
 from fedjax_dp.simulation import numbers, run_key
 from fedjax_dp.values import changed, ravel, role_key
 
@@ -77,7 +75,7 @@ def others_for(algorithm: Algorithm, place: "Place") -> tuple[str, ...]:
     """What the gradients of the other records may be to tell the most of the canary; see `gradient_game`."""
     if place.coins[-1] > 0:
         return ("zero",)
-    several = isinstance(algorithm.local.privatizer, OutputGaussian) and algorithm.local.steps > 1
+    several = algorithm.local.privatizer.on_upload and algorithm.local.steps > 1
     return ("opposite", "zero", "following") if several else ("opposite", "zero")
 
 
@@ -152,8 +150,8 @@ def staging(seed: int, client: int, step: Release) -> dict[str, Any]:
 def length_of(algorithm: Algorithm) -> float:
     """How long the gradients of the worst case are."""
     part: Any = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
-    bound = getattr(part, "bound", None)
-    return float(bound.gradient_bound) if isinstance(bound, ScaleGradients) else BEYOND * float(part.clip_norm)
+    allowed = getattr(getattr(part, "bound", None), "gradient_bound", None)
+    return BEYOND * float(part.clip_norm) if allowed is None else float(allowed)
 
 
 def _gradients(model: Model, records: np.ndarray) -> np.ndarray:

@@ -9,14 +9,13 @@ import optax
 from fedjax_dp import errors
 from fedjax_dp.aggregate import ESTIMATORS, Aggregate
 from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.answers import Dropout, FirstResponders
 from fedjax_dp.batches import Batches, EpochBatches, FixedBatches, FullBatches, PoissonBatches, ReplacementBatches
 from fedjax_dp.bound import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
 from fedjax_dp.cohort import (
     AllClients,
     Cohort,
     CyclicCohort,
-    Dropout,
-    FirstResponders,
     MultinomialCohort,
     PoissonCohort,
     UniformCohort,
@@ -130,7 +129,7 @@ def assemble(
     if given["microbatch"] is not None:
         errors.require_count("microbatch", given["microbatch"])
         bound = getattr(privatizer, "bound", None)
-        if not isinstance(bound, ClipRecords):
+        if not hasattr(bound, "microbatch"):
             raise errors.refuse("microbatch", given["microbatch"], "left out where no record is clipped", "drop it")
         privatizer = changed(privatizer, bound=ClipRecords(microbatch=given["microbatch"]))
     ring = {"bits": given["ring_bits"], "fractional_bits": given["fractional_bits"], "neighbours": given["neighbours"]}

@@ -18,11 +18,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, metrics
+from fedjax_dp.accounting import FullBatch
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.batches import FixedBatches, PoissonBatches, ReplacementBatches
 from fedjax_dp.clients import Execution
-from fedjax_dp.correction import L2Penalty, Proximal
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.facts import of_the_project
 from fedjax_dp.metrics import Evaluation
 from fedjax_dp.models import Model
 from fedjax_dp.simulation import run_key
@@ -91,9 +91,10 @@ def _structure(job: Job) -> Any:
 
 def _follows_largest(algorithm: Algorithm) -> bool:
     """Whether steps or arrays depend on the number of records of the largest client."""
-    apart = isinstance(algorithm.local.batches, FixedBatches | ReplacementBatches | PoissonBatches)
-    whole = [c for c in algorithm.local.corrections if not isinstance(c, L2Penalty | Proximal)]
-    return not apart or bool(whole) or algorithm.aggregate.needs_loss
+    local = algorithm.local
+    apart = local.batches.even and not isinstance(local.batches.sampling(2**31), FullBatch)
+    plain = all(of_the_project(c) and not (c.keeps or c.looks) for c in local.corrections)
+    return not (apart and plain) or algorithm.aggregate.needs_loss
 
 
 class _Numbers(NamedTuple):

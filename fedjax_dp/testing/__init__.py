@@ -25,17 +25,19 @@ A noise source, a bounded sum or a sampler that is a plain function is checked a
 wrong program faint_noise: rejected, wanted rejected (standard deviation of the noise)
 """
 
+from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing.audit import check_audit
 from fedjax_dp.testing.invariance import check_order, check_padding
 from fedjax_dp.testing.keys import check_keys
+from fedjax_dp.testing.masks import check_masks
 from fedjax_dp.testing.noise import check_noise
 from fedjax_dp.testing.sampling import check_sampling
 from fedjax_dp.testing.sensitivity import check_sensitivity
+from fedjax_dp.testing.statements import check_statements
 from fedjax_dp.testing.suite import check_algorithm
-from fedjax_dp.testing.verdict import Report
 from fedjax_dp.testing.wrong import MORE_WRONG, WRONG
 
 __all__ = [
-    "MORE_WRONG", "WRONG", "Report", "check_algorithm", "check_audit", "check_keys", "check_noise", "check_order",
-    "check_padding", "check_sampling", "check_sensitivity",
+    "MORE_WRONG", "WRONG", "Report", "check_algorithm", "check_audit", "check_keys", "check_masks", "check_noise",
+    "check_order", "check_padding", "check_sampling", "check_sensitivity", "check_statements",
 ]  # fmt: skip

@@ -10,16 +10,18 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.batches import Batch
-from fedjax_dp.bound import ClipRecords, Records
+from fedjax_dp.bound import Records
 from fedjax_dp.clients import Execution
 from fedjax_dp.cohort import AllClients, Members
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.noise import Place
+from fedjax_dp.prescribed import clips_records
 from fedjax_dp.simulation import check
+from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import probe
 from fedjax_dp.testing.probe import Setup
-from fedjax_dp.testing.verdict import Report, rejections, require
+from fedjax_dp.testing.verdict import rejections
 from fedjax_dp.testing.wrong import Wrong, posing
 from fedjax_dp.values import changed
 
@@ -142,7 +144,7 @@ def _last_as_padding(right: Any, key: jax.Array, round_index: jax.Array, shares:
 def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
     algorithm, data = probe.few(probe.bare(algorithm), data, most=1)
     data = probe.own_records(data)
-    clips = isinstance(getattr(algorithm.local.privatizer, "bound", None), ClipRecords)
+    clips = clips_records(algorithm)
     poisons = (
         [data.x[0]] if data.tokens else [1e4 * (1 + np.abs(data.x[0]))] + [np.full_like(data.x[0], np.nan)] * clips
     )

@@ -17,18 +17,31 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import noise_of, unit_of
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.simulation import check, numbers
+from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import probe
 from fedjax_dp.testing.probe import Setup
 from fedjax_dp.testing.sampling import DRAWS, drawn_batches, first_records
-from fedjax_dp.testing.verdict import Report, certainty, count_deviate, largest_deviate, limit, rejections, require
-from fedjax_dp.testing.wrong import Wrong, frozen_server_noise, reused_round_key
+from fedjax_dp.testing.verdict import rejections
+from fedjax_dp.testing.wrong import Wrong, frozen_server_noise, posing, reused_round_key
 from fedjax_dp.values import changed
 
-TRIALS = 4  # runs whose noise is compared
+TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
 COORDINATES = 64  # compared
 
-REUSED = (reused_round_key, frozen_server_noise)
+
+def noise_every_four_rounds(algorithm: Algorithm) -> Algorithm:
+    """The server draws its noise of every four rounds again in the next four."""
+    if algorithm.upload.unit is None or algorithm.upload.shared_noise:
+        raise errors.refuse("upload", type(algorithm.upload).__name__, "one that the server noises")
+    return changed(algorithm, upload=posing(algorithm.upload, "release", _every_four))
+
+
+def _every_four(right: Any, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+    return right.release(key, round_index % 4, *rest)
+
+
+REUSED = (reused_round_key, frozen_server_noise, noise_every_four_rounds)
 
 
 def check_keys(
@@ -37,11 +50,11 @@ def check_keys(
 ) -> list[Report]:  # fmt: skip
     """No noise vector and no batch is used twice; the same seed gives the same bits, another one others.
 
-    Looked at: the noise of every (run, round, client, local step) among 4 runs, 3 rounds and up to 6 clients, or of
+    Looked at: the noise of every (run, round, client, local step) among 4 runs, 12 rounds and up to 6 clients, or of
     every (run, round) for noise on whole clients, each against each other; how often two batches of one client are
     identical, against chance (batches without replacement and Poisson batches); one run traced and run twice.
     wrong    programs that the same check must reject, those that do not apply left out: the same noise every round, by
-             clients or by the server. For an algorithm without noise: the first records.
+             clients or by the server, or every four rounds. For an algorithm without noise: the first records.
     Errors:  distinct noise is taken for equal with probability below 1e-12 a pair from 6 coordinates on, equal noise is
              always found. Models of fewer than 6 parameters are refused. False alarm of batches 1e-6; a batch that is
              always used again is found.
@@ -64,7 +77,7 @@ def check_keys(
 
 
 def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
-    rounds = 3
+    rounds = ROUNDS
     if unit_of(algorithm) is Unit.CLIENT:
         size = probe.size_of(model)
         watched = probe.still(changed(algorithm, server=probe.adding()), data)

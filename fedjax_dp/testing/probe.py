@@ -22,19 +22,17 @@ from fedjax_dp.accounting.events import GaussianSteps, SkellamSums
 from fedjax_dp.aggregate import ESTIMATORS
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.batches import Batch, Batches
-from fedjax_dp.bound import ClipBatch
 from fedjax_dp.clients import Execution
-from fedjax_dp.cohort import AllClients, CyclicCohort
+from fedjax_dp.cohort import AllClients
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import ledger_of, natural_view, noise_of, paid_for, unit_of, unprotected, with_noise
+from fedjax_dp.ledger import natural_view, noise_of, training_of, unit_of, unprotected, with_noise
 from fedjax_dp.local import LocalRule
 from fedjax_dp.models import Model
-from fedjax_dp.noise import BandedNoise
-from fedjax_dp.privatizer import OutputGaussian
+from fedjax_dp.noise import NoiseSource
 from fedjax_dp.server import Server
 from fedjax_dp.simulation import numbers, run_key
 from fedjax_dp.transport import PlainSum
-from fedjax_dp.upload import AdaptiveClientGaussian, PlainUpload
+from fedjax_dp.upload import PlainUpload
 from fedjax_dp.values import changed, ravel, value
 
 CLIENTS = 6  # looked at, of those that there are
@@ -213,8 +211,8 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     unit = unit_of(algorithm)
     view = "uploads" if unit is Unit.RECORD else None
     once = 1 if unit is Unit.RECORD else rounds
-    events = ledger_of(algorithm, data, once, 0, "worst", view, model=model)
-    steps = [[step for step, _ in event.leaves() if step != paid_for(algorithm)] for event in events]
+    events = training_of(algorithm, data, once, 0, "worst", view, model=model)
+    steps = [[step for step, _ in event.leaves()] for event in events]
     noise = np.array([min(step.noise_multiplier for step in each) for each in steps])
     first = steps[0][0]
     if isinstance(first, SkellamSums):
@@ -223,18 +221,16 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
         return Claim(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
     assert isinstance(first, GaussianSteps)
     source = getattr(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload, "source", None)
-    if isinstance(source, BandedNoise):
+    if source is not None and not source.fresh:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
     return Claim(noise, first.adjacency, unit)
 
 
-def _reach(algorithm: Algorithm, data: FederatedData, source: BandedNoise, records: int, rounds: int) -> float:
+def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:
     """By how much correlation over releases raises the sensitivity that the event was divided by."""
-    coefficients = np.asarray(source.coefficients, float)
+    coefficients = np.asarray(source.bands, float)
     if unit_of(algorithm) is Unit.CLIENT:
-        cohort = algorithm.cohort.base
-        cyclic = isinstance(cohort, CyclicCohort)
-        apart = data.num_clients // cohort.members(data.num_clients) if cyclic else 1
+        apart = algorithm.cohort.spacing(data.num_clients)
         return correlated.sensitivity(coefficients, rounds, -(-rounds // apart), apart)
     local = algorithm.local
     steps = local.batches.count(local.steps, int(records)) + sum(c.extra_gradients for c in local.corrections)
@@ -258,15 +254,16 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     most = local.batches.count(local.steps, data.largest)
     taken = np.array([local.batches.count(local.steps, int(n)) for n in sizes])
     live = np.broadcast_to(np.arange(most) < taken[:, None], (rounds, len(sizes), most))
-    if isinstance(privatizer, OutputGaussian):
+    if privatizer.on_upload:
         rates = np.array([np.asarray(local.rates(jnp.int32(t), data.largest), float) for t in range(rounds)])
         last = np.arange(most) == most - 1
-        factor = rates[0, -1] if privatizer.literal else rates  # the ledger counts literal noise at the smallest rate
+        factor = (
+            rates[0, -1] if getattr(privatizer, "literal", False) else rates
+        )  # the ledger counts literal noise at the smallest rate
         reach = float(clip) * rates.sum(1, keepdims=True) / factor
-        return np.where(last | privatizer.every_step, reach, 0.0)[:, None] + np.zeros(live.shape)
-    batch = np.array([getattr(local.batches, "size", int(n)) for n in sizes], float)
-    by_batch = isinstance(getattr(privatizer, "bound", None), ClipBatch)
-    return np.where(live, float(clip) / (np.ones_like(batch) if by_batch else batch)[:, None], 0.0)
+        return np.where(last | getattr(privatizer, "every_step", False), reach, 0.0)[:, None] + np.zeros(live.shape)
+    unit = np.array([privatizer.unit(local.batches.divisor(int(n))) for n in sizes], float)
+    return np.where(live, float(clip) * unit[:, None], 0.0)
 
 
 def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
@@ -280,8 +277,9 @@ def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
 def told_multiplier(algorithm: Algorithm, claim: Claim) -> Any:
     """The noise on the updates alone: an adaptive clip norm pays its bits from the same budget."""
     upload = algorithm.upload
-    if isinstance(upload, AdaptiveClientGaussian):
-        return (claim.noise**-2 - (2 * float(upload.bit_noise)) ** -2) ** -0.5
+    bit_noise = getattr(upload, "bit_noise", None)
+    if bit_noise is not None:
+        return (claim.noise**-2 - (2 * float(bit_noise)) ** -2) ** -0.5
     return claim.noise
 
 

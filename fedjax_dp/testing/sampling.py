@@ -14,28 +14,19 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import events
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
 from fedjax_dp.algorithm import Algorithm, draw_cohort
-from fedjax_dp.batches import FullBatches
 from fedjax_dp.cohort import Members
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import ledger_of, noise_of, unit_of
 from fedjax_dp.simulation import check
+from fedjax_dp.statistics.sampling import examine_sampling, overlap
+from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import probe
 from fedjax_dp.testing.probe import Setup
-from fedjax_dp.testing.verdict import (
-    Report,
-    certainty,
-    count_deviate,
-    largest_deviate,
-    limit,
-    rejections,
-    require,
-    seen_from,
-)  # fmt: skip
+from fedjax_dp.testing.verdict import rejections
 from fedjax_dp.testing.wrong import RunWords, Wrong, first_records, posing
 from fedjax_dp.values import changed
 
 DRAWS = 4_000  # batches of a client, or cohorts
-POSITIONS = 40  # whose pairs are looked at
 
 
 def first_clients(algorithm: Algorithm) -> Algorithm:
@@ -94,7 +85,7 @@ def check_sampling(
         if data is None:
             raise errors.refuse("data", None, "given with an algorithm")
         check(subject, data, 1)
-        if isinstance(subject.local.batches, FullBatches) and not subject.cohort.drawn:
+        if isinstance(subject.local.batches.sampling(2**31 - 1), FullBatch) and not subject.cohort.drawn:
             wrong = None  # nothing is drawn
 
         def examine(algorithm: Any) -> list[Report]:
@@ -107,7 +98,7 @@ def check_sampling(
 
         def examine(function: Any) -> list[Report]:
             counts = np.asarray(jax.jit(jax.vmap(function))(probe.keys_of(seed, draws)))
-            return _examine("the function", counts[:, None], sampling)
+            return examine_sampling("the function", counts[:, None], sampling)
 
     found = examine(subject)
     return found + rejections(examine, subject, wrong, "raise draws")
@@ -131,10 +122,10 @@ def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
                 f"{np.mean(counts != again):.1%} of draws differ for other features and labels", "none", "exact",
             )
         )  # fmt: skip
-        found += _examine(f"client {i}", counts.reshape(len(counts), -1, counts.shape[-1]), law)
+        found += examine_sampling(f"client {i}", counts.reshape(len(counts), -1, counts.shape[-1]), law)
     for i, (a, b) in enumerate(itertools.pairwise(drawn)):
         least, common = min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3])
-        found += _overlap(f"clients {i} and {i + 1}", a[:, :, :least, :common], b[:, :, :least, :common])
+        found += overlap(f"clients {i} and {i + 1}", a[:, :, :least, :common], b[:, :, :least, :common])
     return found
 
 
@@ -185,101 +176,6 @@ def _counts(gradients: np.ndarray, law: Sampling) -> np.ndarray:
     return (gradients > 0.01 * gradients.max(initial=0.0)).astype(int)
 
 
-def _examine(name: str, counts: np.ndarray, law: Sampling) -> list[Report]:
-    """The assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
-    members = counts.shape[-1]
-    rows = counts.reshape(-1, members)
-    size, total, draws = rows.sum(1), len(rows), rows.sum(0)
-    known = isinstance(law, WithoutReplacement | Shuffled)
-    sized = law.batch_size if known else law.draws if isinstance(law, WithReplacement) else members  # type: ignore
-    found: list[Report] = []
-    if isinstance(law, Poisson):
-        apart = float(count_deviate(size.sum(), total * members, law.rate))
-        spread = total * np.var(size) / max(members * law.rate * (1 - law.rate), 1e-12)
-        kurtosis = (1 - 6 * law.rate * (1 - law.rate)) / max(members * law.rate * (1 - law.rate), 1e-12)
-        wide = (spread / total - 1) / math.sqrt((2 + kurtosis) / total) if law.rate < 1 else 0.0
-        error = math.sqrt((1 - law.rate) / max(law.rate * total * members, 1e-12))
-        found += [
-            require(
-                abs(apart) < limit(), f"{name}: mean size of a batch", f"{size.mean():.4g}",
-                f"{members * law.rate:.4g}", f"{certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
-            ),
-            require(
-                abs(wide) < limit(), f"{name}: variance of the size", f"{np.var(size):.4g}",
-                f"{members * law.rate * (1 - law.rate):.4g}", certainty(),
-            ),
-        ]  # fmt: skip
-    else:
-        wrong = np.unique(size[size != sized])
-        found.append(
-            require(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}", "exact")
-        )  # fmt: skip
-    if isinstance(law, FullBatch):
-        return found
-    rate = sized / members if known else law.rate
-    if isinstance(law, Shuffled):
-        # whoever is in the first batch of an epoch is in no other of it
-        epochs = counts.reshape(-1, law.steps_per_epoch, members).sum(1)
-        found.append(
-            require(epochs.max() <= 1, f"{name}: an epoch takes a record once", f"{epochs.max()}", "1", "exact")
-        )
-        rows = counts[:, :: law.steps_per_epoch].reshape(-1, members)
-        total, draws = len(rows), rows.sum(0)
-    trials, each = (total * law.draws, 1 / members) if isinstance(law, WithReplacement) else (total, rate)
-    away = count_deviate(draws, trials, each)
-    error = math.sqrt((1 - each) / (each * trials))
-    found.append(
-        require(
-            np.abs(away).max() < limit(members), f"{name}: how often each is drawn",
-            f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}", f"{each:.4g}"
-            if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
-            f"{certainty(members)}, off by {seen_from(error, members):.0%} is missed once in 1000",
-        )
-    )  # fmt: skip
-    if isinstance(law, WithReplacement):
-        away = count_deviate((rows > 0).sum(0), total, law.rate)
-        found.append(
-            require(
-                np.abs(away).max() < limit(members), f"{name}: how often each is drawn at all",
-                f"{(rows > 0).mean(0)[np.argmax(np.abs(away))]:.4g} by number {int(np.argmax(np.abs(away)))}",
-                f"{law.rate:.4g}", certainty(members),
-            )
-        )  # fmt: skip
-    some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
-    if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
-        together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
-        both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
-        away = count_deviate(together, total, both)
-        found.append(
-            require(
-                np.abs(away).max() < limit(away.size), f"{name}: how often each pair is drawn together",
-                f"{together[np.argmax(np.abs(away))] / total:.4g}", f"{both:.4g}", certainty(away.size),
-            )
-        )  # fmt: skip
-    if not isinstance(law, Shuffled):
-        found += _overlap(f"{name}: consecutive draws", counts[:, :-1], counts[:, 1:])
-    found += _overlap(f"{name}: runs", counts[:-1], counts[1:])
-    return found
-
-
-def _overlap(name: str, a: np.ndarray, b: np.ndarray) -> list[Report]:
-    """Draws that are independent have in common what their rates make of them."""
-    if not a.size or not b.size or a.shape[-1] < 2:
-        return []
-    a, b = a.reshape(-1, a.shape[-1]).astype(float), b.reshape(-1, b.shape[-1]).astype(float)
-    products = np.sum((a - a.mean(0)) * (b - b.mean(0)), -1)
-    error = products.std() / math.sqrt(len(products))
-    same = bool(np.array_equal(a, b) and a.std(0).max() > 0)
-    away = products.mean() / error if error > 0 else 0.0
-    return [
-        require(
-            abs(away) < limit() and not same, f"{name} are independent of one another",
-            f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors", "0",
-            f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
-        )
-    ]  # fmt: skip
-
-
 def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
     cohort, shares, clients = algorithm.cohort, jnp.asarray(data.shares), data.num_clients
     trials = math.ceil(draws / 4)
@@ -324,11 +220,11 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
         )
     )  # fmt: skip
     if np.all(chance < 1):
-        found += _overlap("cohorts: consecutive rounds", invited[:, :-1], invited[:, 1:])
-        found += _overlap("cohorts: runs", invited[:-1], invited[1:])
+        found += overlap("cohorts: consecutive rounds", invited[:, :-1], invited[:, 1:])
+        found += overlap("cohorts: runs", invited[:-1], invited[1:])
     law: Sampling | None = None
     name = type(cohort.base).__name__
     if cohort.base is cohort and cohort.once and cohort.turns == 1 and np.ptp(chance) < 1e-9:
         size = cohort.members(clients)
         law = WithoutReplacement(size, clients) if cohort.fixed else Poisson(float(chance[0]))
-    return found + (_examine(f"cohorts of {name}", invited, law) if law else [])
+    return found + (examine_sampling(f"cohorts of {name}", invited, law) if law else [])

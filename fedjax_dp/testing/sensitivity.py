@@ -11,19 +11,18 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.answers import Answers
 from fedjax_dp.batches import FixedBatches
-from fedjax_dp.bound import ClipRecords
-from fedjax_dp.cohort import Answers, Cohort, Members
+from fedjax_dp.cohort import Cohort, Members
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import unit_of
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.privatizer import OutputGaussian
 from fedjax_dp.simulation import check
+from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import probe
 from fedjax_dp.testing.probe import Setup
-from fedjax_dp.testing.verdict import Report, rejections, require
+from fedjax_dp.testing.verdict import rejections
 from fedjax_dp.testing.wrong import Wrong, clip_per_batch, posing, unclipped_bias
-from fedjax_dp.upload import PlainUpload
 from fedjax_dp.values import changed, value
 
 TRIALS = 256
@@ -37,7 +36,7 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
     Where what is told is not attained, it is so much wider: twice for the estimator f_c, B times for clipped records
     under noise on the upload.
     """
-    if not isinstance(algorithm.upload, PlainUpload):
+    if algorithm.upload.unit is not None:
         deed = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
         return changed(algorithm, upload=posing(algorithm.upload, "message", deed))
     local = algorithm.local
@@ -47,7 +46,7 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
 
 
 def _loose_clip(right: Any, key: jax.Array, place: Any, model: Model, params: Any, records: Any) -> Any:
-    apart = isinstance(right, OutputGaussian) and isinstance(right.bound, ClipRecords)
+    apart = right.on_upload and right.bound.per_record
     factor = 1.1 * records.divisor if apart else 1.1
     wide = changed(right, clip_norm=factor * right.clip_norm, noise_multiplier=right.noise_multiplier / factor)
     return wide.gradient(key, place, model, params, records)
@@ -206,7 +205,7 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     else:
         setups = [Setup(keys, *store, params, none) for store in stores]
     quiet = probe.silent(algorithm)
-    if isinstance(algorithm.local.privatizer, OutputGaussian):
+    if algorithm.local.privatizer.on_upload:
         once = changed(quiet, local=changed(quiet.local, steps=1))
         return [_uploads(twin, data, model, setups, adjacency) for twin in (once, quiet)]
     watched = probe.still(quiet, data)

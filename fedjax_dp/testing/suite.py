@@ -6,13 +6,15 @@ from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import natural_view, noise_of, unprotected
 from fedjax_dp.models import Model
+from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing.audit import check_audit
 from fedjax_dp.testing.invariance import check_order, check_padding
 from fedjax_dp.testing.keys import check_keys
+from fedjax_dp.testing.masks import check_masks
 from fedjax_dp.testing.noise import check_noise
 from fedjax_dp.testing.sampling import check_sampling
 from fedjax_dp.testing.sensitivity import check_sensitivity
-from fedjax_dp.testing.verdict import Report
+from fedjax_dp.testing.statements import check_statements
 
 
 def check_algorithm(
@@ -21,8 +23,9 @@ def check_algorithm(
 ) -> list[Report]:  # fmt: skip
     """Every check that applies, each with its own wrong programs; what was found, in order.
 
-    Sampling, keys, padding and order for every algorithm; sensitivity and noise for those that have an epsilon, and
-    with `delta` a fast audit of `rounds` rounds: where there is no epsilon, a report says why they were left out.
+    Sampling, keys, padding and order for every algorithm, masks for secure sums; statements of the parts, sensitivity
+    and noise for those that have an epsilon, and with `delta` a fast audit of `rounds` rounds: where there is no
+    epsilon, a report says why they were left out.
     Errors:  those of the single checks; nothing is tried twice.
     Raises:  AssertionError by the first check that fails; ConfigurationError if the algorithm cannot run on the data.
     """
@@ -32,8 +35,11 @@ def check_algorithm(
     if reason is None and not np.any(np.asarray(noise) > 0):
         reason = "its noise_multiplier is 0"
     if reason is None:  # first: what goes wrong here would show below as well, under a name that says less
+        found += check_statements(algorithm, data, model=model, seed=seed)
         found += check_sensitivity(algorithm, data, model=model, seed=seed)
         found += check_noise(algorithm, data, model=model, seed=seed)
+    if algorithm.transport.secret:
+        found += check_masks(algorithm, data, seed=seed)
     found += check_keys(algorithm, data, model=model, seed=seed)
     found += check_padding(algorithm, data, model=model, seed=seed)
     found += check_order(algorithm, data, model=model, seed=seed)

@@ -21,17 +21,19 @@ import jax.numpy as jnp
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event
+from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
 from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.batches import Batch, EpochBatches, FixedBatches, PoissonBatches, ReplacementBatches
+from fedjax_dp.batches import Batch
 from fedjax_dp.bound import Bounded, ClipBatch, ClipRecords, Records, StepReport
 from fedjax_dp.correction import Correction, Memory, Setting
 from fedjax_dp.data.store import Client
+from fedjax_dp.facts import restates
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.local import LocalResult, LocalSgd, Received
 from fedjax_dp.models import Model
 from fedjax_dp.noise import Place
+from fedjax_dp.prescribed import clips_records, noises_steps
 from fedjax_dp.privatizer import RecordGaussian
-from fedjax_dp.upload import PlainUpload
 from fedjax_dp.values import changed, ravel, tensor_sizes, value
 
 Wrong = Callable[[Algorithm], Algorithm]
@@ -44,7 +46,8 @@ def _posing_class(kind: Any, method: str, deed: Callable) -> type:
         return deed(honest, *args)
 
     name = f"{kind.__name__}_with_{deed.__name__.strip('_')}"
-    return value(type(name, (kind,), {method: instead, "__doc__": deed.__doc__, "__module__": __name__}))
+    made = type(name, (kind,), {method: instead, "__doc__": deed.__doc__, "__module__": __name__})
+    return value(restates(kind)(made))
 
 
 def posing(part: Any, method: str, deed: Callable) -> Any:
@@ -64,7 +67,7 @@ def _with_privatizer(algorithm: Algorithm, method: str, deed: Callable) -> Algor
 
 
 def _require_noise_on_records(algorithm: Algorithm) -> None:
-    if not isinstance(algorithm.local.privatizer, RecordGaussian) or not isinstance(algorithm.upload, PlainUpload):
+    if not noises_steps(algorithm) or algorithm.upload.unit is not None:
         raise errors.refuse(
             "algorithm", f"{type(algorithm.local.privatizer).__name__} and {type(algorithm.upload).__name__}",
             "one that noises the gradients of records in every local step, for this wrong program",
@@ -72,27 +75,27 @@ def _require_noise_on_records(algorithm: Algorithm) -> None:
         )  # fmt: skip
 
 
+def _law(algorithm: Algorithm) -> Sampling:
+    """What the batches of a large client say of themselves."""
+    return algorithm.local.batches.sampling(2**31 - 1)
+
+
 def _require_own_noise(algorithm: Algorithm) -> None:
     if getattr(algorithm.local.privatizer, "noise_multiplier", None) is None:
-        raise errors.refuse(
-            "privatizer",
-            type(algorithm.local.privatizer).__name__,
-            "one with a noise_multiplier, for this wrong program",
-        )
+        name = type(algorithm.local.privatizer).__name__
+        raise errors.refuse("privatizer", name, "one with a noise_multiplier, for this wrong program")
 
 
 def _require_several_steps(algorithm: Algorithm) -> None:
-    if algorithm.local.steps == 1 and not isinstance(algorithm.local.batches, EpochBatches):
-        raise errors.refuse(
-            "local_steps", 1, "at least 2 for this wrong program", "there is no step to confuse it with"
-        )
+    if algorithm.local.steps == 1 and algorithm.local.batches.even:
+        told = "there is no step to confuse it with"
+        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", told)
 
 
 def _require_clipped_records(algorithm: Algorithm) -> None:
     _require_noise_on_records(algorithm)
-    bound = algorithm.local.privatizer.bound  # type: ignore[attr-defined]
-    if not isinstance(bound, ClipRecords):
-        raise errors.refuse("bound", type(bound).__name__, "ClipRecords for this wrong program")
+    if not clips_records(algorithm):
+        raise errors.refuse("bound", "another", "ClipRecords for this wrong program")
 
 
 def _scaled(mechanism: Any, factor: Any) -> Any:
@@ -132,7 +135,7 @@ def _bound_to(method: str, deed: Callable) -> Callable:
 
 def _with_noise_times(algorithm: Algorithm, deed: Callable) -> Algorithm:
     upload = algorithm.upload
-    if not isinstance(upload, PlainUpload):
+    if upload.unit is not None:
         method = "message" if upload.shared_noise else "release"
         return changed(algorithm, upload=posing(upload, method, _bound_to(method, deed)))
     _require_own_noise(algorithm)
@@ -188,8 +191,10 @@ def missing_factor_two(algorithm: Algorithm) -> Algorithm:
     The one wrong program whose claim is wrong, not its deed. For neighbours that differ by exchange.
     """
     _require_noise_on_records(algorithm)
-    if isinstance(algorithm.local.batches, PoissonBatches):
-        raise errors.refuse("batches", "PoissonBatches", "of a fixed size", "add-remove neighbours have no factor two")
+    if isinstance(_law(algorithm), Poisson):
+        raise errors.refuse(
+            "batches", str(_law(algorithm)), "of a fixed size", "add-remove neighbours have no factor two"
+        )
     return _with_privatizer(algorithm, "event", _missing_factor_two)
 
 
@@ -241,11 +246,9 @@ def _unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Reco
 def realised_denominator(algorithm: Algorithm) -> Algorithm:
     """The noised sum over a Poisson batch is divided by the number of records that came, not by the public one."""
     _require_noise_on_records(algorithm)
-    if not isinstance(algorithm.local.batches, PoissonBatches):
-        raise errors.refuse(
-            "batches", type(algorithm.local.batches).__name__, "PoissonBatches for this wrong program",
-            "batches of a fixed size have one denominator",
-        )  # fmt: skip
+    if not isinstance(_law(algorithm), Poisson):
+        told = "batches of a fixed size have one denominator"
+        raise errors.refuse("batches", str(_law(algorithm)), "PoissonBatches for this wrong program", told)
     return _with_privatizer(algorithm, "gradient", _realised_denominator)
 
 
@@ -266,7 +269,7 @@ def _with_bound(algorithm: Algorithm, deed: Callable) -> Algorithm:
 def first_records(algorithm: Algorithm) -> Algorithm:
     """Every batch is the client's first records, though they are told to be sampled. Wrong where batches are drawn."""
     batches = algorithm.local.batches
-    if not isinstance(batches, FixedBatches | PoissonBatches | ReplacementBatches):
+    if isinstance(_law(algorithm), FullBatch | Shuffled):
         raise errors.refuse("batches", type(batches).__name__, "drawn afresh in every step for this wrong program")
     return changed(algorithm, local=changed(algorithm.local, batches=posing(batches, "sample", _first_records)))
 
@@ -363,7 +366,7 @@ def _with_noise_key(algorithm: Algorithm, deed: Callable) -> Algorithm:
 def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
     """The mean of the updates carries the same noise in every round; shares of it that clients add never change."""
     upload = algorithm.upload
-    if isinstance(upload, PlainUpload):
+    if upload.unit is None:
         raise errors.refuse("upload", type(upload).__name__, "one with noise on whole clients for this wrong program")
     if upload.shared_noise:
         return changed(algorithm, upload=posing(upload, "message", _frozen_shares))

@@ -1,0 +1,70 @@
+"""What an examination says: a report if the law holds, one line of what was measured and wanted if not."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+
+FALSE_ALARM = 1e-6  # of each assertion, when the law holds
+MISSED = 1e-3  # of the wrong program that a check names
+
+
+class Report(NamedTuple):
+    """A law that was found to hold."""
+
+    law: str
+    measured: str
+    wanted: str
+    certain: str  # how often the check would be mistaken, either way
+
+    def __str__(self) -> str:
+        return f"{self.law}: {self.measured}, wanted {self.wanted} ({self.certain})"
+
+
+def require(holds: Any, law: str, measured: str, wanted: str, certain: str) -> Report:
+    """A report, or an AssertionError of one line."""
+    report = Report(law, measured, wanted, certain)
+    if not bool(holds):
+        raise AssertionError(f"{law}: measured {measured}, wanted {wanted}; {certain}")
+    return report
+
+
+def certainty(tests: int = 1) -> str:
+    """How often a right program fails an assertion that looks at so many numbers."""
+    return f"false alarm {FALSE_ALARM:g} over {tests} number{'s' if tests > 1 else ''}"
+
+
+def limit(tests: int = 1) -> float:
+    """The two-sided normal deviate that the largest of `tests` exceeds with probability at most FALSE_ALARM."""
+    return float(scipy.stats.norm.isf(FALSE_ALARM / 2 / max(tests, 1)))
+
+
+def seen_from(standard_error: float, tests: int = 1) -> float:
+    """The smallest deviation of one number that is missed with probability at most MISSED."""
+    return (limit(tests) + float(scipy.stats.norm.isf(MISSED))) * standard_error
+
+
+def largest_deviate(deviates: Any) -> float:
+    """The deviate furthest from 0; NaN counts as infinite."""
+    deviates = np.asarray(deviates, float).ravel()
+    return math.inf if np.isnan(deviates).any() else float(deviates[np.argmax(np.abs(deviates))])
+
+
+def variance_deviate(values: np.ndarray, axis: Any = None) -> np.ndarray:
+    """Normal deviates of sums of squares of what should be standard normals, along `axis`; exact at the tails."""
+    squares = np.sum(np.asarray(values, float) ** 2, axis=axis)
+    count = values.size / max(np.size(squares), 1)
+    low, high = scipy.stats.chi2.logcdf(squares, count), scipy.stats.chi2.logsf(squares, count)
+    tail = np.exp(np.minimum(low, high))
+    return np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))
+
+
+def count_deviate(counts: Any, draws: Any, chance: Any) -> np.ndarray:
+    """Normal deviates of binomial counts; exact at the tails, infinite where the count is impossible."""
+    counts, chance = np.asarray(counts, float), np.asarray(chance, float)
+    low, high = scipy.stats.binom.cdf(counts, draws, chance), scipy.stats.binom.sf(counts - 1, draws, chance)
+    tail = np.minimum(low, high)
+    with np.errstate(divide="ignore"):
+        away = np.where(tail > 0, scipy.stats.norm.isf(np.minimum(tail, 0.5)), np.inf)
+    return np.where(low < high, -away, away)

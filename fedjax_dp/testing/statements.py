@@ -1,0 +1,128 @@
+"""Are an algorithm's parts what they state, and is there no way for records past what is accounted for?"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp import errors, facts, flow, scrutiny
+from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.correction import Correction, Memory, Setting, Step, Visit
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.simulation import check
+from fedjax_dp.statistics.verdict import Report
+from fedjax_dp.testing import probe
+from fedjax_dp.testing.verdict import rejections
+from fedjax_dp.testing.wrong import Wrong
+from fedjax_dp.values import changed, value
+
+
+class _Sends(Correction):
+    """What the corrections below send, the server only keeps."""
+
+    def init(self, setting: Setting) -> Memory:
+        return Memory(jnp.zeros(setting.size))
+
+    def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
+        return total
+
+
+@value
+class _Asks(_Sends):
+    pull = 0.0
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        return visit.gradient(visit.end), ()
+
+
+@value
+class _AsksInALoop(_Sends):
+    pull, extra_gradients = 0.0, 2
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        each = jax.lax.map(lambda part: visit.gradient(part * visit.end), jnp.arange(2.0))
+        return each.sum(0), ()
+
+
+@value
+class _SendsWay(_Sends):
+    pull = 0.0
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        return visit.end - visit.start, ()
+
+
+@value
+class _Reads(Correction):
+    pull = 0.0
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        return gradient + 1e-3 * jnp.mean(step.records.y)
+
+
+def _with(algorithm: Algorithm, correction: Correction) -> Algorithm:
+    local = algorithm.local
+    return changed(algorithm, local=changed(local, corrections=(*local.corrections, correction)))
+
+
+def _of_records(algorithm: Algorithm, correction: Correction) -> Algorithm:
+    if algorithm.upload.unit is not None:
+        raise errors.refuse("algorithm", "one that noises whole clients", "one that noises steps")
+    return _with(algorithm, correction)
+
+
+def undeclared_gradient(algorithm: Algorithm) -> Algorithm:
+    """One more privatized gradient leaves every client, which nobody counts."""
+    return _of_records(algorithm, _Asks())
+
+
+def repeated_gradient(algorithm: Algorithm) -> Algorithm:
+    """Two more privatized gradients are stated, and asked for in a loop: with one batch and one noise."""
+    return _of_records(algorithm, _AsksInALoop())
+
+
+def reading_correction(algorithm: Algorithm) -> Algorithm:
+    """A correction reads the labels of a batch past the privatizer."""
+    return _of_records(algorithm, _Reads())
+
+
+def unnoised_term(algorithm: Algorithm) -> Algorithm:
+    """A term travels beside the noised update of whole clients."""
+    if algorithm.upload.unit is None:
+        raise errors.refuse("algorithm", "one that noises steps", "one that noises whole clients")
+    return _with(algorithm, _SendsWay())
+
+
+LEAKS = (undeclared_gradient, repeated_gradient, reading_correction, unnoised_term)
+
+
+def check_statements(
+    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = LEAKS, seed: int = 0,
+) -> list[Report]:  # fmt: skip
+    """Every part states its facts, nothing contradicts them, and records reach messages by what is counted alone.
+
+    Looked at: the exact classes of the parts; the traced round, from records to messages and states; draws, noise and
+    bounds of the parts that are not the project's own. It is what a Guarantee asks, and of the project's parts too.
+    wrong    programs that the same check must reject, those that do not apply left out: gradients that are not counted,
+             or asked for in a loop; labels read past the privatizer; a term beside the noised update.
+    Errors:  the trace is exact; statistical assertions as `fedjax_dp.scrutiny` says.
+    Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon.
+    """
+    model = model or logistic_regression(data.record_shape, data.classes)
+    check(algorithm, data, 1, model)
+    probe.require_private(algorithm)
+
+    def examine(algorithm: Algorithm) -> list[Report]:
+        try:
+            facts.require_facts(algorithm)
+            flow.check(algorithm, data, model)
+            scrutiny.require_true(algorithm, data, model, 10, seed)
+        except errors.ConfigurationError as refusal:
+            raise AssertionError(str(refusal)) from None
+        return [Report("parts are what they state", "nothing against it", "so", "the trace of the round is exact")]
+
+    found = examine(algorithm)
+    return found + rejections(examine, algorithm, wrong, "this should not happen")

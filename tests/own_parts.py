@@ -1,0 +1,483 @@
+"""Parts as users write them, without a class of the project's: right ones, of every slot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fedjax_dp as fdp
+from fedjax_dp import schedules
+from fedjax_dp.accounting import Adjacency, FullBatch, Poisson, Unit, WithoutReplacement
+from fedjax_dp.accounting.events import GaussianSteps
+from fedjax_dp.batches import Batch
+from fedjax_dp.bound import Bounded, StepReport
+from fedjax_dp.cohort import Members
+from fedjax_dp.correction import Memory
+from fedjax_dp.facts import restates
+from fedjax_dp.upload import noisy_sums
+
+SEEN = (FullBatch(), Adjacency.REPLACE_ONE)
+
+
+def answering(ids, drawn=None, invited=None):
+    ids = ids.astype(jnp.int32)
+    invited = jnp.ones(ids.shape, bool) if invited is None else invited
+    return Members(ids, invited.astype(jnp.float32) if drawn is None else drawn, jnp.zeros_like(ids), invited)
+
+
+@fdp.value
+class Shuffled:
+    """The first clients of a shuffle: a uniform cohort by other draws."""
+
+    size: int = fdp.structure()
+
+    drawn, fixed, once, turns, gap, paid = True, True, True, 1, None, None
+
+    @property
+    def base(self):
+        return self
+
+    def members(self, num_clients):
+        return self.size
+
+    def usual(self, num_clients):
+        return self.size
+
+    def sample(self, key, round_index, shares):
+        return answering(jax.random.permutation(key, shares.shape[0])[: self.size])
+
+    def rates(self, shares):
+        return self.size / shares.shape[0] + 0.0 * shares
+
+    def law(self, shares):
+        return self.rates(shares), 1
+
+    def hidden(self, num_clients, known):
+        others = max(num_clients - known, 1)
+        return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
+
+    def spacing(self, num_clients):
+        return 1
+
+    def check(self, num_clients):
+        pass
+
+
+@fdp.value
+class Coins:
+    """A coin for every client: a Poisson cohort that keeps a position for each."""
+
+    rate: float
+
+    drawn, fixed, once, turns, gap, paid = True, False, True, 1, None, None
+
+    @property
+    def base(self):
+        return self
+
+    def members(self, num_clients):
+        return num_clients
+
+    def usual(self, num_clients):
+        return num_clients
+
+    def sample(self, key, round_index, shares):
+        return answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(key, shares.shape) < self.rate)
+
+    def rates(self, shares):
+        return self.rate + 0.0 * shares
+
+    def law(self, shares):
+        return self.rates(shares), 1
+
+    def hidden(self, num_clients, known):
+        return Poisson(float(self.rate)), Adjacency.ADD_REMOVE
+
+    def spacing(self, num_clients):
+        return 1
+
+    def check(self, num_clients):
+        pass
+
+
+@fdp.value
+class Halves:
+    """The two halves of the clients take turns."""
+
+    drawn, fixed, once, turns, gap, paid = False, True, True, 1, None, None
+
+    @property
+    def base(self):
+        return self
+
+    def members(self, num_clients):
+        return num_clients // 2
+
+    usual = members
+
+    def sample(self, key, round_index, shares):
+        half = shares.shape[0] // 2
+        return answering(jnp.arange(half) + half * (round_index % 2))
+
+    def rates(self, shares):
+        return 0.5 + 0.0 * shares
+
+    def law(self, shares):
+        return self.rates(shares), 1
+
+    def hidden(self, num_clients, known):
+        return SEEN
+
+    def spacing(self, num_clients):
+        return 2
+
+    def check(self, num_clients):
+        pass
+
+
+@fdp.value
+class Picks:
+    """Batches by the smallest of random numbers."""
+
+    size: int = fdp.structure()
+
+    even = True
+
+    def count(self, steps, largest):
+        return steps
+
+    def sample(self, key, records, steps, largest):
+        luck = jnp.where(jnp.arange(largest) < records, jax.random.uniform(key, (steps, largest)), 2.0)
+        positions = jnp.argsort(luck, -1)[:, : self.size].astype(jnp.int32)
+        return Batch(positions, jnp.ones(positions.shape, bool), jnp.full(steps, self.size), jnp.ones(steps))
+
+    def sampling(self, records):
+        return WithoutReplacement(self.size, records)
+
+    def divisor(self, records):
+        return self.size
+
+    def check(self, sizes):
+        pass
+
+
+@fdp.value
+class RecordCoins:
+    """Poisson batches that hold a row for every record."""
+
+    size: int = fdp.structure()
+
+    even = True
+
+    def count(self, steps, largest):
+        return steps
+
+    def sample(self, key, records, steps, largest):
+        at = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
+        mask = (jax.random.uniform(key, (steps, largest)) < self.size / records) & (at < records)
+        return Batch(jnp.where(mask, at, 0), mask, jnp.full(steps, self.size), jnp.ones(steps))
+
+    def sampling(self, records):
+        return Poisson(self.size / records)
+
+    def divisor(self, records):
+        return self.size
+
+    def check(self, sizes):
+        pass
+
+
+@fdp.value
+class Everything:
+    """All records."""
+
+    even = True
+
+    def count(self, steps, largest):
+        return steps
+
+    def sample(self, key, records, steps, largest):
+        at = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
+        mask = at < records
+        return Batch(jnp.where(mask, at, 0), mask, jnp.broadcast_to(records, (steps,)), jnp.ones(steps))
+
+    def sampling(self, records):
+        return FullBatch()
+
+    def divisor(self, records):
+        return records
+
+    def check(self, sizes):
+        pass
+
+
+def by_records(model, params, records):
+    """Losses and flat gradients of single records."""
+    from fedjax_dp.values import ravel
+
+    def one(x, y):
+        loss, found = jax.value_and_grad(lambda p: model.loss(p, x, y, None))(params)
+        return loss, ravel(found)[0]
+
+    return jax.vmap(one)(records.x, records.y)
+
+
+@fdp.value
+class Normalise:
+    """Each record's gradient over its norm, if that is above the clip norm."""
+
+    gap, assumption, per_record = None, None, True
+
+    def apply(self, model, params, records, clip_norm):
+        losses, rows = by_records(model, params, records)
+        norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
+        kept = jnp.where(jnp.isfinite(norms), rows * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, 1e-9)), 0.0)
+        mean = jnp.where(records.mask[:, None], kept, 0.0).sum(0) / records.divisor
+        return Bounded(mean, clip_norm / records.divisor, StepReport(losses.mean(), jnp.float32(0)))
+
+    def check(self):
+        pass
+
+
+@fdp.value
+class ClampMean:
+    """The mean gradient of the batch, clipped as a whole."""
+
+    gap, assumption, per_record = None, None, False
+
+    def apply(self, model, params, records, clip_norm):
+        losses, rows = by_records(model, params, records)
+        mean = jnp.where(records.mask[:, None], rows, 0.0).sum(0) / records.divisor
+        norm = jnp.linalg.norm(mean)
+        mean = jnp.where(jnp.isfinite(norm), mean * jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9)), 0.0)
+        return Bounded(mean, jnp.asarray(clip_norm, jnp.float32), StepReport(losses.mean(), jnp.float32(0)))
+
+    def check(self):
+        pass
+
+
+@fdp.value
+class JaxNormals:
+    """White noise by JAX's own generator."""
+
+    fresh, bands = True, (1.0,)
+
+    def draw(self, key, place, size):
+        return jax.random.normal(jax.random.fold_in(key, place.step), (size,))
+
+    def variance(self, step):
+        return 1.0
+
+
+@fdp.value
+class TakesBack:
+    """Noise of which half is taken back a step later."""
+
+    fresh, bands = False, (1.0, -0.5)
+
+    def draw(self, key, place, size):
+        def z(step):
+            return jax.random.normal(jax.random.fold_in(key, step), (size,))
+
+        return z(place.step) - jnp.where(place.step > 0, 0.5, 0.0) * z(jnp.maximum(place.step, 1) - 1)
+
+    def variance(self, step):
+        return jnp.where(step > 0, 1.25, 1.0)
+
+
+@fdp.value
+class Noises:
+    """A privatizer by itself: clips records and adds noise."""
+
+    clip_norm: float
+    noise_multiplier: float
+
+    gap, assumptions, on_upload = None, ("none but its own",), False
+
+    def gradient(self, key, place, model, params, records):
+        found = Normalise().apply(model, params, records, self.clip_norm)
+        noise = jax.random.normal(jax.random.fold_in(key, place.step), found.mean.shape)
+        return found.mean + self.noise_multiplier * found.unit * noise, found.report
+
+    def client_noise(self, num_clients):
+        return [float(self.noise_multiplier)] * num_clients
+
+    def unit(self, divisor):
+        return 1 / divisor
+
+    def event(self, noise, batches, records, steps, rates):
+        law = batches.sampling(records)
+        adjacency = Adjacency.ADD_REMOVE if isinstance(law, Poisson) else Adjacency.REPLACE_ONE
+        return GaussianSteps(noise, law, adjacency, steps)
+
+    def check(self, num_clients):
+        pass
+
+
+@fdp.value
+class Decay(fdp.Correction):
+    """Weight decay."""
+
+    strength: float
+
+    @property
+    def pull(self):
+        return float(self.strength)
+
+    def gradient(self, gradient, step):
+        return gradient + self.strength * step.params
+
+
+@fdp.value
+class SignOnly(fdp.Correction):
+    """Steps by the sign of the noised gradient."""
+
+    pull = 0.0
+
+    def gradient(self, gradient, step):
+        return jnp.sign(gradient)
+
+
+@fdp.value
+class Drift(fdp.Correction):
+    """The server keeps the mean update and sends it to everybody; clients send theirs once more."""
+
+    pull = 0.0
+
+    def init(self, setting):
+        return Memory(jnp.zeros(setting.size))
+
+    def gradient(self, gradient, step):
+        return gradient - 0.1 * step.server
+
+    def finish(self, visit):
+        return visit.end - visit.start, ()
+
+    def absorb(self, server, total, num_clients):
+        return total / num_clients
+
+
+@fdp.value
+class OneMore(fdp.Correction):
+    """One more privatized gradient of every client, kept by the server."""
+
+    pull = 0.0
+
+    @property
+    def extra_gradients(self):
+        return 1
+
+    def init(self, setting):
+        return Memory(jnp.zeros(setting.size))
+
+    def finish(self, visit):
+        return visit.gradient(visit.start), ()
+
+    def absorb(self, server, total, num_clients):
+        return total / num_clients
+
+
+@fdp.value
+class Clips:
+    """Noise of the server on updates that are clipped."""
+
+    clip_norm: float
+    noise_multiplier: float
+
+    unit, amplified, shared_noise, extra = Unit.CLIENT, True, False, 0
+
+    def init(self):
+        return ()
+
+    def message(self, key, update, sizes, state, sent):
+        norm = jnp.linalg.norm(update)
+        return jnp.where(jnp.isfinite(norm), update * jnp.minimum(1.0, self.clip_norm / (norm + 1e-9)), 0.0), ()
+
+    def release(self, key, round_index, mean, extra, state, reach, expected):
+        noise = jax.random.normal(jax.random.fold_in(key, round_index), mean.shape)
+        return mean + self.noise_multiplier * self.clip_norm * reach * noise, state
+
+    def noise_std(self, state, reach, round_index):
+        return self.noise_multiplier * self.clip_norm * reach
+
+    def event(self, noise, attendance):
+        return noisy_sums(fdp.WhiteNoise(), noise, attendance)
+
+    def check(self, num_clients):
+        pass
+
+
+@fdp.value
+class Average:
+    """The sum of the updates over the expected number of clients."""
+
+    alike, realised, needs_loss, needs_rates = True, False, False, True
+    extra = 0
+
+    def weights(self, members, shares, rates):
+        return members.drawn
+
+    def contribution(self, weight, update, loss, rate):
+        return weight * update
+
+    def combine(self, total, members, shares, rates, params):
+        return total / jnp.sum(rates)
+
+    def reach(self, shares, rates, members):
+        return 1 / jnp.sum(rates)
+
+    def check(self, cohort, num_clients):
+        pass
+
+
+@fdp.value
+class Open:
+    """Messages as they are."""
+
+    secret, resolution, word_bytes = False, 0.0, 4
+
+    def hidden_among(self, members, helpers):
+        return 1
+
+    def limit(self, members):
+        return np.inf
+
+    def message(self, key, round_index, position, ids, invited, flat):
+        return flat, jnp.bool_(False)
+
+    def total(self, key, round_index, ids, invited, present, summed):
+        return summed
+
+    def check(self, members):
+        pass
+
+
+@fdp.value
+@restates(fdp.LocalSgd)
+class Halved(fdp.LocalSgd):
+    """Local steps of which half the way is kept."""
+
+    def run(self, *arguments):
+        found = fdp.LocalSgd.run(self, *arguments)
+        return found._replace(update=0.5 * found.update)
+
+
+@fdp.value
+class Lazy:
+    """A server that moves half the way."""
+
+    rate: float
+
+    def init(self, params):
+        return optax.sgd(1.0).init(params)
+
+    def move(self, round_index, update, state, params):
+        return jax.tree.map(lambda p, u: p + self.rate * schedules.constant(round_index) * u, params, update), state
+
+    def check(self):
+        pass
+
+
+def small_first(members, shares, rates):
+    """Weights that no other client changes."""
+    return members.drawn * jnp.where(shares[members.ids] < np.float32(0.2), 1.0, 0.5)
