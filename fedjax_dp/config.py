@@ -63,9 +63,9 @@ _WHOLE_CLIENTS = {
 }  # fmt: skip
 ENTRY_PRESETS: dict[str, dict[str, Any]] = {
     "rfedavg": {"model": "mlp"}, "rfedavg_plus": {"model": "mlp"}, "dp_sgd": {"local_steps": 1, "rounds": 100},
-    "acs_pldp": {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal"}, "dp_fedavg": _WHOLE_CLIENTS,
-    "dp_ftrl": _WHOLE_CLIENTS, "dp_fedavg_output": {"local_steps": 5, "learning_rate": 0.05},
-    "cpfed": {"local_steps": 1, "rounds": 100},
+    "acs_pldp": {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0},
+    "dp_fedavg": _WHOLE_CLIENTS, "dp_ftrl": _WHOLE_CLIENTS, "cpfed": {"local_steps": 1, "rounds": 100},
+    "dp_fedavg_output": {"local_steps": 5, "learning_rate": 0.05},
 }  # fmt: skip
 ADAPTIVE = ("addpnfl", "fedadam", "fedyogi")  # servers whose rate is not near 1
 
@@ -182,7 +182,7 @@ class RunConfig(PopulationConfig):
     feature_clip_norm: Annotated[float | None, _own("rfedavg: bound on one record's features, with noise")] = None
     sampling: Annotated[str | None, _own("acs_pldp: optimal, weighted or uniform")] = None
     strength: Annotated[float | None, _own("acs_pldp, sampling optimal: lambda, the weight of the budgets")] = None
-    norm_noise: Annotated[float | None, _own("acs_pldp, sampling optimal: noise on the norms; 0 is not covered")] = None
+    norm_noise: Annotated[float | None, _own("acs_pldp, sampling optimal: noise on the norms; 0: no epsilon")] = None
     noise_space: Annotated[str | None, _own("dp_fedavg_output: model or literal")] = None
     noise_at: Annotated[str | None, _own("dp_fedavg_output: last or every")] = None
     weight_cap: Annotated[float | None, _own("dp_fedavg: share from which a client has full weight")] = None
@@ -283,10 +283,14 @@ def resolve(config: RunConfig) -> RunConfig:
     filled = {name: value for name, value in brought.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **filled)
     for name, (beside, wanted) in NEEDS.items():
-        if getattr(asked, name) is not None and getattr(config, beside) not in wanted:
+        if getattr(config, beside) in wanted:
+            continue
+        if getattr(asked, name) is not None:
             raise errors.refuse(
                 name, getattr(asked, name), f"left out unless {beside} is {' or '.join(map(str, wanted))}", "drop it"
             )
+        if name in filled:
+            config = dataclasses.replace(config, **{name: None})
     sized = [] if config.batches == "full" else ["batch_size"]
     for name in ("rounds", "cohort_size", *sized, "local_steps"):
         errors.require_count(name, getattr(config, name))

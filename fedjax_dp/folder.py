@@ -71,7 +71,7 @@ def _write(folder: pathlib.Path, ready: _Ready) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"data": ready.checksum, "configuration": _decided(ready.config), **_layout(ready.execution)}
+        about = {"data": ready.checksum, "configuration": decided(ready.config), **_layout(ready.execution)}
         report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
         report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
         report.write_atomically(folder / "config.toml", configs.to_toml(ready.config))  # last: it makes a run folder
@@ -85,7 +85,7 @@ def _check_shared(folder: pathlib.Path) -> None:
         raise errors.refuse("out", str(folder), "on a file system that all processes share", "choose another --out")
 
 
-def _decided(config: RunConfig) -> str:
+def decided(config: RunConfig) -> str:
     """A checksum of what a continued run may not change."""
     decided = dataclasses.asdict(config)
     for name in ("out", *FREE):
@@ -123,7 +123,7 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
             raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
         if not {"data", "configuration", *_layout(ready.execution)} <= about.keys():
             raise errors.refuse("run folder", f"{folder}, of another version", "of this one", "start a new run")
-        if about["configuration"] != _decided(config):
+        if about["configuration"] != decided(config):
             raise errors.refuse(
                 "config.toml of the resumed run", "one that was changed since", "the one that the run began with",
                 "what is run and what is promised would differ: put it back, or start a new run",

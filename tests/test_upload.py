@@ -10,11 +10,20 @@ from helpers import FlatModel, GivenCohorts, ragged_data, states_of, with_given
 
 import fedjax_dp as fdp
 from fedjax_dp import accounting, algorithm, errors, ledger, simulation
-from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, Unit, View, WithoutReplacement, correlated
+from fedjax_dp.accounting import (
+    Adjacency,
+    FullBatch,
+    GaussianSteps,
+    Poisson,
+    Unit,
+    View,
+    WithoutReplacement,
+    correlated,
+)
 from fedjax_dp.aggregate import ESTIMATORS, BoundedMean
 from fedjax_dp.cohort import Members, PoissonCohort, UniformCohort
 from fedjax_dp.noise import BandedNoise, Place, WhiteNoise
-from fedjax_dp.upload import ClientGaussian, ClientSkellam, Sent, clipped, server_noise
+from fedjax_dp.upload import Attendance, ClientGaussian, ClientSkellam, Sent, clipped, server_noise
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.5}
 
@@ -192,7 +201,9 @@ def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
     assert np.gcd.reduce(steps) == 1  # no digit of the sum is without noise
     np.testing.assert_allclose(total * 2**8, np.round(total * 2**8), atol=1e-2)  # integers of the ring
     assert abs(total.std() / (2.0 * 0.5) - 1) * np.sqrt(2 * size) < 4.89
-    event = ledger.skellam_round(value.upload, 2.0, 2.0**-8, 3, 0, FlatModel(size), data)
+    whole = Attendance(FullBatch(), Adjacency.REPLACE_ONE, rounds=1, times=1, spacing=1, members=3, honest=3,
+                       resolution=2.0**-8, size=size)  # fmt: skip
+    event = value.upload.event(2.0, whole)
     assert event.variance == pytest.approx((2.0 * 0.5 * 2**8) ** 2)
     assert event.l2 == pytest.approx(0.5 * 2**8 + np.sqrt(size) / 2)
 
