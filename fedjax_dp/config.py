@@ -121,7 +121,6 @@ class RunConfig(PopulationConfig):
             "STR",
         ),
     ] = None
-
     clip_norm: Annotated[float | None, _own("C, L2 bound on one record's gradient, or on a client's update")] = None
     clipping: Annotated[str | None, _own("record, batch, scale, none or tensor-median; most entries fix it")] = None
     gradient_bound: Annotated[float | None, _own("cpfed, clipping scale: what no gradient exceeds")] = None

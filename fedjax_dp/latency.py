@@ -313,11 +313,9 @@ def _portions(
     share = -(-members // execution.shares)
     used = execution.portion(members, _size(model), algorithm.cohort.usual(data.num_clients))
     other = share if used == 1 else 1
-    return (
-        {f"chunk_size {other}": (algorithm, model, dataclasses.replace(execution, chunk_size=other))}
-        if share > 1
-        else {}
-    )
+    if share == 1:
+        return {}
+    return {f"chunk_size {other}": (algorithm, model, dataclasses.replace(execution, chunk_size=other))}
 
 
 def _size(model: Model) -> int:
