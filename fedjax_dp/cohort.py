@@ -144,8 +144,9 @@ class UniformCohort:
         return self.size
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        words = draws.bits(key, 0, self.size)
-        return _everyone_answers(draws.without_replacement(words, jnp.int32(shares.shape[0])))
+        first, second = draws.words(key, 0, self.size)
+        ids = draws.without_replacement(first ^ second, jnp.int32(shares.shape[0]), second)
+        return _everyone_answers(ids)
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
@@ -253,9 +254,8 @@ class MultinomialCohort:
         return self.draws
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        edges = jnp.cumsum(self._probabilities(shares))
-        places = draws.unit_interval(draws.bits(key, 0, self.draws)) * edges[-1]
-        ids = jnp.minimum(jnp.searchsorted(edges, places, side="right"), shares.shape[0] - 1).astype(jnp.int32)
+        first, second = draws.words(key, 0, self.draws)
+        ids = draws.proportional((first ^ second, second), jnp.asarray(self._probabilities(shares)))
         if self.one_by_one:
             earlier = jnp.tril(ids[:, None] == ids[None, :], -1).sum(1, dtype=jnp.int32)
             return Members(ids, jnp.ones(ids.shape), earlier, jnp.ones(ids.shape, bool))

@@ -39,13 +39,18 @@ class Visit(NamedTuple):
     """A client's finished local steps."""
 
     start: jax.Array
-    end: jax.Array
+    moved: jax.Array  # local model minus start, without the rounding of either
     server: Any
     own: Any
     received: Any
     drift: jax.Array  # sum of the learning rates of the steps taken
     gradient: Callable[[jax.Array], jax.Array]  # one more privatized gradient, at given parameters
     look: Callable[[Callable[..., Any], jax.Array], Any]  # look(f, params) = f(key, params tree, client, data, model)
+
+    @property
+    def end(self) -> jax.Array:
+        """The local model."""
+        return self.start + self.moved
 
 
 class Setting(NamedTuple):
@@ -210,10 +215,8 @@ class ControlVariates(Correction):
         return gradient + (step.server - step.own)
 
     def finish(self, visit: Visit) -> tuple[Any, Any]:
-        if self.again:
-            control = visit.gradient(visit.start)
-        else:
-            control = visit.own - visit.server + (visit.start - visit.end) / visit.drift
+        step = -visit.moved / visit.drift  # the mean of what the steps subtracted
+        control = visit.gradient(visit.start) if self.again else visit.own - visit.server + step
         return control - visit.own, control
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:

@@ -80,9 +80,15 @@ def normals(key: jax.Array, stream: jax.Array | int, size: int) -> jax.Array:
     return jnp.sqrt(-2 * jnp.log(u)) * (sine * t)
 
 
-def below(word: jax.Array, bound: jax.Array) -> jax.Array:
-    """Map uniform 32-bit words to integers in [0, bound) as floor(word * bound / 2^32); bias below bound / 2^32."""
+def below(word: jax.Array, bound: jax.Array, less: jax.Array | None = None) -> jax.Array:
+    """Map uniform 32-bit words to integers in [0, bound) as floor(word * bound / 2^32); bias below bound / 2^32.
+
+    less  32 more bits, less significant ones: bias below bound / 2^64, and the same integer with all but that chance.
+    """
     bound = bound.astype(jnp.uint32)
+    if less is not None:
+        carried = word * bound + below(less, bound).astype(jnp.uint32) < word * bound
+        return below(word, bound) + carried.astype(jnp.int32)
     word_high, word_low = word >> 16, word & np.uint32(0xFFFF)
     bound_high, bound_low = bound >> 16, bound & np.uint32(0xFFFF)
     middle = word_high * bound_low + ((word_low * bound_low) >> 16)
@@ -95,19 +101,39 @@ def unit_interval(word: jax.Array) -> jax.Array:
     return ((word >> 8).astype(jnp.int32).astype(jnp.float32) + 0.5) * np.float32(2.0**-24)
 
 
-def without_replacement(words: jax.Array, population: jax.Array) -> jax.Array:
+def proportional(words: tuple[jax.Array, jax.Array], weights: jax.Array) -> jax.Array:
+    """Independent draws of integers with chances proportional to `weights`, in float64: among millions, 24 bits err.
+
+    Shapes: words two arrays `(k,)` of uniform 32-bit words, high and low; weights `(n,)`; returns `(k,)` int32.
+    """
+    with jax.enable_x64(True):
+        edges = jnp.cumsum(weights.astype(jnp.float64))
+        places = _fractions(words) * edges[-1]
+        return jnp.minimum(jnp.searchsorted(edges, places, side="right"), weights.size - 1).astype(jnp.int32)
+
+
+def _fractions(words: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Uniform float64 in (0, 1) from two words, high and low; to be called where float64 is enabled."""
+    high, low = words
+    return (high.astype(jnp.float64) * 2.0**32 + low.astype(jnp.float64) + 0.5) * 2.0**-64
+
+
+def without_replacement(words: jax.Array, population: jax.Array, less: jax.Array | None = None) -> jax.Array:
     """`k` distinct integers below `population`, every k-subset equally likely; the order is not uniform.
 
-    Shapes: words `(..., k)` uniform 32-bit words, population a scalar (may be traced); returns `(..., k)` int32.
+    Shapes: words `(..., k)` uniform 32-bit words, population a scalar (may be traced); returns `(..., k)` int32; `less`
+            as for `below`.
     Source: Floyd's algorithm (Bentley and Floyd 1987): k bounded draws, each over one more integer than the one before;
             a draw of what is chosen already chooses the newest integer. k^2 comparisons, no sort, unless k is large.
     """
     start = jnp.asarray(population, jnp.int32) - words.shape[-1]
+    one_more = lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1) + 1
+    candidates = below(words, start + one_more, less)
     if words.shape[-1] > FEW:
-        return _without_replacement_by_sorting(words, start)
+        return _without_replacement_by_sorting(candidates, start)
 
     def step(index: jax.Array, chosen: jax.Array) -> jax.Array:
-        candidate = below(words[..., index], start + index + 1)
+        candidate = candidates[..., index]
         taken = jnp.any(chosen == candidate[..., None], axis=-1)
         return chosen.at[..., index].set(jnp.where(taken, start + index, candidate))
 
@@ -115,17 +141,16 @@ def without_replacement(words: jax.Array, population: jax.Array) -> jax.Array:
 
 
 @functools.partial(jnp.vectorize, signature="(k),()->(k)")
-def _without_replacement_by_sorting(words: jax.Array, start: jax.Array) -> jax.Array:
+def _without_replacement_by_sorting(candidates: jax.Array, start: jax.Array) -> jax.Array:
     """The same integers by k log k comparisons.
 
     A candidate is chosen already if an earlier one equals it, or if it is the newest integer of an earlier turn that
     chose it because its own candidate was chosen already. Such turns lead to earlier ones, few times over.
     """
-    turns = jnp.arange(words.size, dtype=jnp.int32)
-    candidates = below(words, start + turns + 1)
+    turns = jnp.arange(candidates.size, dtype=jnp.int32)
     order = jnp.argsort(candidates, stable=True)
     again = jnp.diff(candidates[order], prepend=-1) == 0
-    repeated = jnp.zeros(words.shape, bool).at[order].set(again)
+    repeated = jnp.zeros(candidates.shape, bool).at[order].set(again)
     turn = jnp.where((candidates >= start) & (candidates < start + turns), candidates - start, turns)
 
     def follow(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -156,12 +181,11 @@ def independent(words: tuple[jax.Array, jax.Array], population: jax.Array, size:
     The gaps between drawn integers are geometric, so the cost does not grow with the population. They are found in
     float64, whatever the rest of the program uses: in float32 a rate of 1e-8 would be off by a factor.
     """
-    high, low = words
     with jax.enable_x64(True):
-        uniform = (high.astype(jnp.float64) * 2.0**32 + low.astype(jnp.float64) + 0.5) * 2.0**-64
+        uniform = _fractions(words)
         rate = jnp.minimum(size / population.astype(jnp.float64), 1.0)
         gaps = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-rate))  # short ones from small numbers, which are exact
-        gaps = jnp.minimum(gaps, 2.0**31 // high.shape[-1] - 2).astype(jnp.int32)  # so that the sum cannot wrap
+        gaps = jnp.minimum(gaps, 2.0**31 // uniform.shape[-1] - 2).astype(jnp.int32)  # so that the sum cannot wrap
     places = jnp.cumsum(gaps + 1, axis=-1) - 1
     drawn = places < population
     return jnp.where(drawn, places, 0), drawn

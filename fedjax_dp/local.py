@@ -137,20 +137,23 @@ class LocalSgd:
             return gradient, report, records
 
         def step(carry: tuple[jax.Array, Any], inputs: tuple[jax.Array, jax.Array, Batch]) -> tuple[Any, StepReport]:
-            params, memory = carry
+            moved, memory = carry
+            params = spread(start + moved)
             index, rate, batch = inputs
             gradient, report, records = privatized(params, index, batch)
             for correction, server, own, extra in held:
                 seen = Step(params, start, server, own, extra, records, model, unravel)
                 gradient = correction.gradient(gradient, seen)
-            direction, moved = rule.update(spread(gradient), memory, params)
-            memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), moved, memory)
+            direction, kept = rule.update(spread(gradient), memory, params)
+            memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), kept, memory)
             weighted = jax.tree.map(lambda probe: probe * batch.live, report)
-            return (spread(params - rate * batch.live * direction), memory), weighted
+            return (spread(moved - rate * batch.live * direction), memory), weighted
 
         inner = jax.tree.map(lambda a: a[:tau], batches)
         indices = jnp.arange(tau, dtype=jnp.uint32)
-        (end, memory), reports = lax.scan(step, (start, received.rule), (indices, rates, inner))
+        # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
+        nowhere = spread(jnp.zeros_like(start))
+        (moved, memory), reports = lax.scan(step, (nowhere, received.rule), (indices, rates, inner))
 
         asked: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
 
@@ -169,11 +172,11 @@ class LocalSgd:
 
         terms, rows = [], []
         for correction, server, own, extra in held:
-            term, row = correction.finish(Visit(start, end, server, own, extra, drift, again, look))
+            term, row = correction.finish(Visit(start, moved, server, own, extra, drift, again, look))
             terms.append(term)
             rows.append(row)
         report = jax.tree.map(lambda probe: probe.sum() / jnp.maximum(inner.live.sum(), 1.0), reports)
-        return LocalResult(end - start, tuple(terms), tuple(rows), memory, report)
+        return LocalResult(moved, tuple(terms), tuple(rows), memory, report)
 
     def mean_gradient(
         self, key: jax.Array, client: Client, params: Any, data: FederatedData, model: Model

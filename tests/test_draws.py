@@ -56,6 +56,41 @@ def test_below_is_floor_of_the_product_for_every_size():
         np.testing.assert_array_equal(draws.below(words, jnp.uint32(bound)), expected)
 
 
+def test_two_words_are_as_good_as_one_of_64_bits():
+    """In a population of a billion, one word alone would take some clients five times for others' four."""
+    rng = np.random.default_rng(0)
+    words, less = rng.integers(0, 2**32, (2, 2_000), dtype=np.uint64).astype(np.uint32)
+    for bound in (1, 3, 70_000, 10**6, 10**9, 2**31 - 1):
+        expected = [((int(w) << 32 | int(v)) * bound) >> 64 for w, v in zip(words, less)]
+        np.testing.assert_array_equal(draws.below(words, jnp.uint32(bound), less), expected)
+    edges = -(-np.arange(3, dtype=object) * 2**64 // 10**9)  # the first words of 0, 1 and 2 of a billion
+    for number, edge in enumerate(edges[1:], 1):
+        for off, wanted in ((-1, number - 1), (0, number)):
+            high, low = divmod(int(edge) + off, 2**32)
+            got = draws.below(jnp.uint32(high), jnp.uint32(10**9), jnp.uint32(low))
+            assert int(got) == wanted
+    counts = np.diff([-(-k * 2**32 // 10**9) for k in range(1_000)])  # of single words
+    assert counts.max() / counts.min() == 5 / 4  # the wrong program
+
+
+def test_draws_by_shares_are_as_likely_as_the_shares_among_millions():
+    """Bisection over 64-bit words finds where one client ends and the next begins; 24 bits would skip some clients."""
+    shares = np.random.default_rng(1).uniform(0.5, 1.5, 2_000_000).astype(np.float32)
+    edges = np.cumsum(shares.astype(float)) / shares.astype(float).sum()
+    asked = np.array([0, 1, 7, 1_000_003, 1_999_998])
+    draw = jax.jit(lambda high, low: draws.proportional((high, low), shares))
+    low, high = np.zeros(len(asked), object), np.full(len(asked), 2**64, object)
+    while np.any(high - low > 1):
+        middle = (low + high) // 2
+        words = [np.array([(int(m) >> shift) & (2**32 - 1) for m in middle], np.uint32) for shift in (32, 0)]
+        beyond = np.asarray(draw(*words)) > asked
+        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    np.testing.assert_allclose(high.astype(float) / 2.0**64, edges[asked], rtol=0, atol=1e-9 / 2e6)
+    coarse = np.asarray((np.arange(2**24) + 0.5) / 2**24)
+    chosen = np.bincount(np.searchsorted(edges, coarse, side="right"), minlength=shares.size) / 2**24
+    assert (chosen / (shares / shares.astype(float).sum())).max() > 1.1  # the wrong program
+
+
 @pytest.mark.parametrize(("size", "population"), [(1, 1), (2, 4), (3, 5), (5, 5)])
 def test_every_subset_is_equally_likely(size, population):
     trials = 40_000

@@ -283,7 +283,7 @@ def test_a_vmapped_sweep_equals_its_single_runs(data):
         )
 
 
-def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1):
+def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1, start=0.0):
     """What reaches the server from clients whose gradients are zero: minus rate times the summed noise."""
     data = ragged_data([4] * num_clients)
     value = catalogue.dpnfl(
@@ -298,7 +298,7 @@ def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1):
     def update(t, i):
         own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
         stored = jax.tree.map(jnp.asarray, data)
-        held = Received(jnp.zeros(size), (), (), (), optax.identity().init(None))
+        held = Received(jnp.full(size, start), (), (), (), optax.identity().init(None))
         return value.local.run(own, t, stored.client(i), held, stored, model).update
 
     over_clients = jax.vmap(update, in_axes=(None, 0))
@@ -325,6 +325,14 @@ def test_noise_of_one_step_has_standard_deviation_z_c_over_b_and_five_percent_is
     }  # fmt: skip
     for name, values in wrong.items():
         assert abs(z(values)) > 4.89, name
+
+
+def test_the_noise_of_an_update_is_not_lost_in_the_rounding_of_a_large_model():
+    near, far = (noise_of(private(), 32, 3, 4, learning_rate=1e-3, steps=5, start=at) for at in (0.0, 2.0**20))
+    np.testing.assert_array_equal(near, far)
+    lost = (np.float32(2.0**20) + near) - np.float32(2.0**20)  # the wrong program: end minus start
+    assert np.all(lost == 0)
+    assert np.all(near != 0)
 
 
 def test_noise_of_clients_steps_and_rounds_is_independent():
