@@ -269,6 +269,8 @@ def _assumptions(
                 f"what is seen carries {between} times the variance of a client's own noise; "
                 f"{colluders} of a cohort help the adversary"
             )
+            if algorithm.transport.resolution:
+                told.append("no message overflows the ring: a run that one stops has the epsilon of view uploads")
     return told
 
 

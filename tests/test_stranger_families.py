@@ -206,6 +206,22 @@ def same_batch(self, key, records, steps, largest):
     return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 
+def same_after_two(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    return found._replace(positions=jnp.concatenate([found.positions[:2]] * steps)[:steps])
+
+
+def every_other_run(self, key, records, steps, largest):
+    """The last batch is the first one's in a tenth of the runs."""
+    found = own.Picks.sample(self, key, records, steps, largest)
+    again = jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1
+    return found._replace(positions=found.positions.at[-1].set(found.positions[jnp.where(again, 0, -1)]))
+
+
+def every_third_round(self, key, round_index, shares):
+    return own.Shuffled.sample(self, jax.random.fold_in(jax.random.key(0), round_index % 3), round_index, shares)
+
+
 def one_record_twice(self, key, records, steps, largest):
     found = own.Picks.sample(self, key, records, steps, largest)
     return found._replace(positions=jnp.broadcast_to(found.positions[:, :1], found.positions.shape))
@@ -382,6 +398,37 @@ def same_for_all(self, key, round_index, client, *rest):
     return fdp.LocalSgd.run(self, jax.random.fold_in(jax.random.key(7), round_index), round_index, client, *rest)
 
 
+class AllAtOnce:
+    """Batches of all records, whatever is drawn."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def __getattr__(self, name):
+        return getattr(self.of, name)
+
+    def sample(self, key, records, steps, largest):
+        found = self.of.sample(key, records, steps, largest)
+        rows = jnp.broadcast_to(jnp.arange(largest), (steps, largest))
+        return found._replace(positions=rows, mask=rows < records)
+
+
+def of_all_records(self, *arguments):
+    return fdp.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), *arguments)
+
+
+def of_one_key(self, key, *arguments):
+    """Every step's batch is drawn again with the same key: right numbers, but one batch for all."""
+    drawn = Repeats(self.batches)
+    return fdp.LocalSgd.run(dataclasses.replace(self, batches=drawn), key, *arguments)
+
+
+class Repeats(AllAtOnce):
+    def sample(self, key, records, steps, largest):
+        found = self.of.sample(key, records, steps, largest)
+        return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
+
+
 def past_the_privatizer(self, key, round_index, client, received, data, model, spread):
     found = fdp.LocalSgd.run(self, key, round_index, client, received, data, model, spread)
     x, _ = data.gather(client, jnp.arange(1))
@@ -393,6 +440,7 @@ LIES = {
        for of, algorithm in BOTH.items() for name, (part, members) in {
            "of one client thrice": (SHUFFLED, {"sample": twice_the_first}),
            "same every round": (SHUFFLED, {"sample": same_every_round}),
+           "same every third round": (SHUFFLED, {"sample": every_third_round}),
            "of the first": (SHUFFLED, {"sample": first_ones}),
            "with favourites": (SHUFFLED, {"sample": favourites}),
            "of a smaller law": (SHUFFLED, {"law": lambda self, shares: (0.1 + 0.0 * shares, 1)}),
@@ -417,6 +465,9 @@ LIES = {
         "Poisson at half the rate": (own.RecordCoins(size=2), {"sampling": says(Poisson(0.1))}),
         "Poisson though of one size": (PICKS, {"sampling": says(Poisson(0.25))}),
         "of another divisor": (PICKS, {"divisor": says(4)}),
+    }.items()},
+    **{f"batches {name}": steps(RECORD, steps=6, batches=lying(PICKS, sample=sample)) for name, sample in {
+        "same after two": same_after_two, "sometimes again": every_other_run,
     }.items()},
     "batches with an idle last step": steps(OUTPUT, batches=lying(PICKS, sample=last_idle)),
     **{f"bound {name}": noised(RECORD, bound=lying(own.Normalise(), **members)) for name, members in {
@@ -476,6 +527,9 @@ LIES = {
     "estimator of equal weights that are not": changed(CLIENT, aggregate=lying(
         own.Average(), weights=lambda self, members, shares, rates: members.drawn * 40 * shares[members.ids])),
     "local steps of one noise for all": changed(RECORD, local=lying(RECORD.local, run=same_for_all)),
+    "local steps of all records": changed(RECORD, local=lying(RECORD.local, run=of_all_records)),
+    "local steps of one batch": changed(RECORD, local=lying(RECORD.local, run=of_one_key)),
+    "local steps under a noised upload": changed(OUTPUT, local=lying(OUTPUT.local)),
     "local steps past the privatizer": changed(RECORD, local=lying(RECORD.local, run=past_the_privatizer)),
     "transport of shares in the open": changed(
         fdp.dp_fedavg(**COMMON, **CLIP, noise="shared", secure=True, fractional_bits=6),

@@ -12,7 +12,7 @@ from helpers import ragged_data, refusal, states_of
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, flow
-from fedjax_dp.accounting import Adjacency, FullBatch, Poisson
+from fedjax_dp.accounting import Adjacency, Poisson
 from fedjax_dp.aggregate import equally
 from fedjax_dp.catalogue import CATALOGUE
 from fedjax_dp.cohort import Members
@@ -332,38 +332,13 @@ def test_the_catalogue_lets_out_what_it_says(entry):
 
 
 @fdp.value
-class Uninvited:
+@restates(fdp.AllClients)
+class Uninvited(fdp.AllClients):
     """Everybody comes, nobody is invited: X4."""
 
-    drawn, fixed, once, turns, gap, paid = False, True, True, 1, None, None
-
-    @property
-    def base(self):
-        return self
-
-    def members(self, num_clients):
-        return num_clients
-
-    usual = members
-
     def sample(self, key, round_index, shares):
-        ids = jnp.arange(shares.shape[0], dtype=jnp.int32)
-        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.zeros(ids.shape, bool))
-
-    def rates(self, shares):
-        return 1.0 + 0.0 * shares
-
-    def law(self, shares):
-        return self.rates(shares), 1
-
-    def hidden(self, num_clients, known):
-        return FullBatch(), Adjacency.REPLACE_ONE
-
-    def spacing(self, num_clients):
-        return 1
-
-    def check(self, num_clients):
-        pass
+        members = fdp.AllClients().sample(key, round_index, shares)
+        return members._replace(invited=jnp.zeros(members.ids.shape, bool))
 
 
 class _Rigged(fdp.UniformCohort):

@@ -13,7 +13,7 @@ from fedjax_dp.accounting import Unit
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
-from fedjax_dp.scrutiny import draws, steps, updates
+from fedjax_dp.scrutiny import draws, steps, updates, visits
 
 WORDS = {
     "cohort": "who takes part depends on no records",
@@ -32,7 +32,7 @@ WORDS = {
 
 OF_RECORDS: dict[str, Callable[..., None]] = {
     "batches": draws.examine_batches, "bound": steps.examine_bound, "privatizer": steps.examine_privatizer,
-    "correction": steps.examine_correction, "local": steps.examine_local,
+    "correction": steps.examine_correction, "local": visits.examine_local,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import FullBatch
+from fedjax_dp.accounting import FullBatch, Sampling
 from fedjax_dp.algorithm import Algorithm, draw_cohort
 from fedjax_dp.batches import Batches
 from fedjax_dp.cohort import Cohort, Members
@@ -15,9 +15,11 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.scrutiny.trials import KEYS, ROUNDS, compiled, drawn_cohorts, keys_of
 from fedjax_dp.simulation import run_key
-from fedjax_dp.statistics.sampling import examine_sampling, overlap
+from fedjax_dp.statistics.sampling import examine_sampling, repetition
 from fedjax_dp.statistics.verdict import certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.values import role_key
+
+RUN = 10  # rounds in a row that are looked at together
 
 
 def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
@@ -76,12 +78,12 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
         certainty(num_clients),
     )  # fmt: skip
     hidden, _ = cohort.hidden(num_clients, 0)
-    half = (times[: count // 2 * 2] > 0).astype(int).reshape(-1, 2, num_clients)
+    runs = (times[: count // RUN * RUN] > 0).astype(int).reshape(-1, RUN, num_clients)
     if isinstance(hidden, FullBatch):
         if np.any((chance > 0) & (chance < 1)):
-            overlap("consecutive cohorts", half[:, :-1], half[:, 1:])
+            repetition("cohorts", runs)
     elif algorithm.upload.amplified:
-        examine_sampling("cohorts", half, hidden)
+        examine_sampling("cohorts", runs, hidden)
 
 
 def _drawn_again(cohort: Cohort, seed: int, rounds: int, shares: jax.Array) -> bool:
@@ -124,12 +126,17 @@ def examine_batches(batches: Batches, algorithm: Algorithm, data: FederatedData,
         times = np.zeros((count, steps, records), int)
         at = np.nonzero(batch.mask & lived[:, :, None])
         np.add.at(times, (at[0], at[1], batch.positions[at]), 1)
-        law = batches.sampling(records)
-        if isinstance(law, FullBatch):
-            most = times.max(initial=0)
-            require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once", "exact")
-        else:
-            examine_sampling(name, times[:, :taken], law)
+        first = np.argsort(~lived, axis=1, kind="stable")[:, :taken]  # the steps that are taken, in their order
+        examine_records(name, np.take_along_axis(times, first[:, :, None], 1), batches.sampling(records))
+
+
+def examine_records(name: str, times: np.ndarray, law: Sampling) -> None:
+    """How often each record is in each batch of each trial `(trials, steps, records)`, against the law."""
+    if isinstance(law, FullBatch):
+        most = times.max(initial=0)
+        require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once", "exact")
+    else:
+        examine_sampling(name, times, law)
 
 
 def _sample(batches: Batches, records: int, steps: int, largest: int, key: jax.Array) -> Any:

@@ -7,21 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import algorithm as algorithms
 from fedjax_dp import facts
 from fedjax_dp.accounting import Adjacency, FullBatch, Poisson
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.bound import Bound, Records
 from fedjax_dp.correction import Correction, Step
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.local import Received
 from fedjax_dp.models import Model
 from fedjax_dp.noise import NoiseSource, Place
 from fedjax_dp.privatizer import Privatizer
 from fedjax_dp.scrutiny.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIALS, compiled, keys_of
 from fedjax_dp.simulation import run_key
 from fedjax_dp.statistics.noise import examine_noise
-from fedjax_dp.statistics.verdict import certainty, limit, require
+from fedjax_dp.statistics.verdict import require
 from fedjax_dp.values import ravel, role_key
 
 ROWS, DIVISOR = 6, 3  # of a batch of random size; of others, as many rows as the divisor
@@ -233,34 +231,3 @@ def examine_correction(
     noised = np.asarray(run(v, g + h), float) - near
     error = np.abs(noised + rate * h).max() / np.abs(rate * h).max()
     require(error < 1e-2, "noise passes a step as it is", f"off by {error:.2g}", "unchanged", "exact")
-
-
-def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    """Updates of two clients and rounds carry noise of their own."""
-    if any(correction.keeps or correction.looks for correction in local.corrections):
-        return
-
-    def of(key: jax.Array) -> jax.Array:
-        held = jax.tree.map(jnp.asarray, data)
-        state = algorithms.init(algorithm, model, held, key)
-        rule = local.rule.transform().init(ravel(state.params)[0])
-        empty = ((),) * len(local.corrections)
-        received = Received(state.params, tuple(memory.server for memory in state.memories), empty, empty, rule)
-
-        def at(client: int, t: int) -> jax.Array:
-            own = jax.random.fold_in(jax.random.fold_in(key, t), client)
-            return local.run(own, jnp.int32(t), held.client(jnp.int32(client)), received, held, model).update
-
-        return jnp.stack([at(i, t) for i in range(min(2, data.num_clients)) for t in range(2)])
-
-    updates = np.asarray(compiled(of)(keys_of(2 * TRIALS, "local")), float)
-    noise = updates[::2] - updates[1::2]
-    scale = np.sqrt(np.mean(noise**2, axis=(0, 2), keepdims=True))
-    require(np.all(scale > 0), "updates carry noise", "none for some client or round", "all", "exact")
-    overall = (noise / scale).transpose(1, 0, 2).reshape(noise.shape[1], -1)
-    alike = np.triu(overall @ overall.T / overall.shape[1], 1)
-    worst = float(np.abs(alike).max())
-    require(
-        worst < max(limit(alike.size) / np.sqrt(overall.shape[1]), 0.3), "noise of clients and rounds is independent",
-        f"correlation {worst:.3g}", "0", certainty(alike.size),
-    )  # fmt: skip

@@ -8,6 +8,7 @@ from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, limit, require, seen_from
 
 POSITIONS = 40  # whose pairs are looked at
+LAGS = 6  # draws that are so far apart are compared, and all with all together
 
 
 def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Report]:
@@ -84,8 +85,31 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Repor
             )
         )  # fmt: skip
     if not isinstance(law, Shuffled):
-        found += overlap(f"{name}: consecutive draws", counts[:, :-1], counts[:, 1:])
+        found += repetition(name, counts)
     found += overlap(f"{name}: runs", counts[:-1], counts[1:])
+    return found
+
+
+def repetition(name: str, counts: np.ndarray) -> list[Report]:
+    """Draws of a trial, `(trials, draws, members)`, have no more in common than chance makes of them."""
+    draws = counts.shape[1]
+    found: list[Report] = []
+    for lag in range(1, min(LAGS, draws - 1) + 1):
+        found += overlap(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
+    if draws < 3 or len(counts) < 3 or counts.shape[-1] < 2:
+        return found
+    away = counts - counts.mean((0, 1))
+    total = away.sum(1)
+    products = (np.sum(total * total, -1) - np.sum(away * away, (1, 2))) / 2  # of all pairs of draws of a trial
+    error = products.std(ddof=1) / math.sqrt(len(products))
+    bound = limit() * (1 + 8 / len(products))  # of Student's distribution, roughly
+    found.append(
+        require(
+            abs(products.mean()) <= bound * error, f"{name}: all draws of a run are independent of one another",
+            f"an overlap {products.mean():.3g} above chance", "0",
+            f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
+        )
+    )  # fmt: skip
     return found
 
 
