@@ -205,7 +205,7 @@ class BoundedMean:
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         if self.cap is not None:
-            errors.require_positive("weight_cap", float(self.cap))
+            errors.require_positive("weight_cap", self.cap)
         if self.least is not None and not 0 < float(self.least) <= 1:
             raise errors.refuse("least_weight", self.least, "in (0, 1], as a part of the expected weight")
 
@@ -247,4 +247,4 @@ class FairRatio:
         return None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
-        errors.require_not_negative("q", float(self.q))
+        errors.require_not_negative("q", self.q)

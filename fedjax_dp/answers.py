@@ -10,7 +10,7 @@ from fedjax_dp import draws, errors
 from fedjax_dp.accounting import Adjacency, Event, Sampling
 from fedjax_dp.cohort import Array, Cohort, Members
 from fedjax_dp.facts import restates
-from fedjax_dp.values import role_key, structure, value
+from fedjax_dp.values import of_clients, role_key, structure, value
 
 
 class Answers:
@@ -78,13 +78,12 @@ class Dropout(Answers):
 
     def rates(self, shares: Array) -> Any:
         rates = self.cohort.rates(shares)
-        return None if rates is None else rates * (1 - self.rate)
+        lost = jnp.asarray(self.rate) if isinstance(self.rate, list | tuple) else self.rate
+        return None if rates is None else rates * (1 - lost)
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
-        rate = np.asarray(self.rate)
-        if rate.ndim and rate.shape != (num_clients,):
-            raise errors.refuse("dropout", f"shape {rate.shape}", f"one number or {num_clients} of them")
+        rate = of_clients("dropout", self.rate, num_clients)
         if not np.all((rate >= 0) & (rate < 1)):
             raise errors.refuse("dropout", self.rate, "in [0, 1)", "somebody has to answer")
 
@@ -123,9 +122,7 @@ class FirstResponders(Answers):
                 "first responders", f"those of {type(self.cohort).__name__}",
                 "of a cohort of fixed size without repeats", "use a uniform cohort",
             )  # fmt: skip
-        latency = np.asarray(self.latency)
-        if latency.ndim and latency.shape != (num_clients,):
-            raise errors.refuse("latency", f"shape {latency.shape}", f"one number or {num_clients} of them")
+        latency = of_clients("latency", self.latency, num_clients)
         if not np.all((latency > 0) & np.isfinite(latency)):
             raise errors.refuse("latency", self.latency, "positive and finite")
         if self.size > self.cohort.members(num_clients):

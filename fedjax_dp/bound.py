@@ -132,7 +132,7 @@ class ScaleGradients:
         return f"no possible record has a gradient above {float(self.gradient_bound):g}; it is not clipped"
 
     def check(self) -> None:
-        errors.require_positive("gradient_bound", float(self.gradient_bound))
+        errors.require_positive("gradient_bound", self.gradient_bound)
 
 
 @value

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import draws, errors
 from fedjax_dp.accounting import Adjacency, Event, FullBatch, Poisson, Sampling, WithoutReplacement
-from fedjax_dp.values import structure, value
+from fedjax_dp.values import of_clients, structure, value
 
 Array = jax.Array | np.ndarray
 
@@ -277,11 +277,13 @@ class MultinomialCohort:
 
     def check(self, num_clients: int) -> None:
         errors.require_count("draws", self.draws)
+        if not isinstance(self.paid, Event | None):
+            raise errors.refuse("paid", repr(self.paid), "an event of fedjax_dp.accounting, or None")
         if self.probabilities is None:
             return
-        chance = np.asarray(self.probabilities, float)
-        if chance.shape != (num_clients,):
-            raise errors.refuse("probabilities", f"shape {chance.shape}", f"one for each of the {num_clients} clients")
+        chance = of_clients("probabilities", self.probabilities, num_clients)
+        if not chance.shape:
+            raise errors.refuse("probabilities", "one number", f"one for each of the {num_clients} clients")
         if not (np.all(chance > 0) and abs(chance.sum() - 1) < 1e-4):
             raise errors.refuse(
                 "probabilities", f"from {chance.min():.4g}, sum {chance.sum():.6g}", "positive and of sum 1",

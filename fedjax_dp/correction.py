@@ -153,7 +153,7 @@ class L2Penalty(Correction):
         return gradient + 2 * self.strength * step.params
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_not_negative("l2", float(self.strength))
+        errors.require_not_negative("l2", self.strength)
 
 
 @value
@@ -170,7 +170,7 @@ class Proximal(Correction):
         return gradient + self.strength * (step.params - step.start)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_not_negative("mu", float(self.strength))
+        errors.require_not_negative("mu", self.strength)
 
 
 @value

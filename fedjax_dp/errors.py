@@ -56,15 +56,23 @@ def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationE
     return ConfigurationError(f"{what} must be {wanted}, got {got}{ending}")
 
 
-def require_positive(what: str, value: float, remedy: str = "") -> None:
+def require_number(what: str, value: Any, remedy: str = "") -> float:
+    """One real number, Python's or an array's, as a float."""
+    try:
+        return float("text" if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        raise refuse(what, repr(value), "a number", remedy) from None
+
+
+def require_positive(what: str, value: Any, remedy: str = "") -> None:
     """`value > 0` and finite; written so that NaN fails."""
-    if not 0 < value < math.inf:
+    if not 0 < require_number(what, value, remedy) < math.inf:
         raise refuse(what, value, "positive and finite", remedy)
 
 
-def require_in_unit_interval(what: str, value: float, remedy: str = "") -> None:
+def require_in_unit_interval(what: str, value: Any, remedy: str = "") -> None:
     """`0 < value < 1`; written so that NaN fails."""
-    if not 0 < value < 1:
+    if not 0 < require_number(what, value, remedy) < 1:
         raise refuse(what, value, "strictly between 0 and 1", remedy)
 
 
@@ -80,9 +88,9 @@ def require_integer(what: str, value: int, least: int, most: int, remedy: str = 
         raise refuse(what, value, f"an integer from {least} to {most:,}", remedy)
 
 
-def require_not_negative(what: str, value: float, remedy: str = "") -> None:
+def require_not_negative(what: str, value: Any, remedy: str = "") -> None:
     """`value >= 0` and finite; written so that NaN fails."""
-    if not 0 <= value < math.inf:
+    if not 0 <= require_number(what, value, remedy) < math.inf:
         raise refuse(what, value, "zero or positive, and finite", remedy)
 
 
@@ -96,7 +104,7 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
     """One of `choices`; the nearest name is offered."""
     names = list(choices)
-    if value not in names:
-        near = nearest(value, names)
+    if not isinstance(value, str) or value not in names:
+        near = nearest(value, names) if isinstance(value, str) else []
         listed = f"one of {len(names)} names" if near and len(names) > 30 else "one of " + ", ".join(names)
         raise refuse(what, repr(value), listed, f"did you mean {near[0]}?" if near else "")

@@ -78,7 +78,7 @@ def require_present(algorithm: Any) -> None:
                 "other registrations let JAX take one part's program for another's, and a subclass needs its own",
             )  # fmt: skip
     for slot, part in parts_of(algorithm):
-        missing = [name for name in FACTS[slot] if not (hasattr(part, name) or name in dir(type(part)))]
+        missing = [name for name in FACTS[slot] if not (name in dir(type(part)) or hasattr(part, name))]
         if missing:
             raise errors.refuse(
                 slot, type(part).__name__, f"a class that states {', '.join(missing)}",

@@ -68,8 +68,8 @@ class NoisyFeatures:
         return mean + self.noise_multiplier * self.clip_norm / self.batch_size * normals
 
     def check(self) -> None:
-        errors.require_positive("feature_clip_norm", float(self.clip_norm))
-        errors.require_not_negative("feature_noise", float(self.noise_multiplier))
+        errors.require_positive("feature_clip_norm", self.clip_norm)
+        errors.require_not_negative("feature_noise", self.noise_multiplier)
 
 
 @value
@@ -171,7 +171,7 @@ class FeatureMatching(Correction):
         return Floats(down=features * self.vectors(members, num_clients) + again, up=features)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_not_negative("feature_strength", float(self.strength))
+        errors.require_not_negative("feature_strength", self.strength)
         errors.require_integer("delta_batch", self.one_batch, 0, int(sizes.min()), "0 takes all records")
         errors.require_choice("delta_at", self.when, WHEN)
         errors.require_choice("delta_scope", self.scope, SCOPES)

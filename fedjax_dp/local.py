@@ -198,7 +198,7 @@ class LocalSgd:
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
         """Refuse what cannot run for so many rounds on clients with these numbers of records."""
         errors.require_count("local_steps", self.steps)
-        errors.require_positive("learning_rate", float(self.learning_rate))
+        errors.require_positive("learning_rate", self.learning_rate)
         self.batches.check(sizes)
         self.rule.check()
         self.privatizer.check(len(sizes))

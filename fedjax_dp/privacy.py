@@ -127,7 +127,7 @@ def _budgets(epsilon: Budget, num_clients: int) -> list[float]:
     if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
         raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
     for budget in budgets.ravel():
-        errors.require_positive("epsilon", float(budget))
+        errors.require_positive("epsilon", budget)
     return np.broadcast_to(budgets, (num_clients,)).tolist()
 
 

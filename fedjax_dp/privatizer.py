@@ -12,7 +12,7 @@ from fedjax_dp.batches import Batches
 from fedjax_dp.bound import Bound, ClipBatch, ClipRecords, Records, StepReport, report
 from fedjax_dp.models import Model
 from fedjax_dp.noise import NoiseSource, Place, WhiteNoise, priced
-from fedjax_dp.values import ravel, structure, value
+from fedjax_dp.values import of_clients, ravel, structure, value
 
 LEAST_CLIP = 1e-12  # noise over batches and cohorts is still a float32 then
 
@@ -227,11 +227,9 @@ def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
 
 def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:
     """Refuse a clip norm or noise that cannot be meant."""
-    errors.require_positive("clip_norm", float(clip_norm), "use an algorithm without privacy to train without clipping")
+    errors.require_positive("clip_norm", clip_norm, "use an algorithm without privacy to train without clipping")
     if float(clip_norm) < LEAST_CLIP:
         raise errors.refuse("clip_norm", float(clip_norm), f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
-    noise = np.asarray(noise_multiplier)
-    if noise.ndim > 1 or (noise.ndim == 1 and noise.shape[0] != num_clients):
-        raise errors.refuse("noise_multiplier", f"shape {noise.shape}", f"one number or {num_clients} of them")
+    noise = of_clients("noise_multiplier", noise_multiplier, num_clients)
     if not np.all((noise >= 0) & np.isfinite(noise)):
         raise errors.refuse("noise_multiplier", noise_multiplier, "zero or positive and finite")

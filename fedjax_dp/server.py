@@ -34,14 +34,14 @@ class Server:
         return optax.apply_updates(params, moves), state
 
     def check(self) -> None:
-        errors.require_positive("server_learning_rate", float(self.hyperparameters["learning_rate"]))
+        errors.require_positive("server_learning_rate", self.hyperparameters["learning_rate"])
         for name in ("b1", "b2", "momentum"):
             if name in self.hyperparameters and not 0 <= float(self.hyperparameters[name]) < 1:
                 raise errors.refuse(name, self.hyperparameters[name], "in [0, 1)")
         if "nu_init" in self.hyperparameters:
-            errors.require_not_negative("nu_init", float(self.hyperparameters["nu_init"]))
+            errors.require_not_negative("nu_init", self.hyperparameters["nu_init"])
         if "pi" in self.hyperparameters:
-            errors.require_positive("pi", float(self.hyperparameters["pi"]))
+            errors.require_positive("pi", self.hyperparameters["pi"])
 
 
 class AdaptiveState(NamedTuple):

@@ -226,8 +226,8 @@ class AdaptiveClientGaussian:
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
-        errors.require_in_unit_interval("clip_quantile", float(self.quantile))
-        errors.require_not_negative("clip_rate", float(self.rate))
+        errors.require_in_unit_interval("clip_quantile", self.quantile)
+        errors.require_not_negative("clip_rate", self.rate)
         if not float(self.bit_noise) > float(self.noise_multiplier) / 2:
             raise errors.refuse(
                 "bit_noise", float(self.bit_noise), f"above half of noise_multiplier {float(self.noise_multiplier):g}",

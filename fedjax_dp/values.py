@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_dp import devices
+from fedjax_dp import devices, errors
 
 devices.leave_children_alone()
 
@@ -143,3 +143,19 @@ def ravel_numbers(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
         return jax.tree.unflatten(treedef, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
 
     return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves]), back
+
+
+def of_clients(what: str, numbers: Any, num_clients: int) -> np.ndarray:
+    """One number or an array of one for each client, checked; on the host.
+
+    Raises: ConfigurationError for another shape, and for what is no array of real numbers.
+    """
+    try:
+        found = np.asarray(numbers)
+    except ValueError:  # lists of lists that are not of one length
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf":
+        raise errors.refuse(what, repr(numbers), f"a number, or one for each of the {num_clients} clients")
+    if found.shape not in ((), (num_clients,)):
+        raise errors.refuse(what, f"shape {found.shape}", f"one number or {num_clients} of them")
+    return found

@@ -394,3 +394,29 @@ def test_a_private_run_does_not_stop_for_what_nobody_noised():
     ):
         for held in (dataset, spoiled):
             assert fdp.simulate(value, held, rounds=3).state.round == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *((name, value) for name in ("dropout", "noise_multiplier") for value in ("x", None, [[1.0]], 1j, ["a"] * 6)),
+        *((name, value) for name in ("clip_norm", "learning_rate", "l2") for value in ("x", None, [1.0], 1j)),
+        *((name, value) for name in ("batch_size", "local_steps", "cohort_size") for value in ("x", 2.5, [2], True)),
+        *((name, value) for name in ("schedule", "estimator", "batches") for value in ("x", 3, None, ["full"])),
+    ],
+)
+def test_what_is_no_number_or_name_is_refused_in_one_line(option, value):
+    data = ragged_data([4] * 6)
+    given = {
+        "cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3, "clip_norm": 0.7,
+        "noise_multiplier": 2.0, option: value,
+    }  # fmt: skip
+    with pytest.raises(errors.ConfigurationError, match=rf"^{option} must be .*, got ") as caught:
+        fdp.guarantee(fdp.dpnfl(**given), data, rounds=2, delta=1e-5)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"paid": "x"}, {"probabilities": "x"}, {"probabilities": 0.5}])
+def test_probabilities_and_what_they_cost_are_checked(given):
+    with pytest.raises(errors.ConfigurationError, match=f"^{next(iter(given))} must be "):
+        fdp.MultinomialCohort(draws=3, **given).check(6)
