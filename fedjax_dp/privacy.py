@@ -104,6 +104,15 @@ def calibrate(
     return with_noise(algorithm, float(multipliers[0]) if common else multipliers)
 
 
+def contradiction(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, model: Model) -> str | None:
+    """What can be found against the statements of its parts without running it, or None: see `guarantee`."""
+    try:
+        _require_believable(algorithm, data, rounds, seed, model)
+    except errors.ConfigurationError as found:
+        return str(found)
+    return None
+
+
 def _require_believable(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, model: Model | None) -> None:
     """Refuse parts that leave a fact unsaid, and parts other than the project's own that say what is not so."""
     facts.require_facts(algorithm)

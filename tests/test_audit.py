@@ -27,12 +27,15 @@ from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.audits.duel import counted_trials, duel, pilot_trials
 from fedjax_dp.audits.scene import set_scene
 from fedjax_dp.audits.trials import Trials
+from fedjax_dp.facts import restates
 from fedjax_dp.ledger import with_noise
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.simulation import begin, numbers, run_key, simulate
 from fedjax_dp.testing import WRONG
+from fedjax_dp.testing.masks import unmasked_first
+from fedjax_dp.testing.statements import reading_correction, repeated_gradient, undeclared_gradient, unnoised_term
 from fedjax_dp.testing.wrong import posing
-from fedjax_dp.values import changed, ravel
+from fedjax_dp.values import changed, ravel, value
 
 DELTA = 1e-5
 TEN = (10, 10, 10, 10)
@@ -229,7 +232,7 @@ def buggy(name):
 
 def test_a_planted_bug_is_caught():
     right, rounds = buggy("shared_key")
-    assert audited(WRONG["shared_key"](right), rounds).violated
+    assert audited(WRONG["shared_key"](right), rounds).proved
 
 
 def _repeated(right, key, place, model, params, records):
@@ -244,7 +247,60 @@ def _repeated(right, key, place, model, params, records):
 def test_noise_that_two_tensors_share_is_noticed():
     right = records()
     shared = posing(right.local.privatizer, "gradient", _repeated)
-    assert audited(changed(right, local=changed(right.local, privatizer=shared)), trials=4_000).violated
+    assert audited(changed(right, local=changed(right.local, privatizer=shared)), trials=4_000).proved
+
+
+class SilentFirst(fdp.UniformCohort):
+    """Cohorts of which client 1 is never heard, though it is invited like all others."""
+
+    def sample(self, key, round_index, shares):
+        members = fdp.UniformCohort.sample(self, key, round_index, shares)
+        return members._replace(drawn=jnp.where(members.ids == 1, 0.0, members.drawn))
+
+
+def repeating(self, key, place, size):
+    return fdp.WhiteNoise.draw(fdp.WhiteNoise(), key, place._replace(step=place.step % 4, round=place.round % 4), size)
+
+
+def hidden_faults():
+    """What no trial of one canary shows: the algorithm, and a word of what is found."""
+    right, clients = records(cohort_size=3), fdp.dp_fedavg(cohort_size=3, batch_size=2, **BATCHES, noise_multiplier=1.0)
+    masked = fdp.cpfed(cohort_size=3, noise_multiplier=6.0, **STEPS | {"local_steps": 1})
+    every_four = value(restates(fdp.WhiteNoise)(type("EveryFour", (fdp.WhiteNoise,), {"draw": repeating})))()
+    return {
+        "undeclared gradient": (undeclared_gradient(right), "visit.gradient"),
+        "repeated gradient": (repeated_gradient(right), "same batch and noise"),
+        "labels read": (reading_correction(right), "records"),
+        "term beside the noise": (unnoised_term(clients), "past what is accounted for"),
+        "unmasked message": (unmasked_first(masked), "fair coin"),
+        "noise of every four rounds": (changed(clients, upload=changed(clients.upload, source=every_four)), "noise"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(hidden_faults()))
+def test_what_trials_cannot_show_is_found_by_inspection(name):
+    wrong, told = hidden_faults()[name]
+    if name in ("undeclared gradient", "unmasked message"):  # of which no run can be made that an attack could read
+        with pytest.raises(errors.ConfigurationError, match=told):
+            audited(wrong)
+        return
+    found = audited(wrong, 8, trials=1_000)
+    assert found.violated
+    assert not found.proved
+    assert told in found.contradiction
+    assert found.verdict.startswith("VIOLATED: ")
+    assert found.contradiction in found.verdict
+
+
+def test_a_client_that_is_never_heard_is_not_the_one_that_is_audited():
+    algorithm = fdp.dp_fedavg(cohort_size=3, batch_size=2, **BATCHES, noise_multiplier=1.0, weight_cap=0.3)
+    silent = type("Silent", (SilentFirst,), {"fixed": False, "rates": lambda self, shares: jnp.array([1.0, 0.0, 1.0])})
+    heir = value(restates(fdp.UniformCohort)(silent))
+    data = ragged_data((2, 20, 5))
+    assert scene_of(algorithm, data, 3).client == 1
+    never = records(cohort_size=None)
+    assert scene_of(changed(never, cohort=heir(size=3)), data, 3).client == 2
 
 
 def test_of_clients_with_equal_epsilon_the_one_with_the_largest_weight_is_audited():
@@ -257,7 +313,7 @@ def test_of_clients_with_equal_epsilon_the_one_with_the_largest_weight_is_audite
 def test_every_planted_bug_is_caught_at_ten_thousand_trials(name):
     right, rounds = buggy(name)
     found = audited(WRONG[name](right), rounds, trials=10_000)
-    assert found.violated, found.verdict
+    assert found.proved, found.verdict
     assert not audited(right, rounds, trials=10_000).violated
 
 
@@ -343,7 +399,7 @@ def test_claims_are_tested_in_the_place_of_the_guarantee():
     assert found.tested == 0.5
     assert "0.5 is claimed" in found.verdict
     assert found.to_dict()["violated"] is True
-    assert dataclasses.replace(found, claim=None, violated=False).tested == found.epsilon
+    assert dataclasses.replace(found, claim=None, proved=False).tested == found.epsilon
     assert epsilon_of(found.event, DELTA) == pytest.approx(found.epsilon)
 
 

@@ -175,7 +175,7 @@ def flawless(found):
     absent[0], present[0] = -1e37, 1e37
     bounds = accounting.error_bounds(0, absent.size, 0, present.size)
     outcome = found.outcome._replace(bounds=bounds, absent=absent, present=present, threshold=500.0)
-    return dataclasses.replace(found, outcome=outcome, violated=True, lower=90.0, of_any=5.0, noise=0.1)
+    return dataclasses.replace(found, outcome=outcome, proved=True, lower=90.0, of_any=5.0, noise=0.1)
 
 
 def blind(found):
@@ -193,7 +193,7 @@ def claimed(found):
         for name, epsilon in (("000", 0.02), ("001", 70.0), ("002", None))
     )
     promise = dataclasses.replace(found.guarantee, claims=claims)
-    return dataclasses.replace(found, guarantee=promise, claim=0.0, lower=0.5, violated=True)
+    return dataclasses.replace(found, guarantee=promise, claim=0.0, lower=0.5, proved=True)
 
 
 @pytest.mark.parametrize("change", [lambda found: found, flawless, blind, claimed], ids=["sound", "flawless", "blind",

@@ -25,6 +25,7 @@ from fedjax_dp.audits.trials import Trials
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import noise_of, with_noise
 from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.privacy import contradiction
 from fedjax_dp.simulation import check, run_key
 from fedjax_dp.values import changed, role_key
 
@@ -43,7 +44,9 @@ class Audit:
                   is stated and only their size is in doubt;
     of_any        epsilon that is proved whatever the mechanism is: with n trials at most about ln n;
     noise         the noise is at most so many times what is stated, under the same hypothesis as `lower`;
-    violated      the attack errs less often than any attack on the stated mechanism could, or `lower` is above `claim`;
+    proved        the attack errs less often than any attack on the stated mechanism could, or `lower` is above `claim`;
+    contradiction what an inspection of parts that are not the project's own found that they do not do as they state,
+                  or None: ways of records and repetitions that no trial of one canary need show;
     repeat        what does the same again, with the same algorithm, data and model.
     """
 
@@ -54,7 +57,7 @@ class Audit:
     lower: float
     of_any: float
     noise: float
-    violated: bool
+    proved: bool
     canary: str
     outcome: Outcome | Guesses
     event: Event
@@ -64,6 +67,12 @@ class Audit:
     seed: int
     seconds: float
     repeat: str
+    contradiction: str | None = None
+
+    @property
+    def violated(self) -> bool:
+        """The claim is refuted; or, without one, what is stated is: by the trials or by inspection."""
+        return self.proved or (self.claim is None and self.contradiction is not None)
 
     @property
     def confidence(self) -> str:
@@ -91,6 +100,10 @@ class Audit:
         said = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
         sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
         given = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
+        if self.violated and not self.proved:
+            return (
+                f"VIOLATED: {said}, but {self.contradiction}; {evidence} alone prove at least {self.lower:.4g} {sure}"
+            )
         if not self.violated:
             proved = f"at least {self.lower:.4g}" if self.lower > 0 else "nothing against it"
             return f"consistent: {said}; {proved} is proved {sure} by {evidence}{given}"
@@ -111,7 +124,8 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "violated": self.violated, "verdict": self.verdict, "epsilon_stated": finite(self.epsilon),
+            "violated": self.violated, "proved": self.proved, "contradiction": self.contradiction,
+            "verdict": self.verdict, "epsilon_stated": finite(self.epsilon),
             "epsilon_tested": finite(self.tested),
             "epsilon_lower": self.lower, "epsilon_lower_of_any_mechanism": self.of_any,
             "noise_at_most": finite(self.noise), "delta": self.guarantee.delta, "confidence": 1 - self.significance,
@@ -148,6 +162,7 @@ def audit(
     significance  chance of a wrong VIOLATED, at most; with a claim, if noise and sampling are of the stated kind;
     lanes       trials at once on a device;
     progress    called with (runs done, runs in all).
+    Parts that are not the project's own are inspected too, as a Guarantee does (`privacy.guarantee`).
     Not heard: the noised bits of an adaptive clip norm, and warm starts in view broadcast.
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.
@@ -163,6 +178,7 @@ def audit(
     curve = _tested(scene, claim, accountant)
     if one_run is None:
         _require_trials(trials, len(scene.games), curve, scene.epsilon if claim is None else claim, significance)
+    found = contradiction(algorithm, data, rounds, seed, own)
     field = Trials(next(iter(scene.games.values())), seed, lanes, scene.bits)
     traces = {name: _trace(field, game) for name, game in scene.games.items()}
     times = np.any(list(traces.values()), axis=0)
@@ -172,7 +188,7 @@ def audit(
             "canary",
             f"{canary} at client {scene.client}",
             "one that leaves a trace once gradients are clipped",
-            "take another canary, record or client",
+            found or "take another canary, record or client",
         )
     outcome: Outcome | Guesses
     if one_run is None:
@@ -188,6 +204,7 @@ def audit(
     return _judged(
         scene, outcome, accountant, claim=claim, canary=canary, trials=trials if one_run is None else 1,
         significance=significance, seed=seed, seconds=time.perf_counter() - began, repeat=_call(audit, asked),
+        contradiction=found,
     )  # fmt: skip
 
 
@@ -274,13 +291,11 @@ def _call(function: Callable, asked: dict[str, Any]) -> str:
 def _judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim: float | None, **told: Any) -> Audit:
     """What the outcome proves."""
     lower = outcome.epsilon_at_least(scene.event, scene.delta, accountant)
-    violated = (
-        lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(scene.event, accountant))
-    )
+    proved = lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(scene.event, accountant))
     return Audit(
         guarantee=scene.guarantee, client=scene.client, epsilon=scene.epsilon, claim=claim, lower=lower,
         of_any=outcome.epsilon_of_any(scene.delta), noise=outcome.noise_at_most(scene.event, accountant),
-        violated=violated, outcome=outcome, event=scene.event, accountant=accountant, **told,
+        proved=proved, outcome=outcome, event=scene.event, accountant=accountant, **told,
     )  # fmt: skip
 
 

@@ -54,7 +54,9 @@ def plot_audit(audit: Audit, path: str | os.PathLike) -> None:
 def _short(audit: Audit) -> str:
     """The verdict as a title."""
     what = f"epsilon {audit.tested:.4g} {'stated' if audit.claim is None else 'claimed'}"
-    if audit.violated and not audit.lower > audit.tested:
+    if audit.violated and not audit.proved:
+        return f"VIOLATED: parts do not do what they state, though the attack proves only {audit.lower:.4g} of {what}"
+    if audit.proved and not audit.lower > audit.tested:
         return f"VIOLATED: the attack errs less often than {what} allows"
     return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {audit.lower:.4g} proved"
 

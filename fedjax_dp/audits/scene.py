@@ -3,11 +3,13 @@
 import math
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, privacy
 from fedjax_dp.accounting import Event, Guarantee, Release, Unit
-from fedjax_dp.algorithm import Algorithm
+from fedjax_dp.algorithm import Algorithm, draw_cohort
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.one_run import LEAST
 from fedjax_dp.audits.stage import linear_model
@@ -25,6 +27,7 @@ from fedjax_dp.audits.worlds import (
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.ledger import ledger_of, unit_of
 from fedjax_dp.models import Model
+from fedjax_dp.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
 
@@ -65,7 +68,7 @@ def set_scene(
             "algorithm", "no epsilon", "one that has a Guarantee to be tested",
             promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
         )  # fmt: skip
-    target = _most_exposed(promise, data) if client is None else client
+    target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
     errors.require_integer("client", target, 0, data.num_clients - 1)
     event = ledger_of(algorithm, staged, rounds, **options)[target]
     step = _release(algorithm, event, target)
@@ -93,10 +96,18 @@ def set_scene(
     return Scene(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
 
 
-def _most_exposed(promise: Guarantee, data: FederatedData) -> int:
-    """A client with the largest epsilon, of those the one with the largest share: small weights hide behind noise."""
+def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> int:
+    """A client with the largest epsilon, of those the one with the largest share: small weights hide behind noise.
+
+    One that is never heard under the seed is passed over if there are others, for an audit of it would prove nothing.
+    """
     epsilons = np.array(promise.epsilons)
-    return int(np.argmax(np.where(epsilons >= epsilons.max() * (1 - 1e-9), np.asarray(data.shares), -1.0)))
+    most = epsilons >= epsilons.max() * (1 - 1e-9)
+    draw = jax.jit(jax.vmap(lambda t: draw_cohort(algorithm.cohort, run_key(seed), t, jnp.asarray(data.shares))))
+    cohorts = draw(jnp.arange(rounds))
+    heard = np.zeros(data.num_clients, bool)
+    heard[np.asarray(cohorts.ids)[np.asarray(cohorts.present)]] = True
+    return int(np.argmax(np.where(most & heard if np.any(most & heard) else most, np.asarray(data.shares), -1.0)))
 
 
 def _release(algorithm: Algorithm, event: Event, client: int) -> Release:

@@ -7,13 +7,14 @@ parts are looked at by its tests instead.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from fedjax_dp import errors, facts
 from fedjax_dp.accounting import Unit
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
-from fedjax_dp.scrutiny import draws, steps, updates, visits
+from fedjax_dp.scrutiny import draws, masks, steps, updates, visits
 
 WORDS = {
     "cohort": "who takes part depends on no records",
@@ -34,6 +35,14 @@ OF_RECORDS: dict[str, Callable[..., None]] = {
     "batches": draws.examine_batches, "bound": steps.examine_bound, "privatizer": steps.examine_privatizer,
     "correction": steps.examine_correction, "local": visits.examine_local,
 }  # fmt: skip
+
+
+def examine_transport(transport: Any, algorithm: Algorithm, data: FederatedData, model: Model, summed: bool) -> None:
+    """What arrives where the sum is `summed`, and what leaves each member where that is said to be secret."""
+    if summed:
+        updates.examine_transport(transport, algorithm, data, model)
+    if transport.secret:
+        masks.examine_masks(transport, algorithm.cohort.members(data.num_clients))
 
 
 def words_of(algorithm: Algorithm) -> list[str]:
@@ -73,8 +82,8 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
                 steps.examine_source(part)
             elif by_client and slot == "upload":
                 updates.examine_upload(part, algorithm, data, model, rounds)
-            elif by_client and slot == "transport":
-                updates.examine_transport(part, algorithm, data, model)
+            elif slot == "transport":
+                examine_transport(part, algorithm, data, model, by_client)
             elif by_client and slot == "estimator":
                 updates.examine_estimator(part, algorithm, data, rounds, seed)
             elif not by_client and slot in OF_RECORDS:

@@ -56,7 +56,7 @@ def check_audit(
 
 def _required(found: Audit) -> Report:
     return require(
-        not found.violated, "audited privacy", f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
+        not found.proved, "audited privacy", f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
         f"at most {found.tested:.4g} at delta {found.guarantee.delta:g} against {found.guarantee.view}",
         f"false alarm {SIGNIFICANCE:g}",
     )  # fmt: skip

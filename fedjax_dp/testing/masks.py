@@ -5,18 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
-from fedjax_dp.testing import probe
+from fedjax_dp.scrutiny.masks import examine_masks
+from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing.verdict import rejections
 from fedjax_dp.testing.wrong import Wrong, posing
 from fedjax_dp.values import changed
-
-KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are looked at
 
 
 def unmasked_first(algorithm: Algorithm) -> Algorithm:
@@ -60,46 +57,9 @@ def check_masks(
     """
     if not algorithm.transport.secret:
         raise errors.refuse("transport", type(algorithm.transport).__name__, "a secure sum, for this check")
-    members = max(min(MEMBERS, algorithm.cohort.members(data.num_clients)), 3)
+    members = algorithm.cohort.members(data.num_clients)
 
     def examine(algorithm: Algorithm) -> list[Report]:
-        transport: Any = algorithm.transport
-        if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few
-            transport = changed(transport, neighbours=None)
-        ids, invited = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)
-        flat = jax.random.normal(jax.random.key(seed), (members, SIZE))
-
-        def of(key: jax.Array, t: jax.Array) -> jax.Array:
-            return jax.vmap(lambda i: transport.message(key, t, i, ids, invited, flat[i])[0])(ids)
-
-        run = jax.jit(jax.vmap(jax.vmap(of, (None, 0)), (0, None)), compiler_options=probe.QUICK)
-        words = np.asarray(run(probe.keys_of(seed, KEYS), jnp.arange(2)))  # (keys, rounds, members, lanes, size)
-        lanes = words.shape[3]
-        bits = 16 if lanes > 1 else 32
-        pairs = [(i, j) for i in range(members) for j in range(i)]
-        seen = {
-            "a member's message": words[:, 0],
-            "two members' messages together": np.stack([words[:, 0, i] + words[:, 0, j] for i, j in pairs], 1),
-            "a member's messages of two rounds": words[:, 0] - words[:, 1],
-        }
-        found = []
-        for what, rows in seen.items():
-            ones = np.stack([(rows >> bit & 1).sum(0, dtype=np.int64) for bit in range(bits)])
-            if lanes > 1:  # sums of limbs carry: only the lowest limb's bits are coins of their own
-                ones = ones[:, :, :1] if what != "a member's message" else ones
-            away = largest_deviate(count_deviate(ones, KEYS, 0.5))
-            found.append(
-                require(
-                    abs(away) < limit(ones.size), f"every bit of {what} is a fair coin",
-                    f"{away:.3g} standard errors off", "0", certainty(ones.size),
-                )
-            )  # fmt: skip
-        key = probe.keys_of(seed, 1)[0]
-        summed = words[0, 0].astype(np.uint32).sum(0, dtype=np.uint32)
-        total = np.asarray(transport.total(key, jnp.int32(0), ids, invited, invited, jnp.asarray(summed)))
-        error = np.abs(total - np.asarray(flat).sum(0)).max()
-        within = members * transport.resolution
-        found.append(require(error <= within, "all messages added up are the sum", f"{error:.2g}", "the sum", "exact"))
-        return found
+        return examine_masks(algorithm.transport, members, seed)
 
     return examine(algorithm) + rejections(examine, algorithm, wrong, "this should not happen")
