@@ -315,6 +315,54 @@ class Noises:
 
 
 @fdp.value
+class Within:
+    """The same with a name of its own for the bound."""
+
+    radius: float
+    noise_multiplier: float
+
+    gap, assumptions, on_upload = None, (), False
+
+    def _named(self):
+        return Noises(clip_norm=self.radius, noise_multiplier=self.noise_multiplier)
+
+    def gradient(self, *arguments):
+        return self._named().gradient(*arguments)
+
+    def client_noise(self, num_clients):
+        return self._named().client_noise(num_clients)
+
+    def unit(self, divisor):
+        return 1 / divisor
+
+    def event(self, *arguments):
+        return self._named().event(*arguments)
+
+    def check(self, num_clients):
+        pass
+
+
+@fdp.value
+class EachTensor:
+    """Every tensor of a record's gradient is clipped to its part of the bound."""
+
+    gap, assumption, per_record = None, None, True
+
+    def apply(self, model, params, records, clip_norm):
+        told, rows = Normalise().apply(model, params, records, clip_norm), by_records(model, params, records)[1]
+        ends = np.cumsum([leaf.size for leaf in jax.tree.leaves(params)])
+        kept = []
+        for part in jnp.split(rows, ends[:-1], axis=1):
+            norms = jnp.linalg.norm(part, axis=1, keepdims=True)
+            factor = jnp.minimum(1.0, clip_norm / len(ends) ** 0.5 / jnp.maximum(norms, 1e-9))
+            kept.append(jnp.where(jnp.isfinite(norms) & records.mask[:, None], part * factor, 0.0))
+        return told._replace(mean=jnp.concatenate(kept, 1).sum(0) / records.divisor)
+
+    def check(self):
+        pass
+
+
+@fdp.value
 class Decay(fdp.Correction):
     """Weight decay."""
 

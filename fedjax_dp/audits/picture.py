@@ -44,7 +44,7 @@ def plot_audit(audit: Audit, path: str | os.PathLike) -> None:
     figure.suptitle(_short(audit), fontsize=12.5, color=WRONG if audit.violated else PROVED, fontweight="bold")
     about = (
         f"Stated: {audit.guarantee} Canary {audit.canary}, attack {audit.outcome.attack}, client {audit.client}, seed "
-        f"{audit.seed}."
+        f"{audit.seed}." + (f" Inspection: {audit.contradiction}." if audit.contradiction else "")
     )
     figure.supxlabel("\n".join(textwrap.wrap(about, 175)), fontsize=8, color="0.25")
     figure.savefig(path, dpi=130)
@@ -55,7 +55,7 @@ def _short(audit: Audit) -> str:
     """The verdict as a title."""
     what = f"epsilon {audit.tested:.4g} {'stated' if audit.claim is None else 'claimed'}"
     if audit.violated and not audit.proved:
-        return f"VIOLATED: parts do not do what they state, though the attack proves only {audit.lower:.4g} of {what}"
+        return f"VIOLATED by inspection of the parts; the attack alone proves {audit.lower:.4g} of {what}"
     if audit.proved and not audit.lower > audit.tested:
         return f"VIOLATED: the attack errs less often than {what} allows"
     return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {audit.lower:.4g} proved"
