@@ -20,6 +20,11 @@ from fedjax_dp.values import structure, value
 SEEDS = st.integers(0, 2**32 - 1)
 
 
+def quick(cases, few):
+    """Cases of which few run by default, and the rest with the slow tests."""
+    return [case if case in few else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 @st.composite
 def labels_and_sizes(draw):
     """Labels of some records, and sizes of clients that share some of them."""

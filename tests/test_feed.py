@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from helpers import quick
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, feed, simulation
@@ -37,10 +38,9 @@ CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, l
     "tables": (fdp.scaffold, {}), "masks": (fdp.cpfed, NOISE), "losses": (fdp.q_fedavg, {"q": 1.0}),
     "epochs": (fdp.fedavg, {"batches": "epochs"}), "dropout": (fdp.fedavg, {"dropout": 0.5}),
 }  # fmt: skip
-QUICK = ("uniform", "poisson")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES])
+@pytest.mark.parametrize("name", quick(CASES, ("uniform",)))
 def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):
     make, options = CASES[name]
     algorithm = make(**COMMON | options)

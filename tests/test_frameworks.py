@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from helpers import ragged_data
+from helpers import quick, ragged_data
 from jax import lax
 
 import fedjax_dp as fdp
@@ -399,7 +399,7 @@ def check(framework, seeds):
     assert len(refused) <= 1 + len(seeds) // 20, refused
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", quick(FRAMEWORKS, ("functions", "linen")))
 def test_clipped_sums_equal_float64(framework):
     check(framework, range(2))
 
@@ -453,7 +453,8 @@ def functions_drop(params, x, key):
 
 @pytest.mark.parametrize(
     "given",
-    [lambda key: NnxDrop(nnx.Rngs(key)), lambda key: EquinoxDrop(key),
+    [pytest.param(lambda key: NnxDrop(nnx.Rngs(key)), marks=pytest.mark.slow),
+     pytest.param(lambda key: EquinoxDrop(key), marks=pytest.mark.slow),
      (lambda key: jax.random.normal(key, (40, 3)), functions_drop)],
 )  # fmt: skip
 def test_dropout_has_a_key_of_each_record_in_every_framework(given):
@@ -510,7 +511,7 @@ class Mean(nnx.Module):
         return x - x.mean(0, keepdims=True)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", quick(FRAMEWORKS, ("functions", "linen")))
 def test_every_framework_runs_privately_with_a_guarantee(framework):
     data = ragged_data([20, 30, 25], shape=(40,))
     network = {

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import quick
 from jax import lax
 
 import fedjax_dp as fdp
@@ -94,7 +95,7 @@ def loss_of(name, options):
     return cross_entropy
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, set(CASES) - {"attention_block", "tied_embedding", "conv1d", "gru"}))
 def test_gradients_equal_the_given_ones(name):
     case = CASES[name]
     params, frozen = (
