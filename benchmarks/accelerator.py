@@ -23,7 +23,8 @@ import numpy as np
 from round_latency import RESULTS, commit, ours, quiet, relatives, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp import latency, report
+from fedjax_dp.experiments import latency, report
+from fedjax_dp.experiments.floor import floor_of, speeds
 from fedjax_dp.sweeps.engine import Group, Job, Shelf
 
 COHORTS, POINTS = (10, 100, 1000), (64, 256)
@@ -48,7 +49,7 @@ def round_of(w, repeats):
             times[name].append(quiet.undisturbed(lambda run=run: timed(run)))
     median = {name: float(np.median(ms)) for name, ms in times.items()}
     spreads = {name: quiet.spread(ms) for name, ms in times.items()}
-    floor = latency.floor_of(algorithm, data, model, execution)
+    floor = floor_of(algorithm, data, model, execution)
     seconds = median["ours"] / 1e3
     return {
         "workload": w.name, "cohort": w.cohort, **{f"{name}_ms": ms for name, ms in median.items()}, "spreads": spreads,
@@ -141,7 +142,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="a folder")
     options = parser.parse_args()
     found = {
-        "rounds": [], "sweeps": [], "ceilings": latency.speeds(fdp.all_devices()), "hardware": report.device(),
+        "rounds": [], "sweeps": [], "ceilings": speeds(fdp.all_devices()), "hardware": report.device(),
         "versions": report.versions(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
     }  # fmt: skip

@@ -17,8 +17,8 @@ import matplotlib.pyplot as plt
 from errata import clients
 
 import fedjax_dp as fdp
-from fedjax_dp import report
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, noise_multiplier_for
+from fedjax_dp.experiments import report
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 DELTA, ROUNDS, PARAMETERS = 1e-5, 50, 100

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import report
-from fedjax_dp.config import RunConfig, resolve
+from fedjax_dp.experiments import report
+from fedjax_dp.experiments.config import RunConfig, resolve
+from fedjax_dp.experiments.population import build_data
 from fedjax_dp.models import logistic_regression, mlp
-from fedjax_dp.population import build_data
 
 MODELS = {"softmax regression": logistic_regression, "MLP of 64": mlp}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}

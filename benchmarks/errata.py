@@ -17,9 +17,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, report
-from fedjax_dp.audits.worlds import linear_data
+from fedjax_dp import errors
+from fedjax_dp.audits.canaries import linear_data
 from fedjax_dp.data import Dataset, federate
+from fedjax_dp.experiments import report
 from fedjax_dp.testing import WRONG
 
 RESULTS = pathlib.Path(__file__).parent / "results"

@@ -25,7 +25,8 @@ import round_latency
 from round_latency import ours, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp import devices, metrics, simulation
+from fedjax_dp import devices
+from fedjax_dp.rounds import metrics, simulation
 
 EXPECTED = pathlib.Path(__file__).parent / "guard.json"
 SLACK = 0.02

@@ -24,9 +24,11 @@ import jax
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import devices, latency, report, simulation
+from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate, open_store, save_store
+from fedjax_dp.experiments import latency, report
 from fedjax_dp.models import logistic_regression
+from fedjax_dp.rounds import simulation
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 import quiet

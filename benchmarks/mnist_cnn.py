@@ -16,9 +16,10 @@ import sys
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import metrics, report
 from fedjax_dp.data import federate, load, similarity
+from fedjax_dp.experiments import report
 from fedjax_dp.models import cnn
+from fedjax_dp.rounds import metrics
 
 PUBLISHED = {0.0: 0.9707, 10.0: 0.9885}
 CLIENTS, MEAN, DEVIATION = 20, 0.1307, 0.3081

@@ -22,10 +22,12 @@ import jax
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import latency, report, simulation
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.feed import Feed
+from fedjax_dp.experiments import latency, report
+from fedjax_dp.experiments.floor import floor_of
 from fedjax_dp.models import mlp
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.prefetch import Feed
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 FEATURES, RECORDS, BATCH, HIDDEN = 64, 10, 10, 133_333  # the model of 1e7 parameters of scaling.py
@@ -45,7 +47,7 @@ def measure():
     data = clients(20)
     algorithm = fdp.dpnfl(cohort_size=4, batch_size=BATCH, local_steps=5, learning_rate=0.01, clip_norm=1.0,
                           noise_multiplier=1.0, schedule="constant", l2=0.0)  # fmt: skip
-    floor = latency.floor_of(simulation.numbers(algorithm), data, model, execution)
+    floor = floor_of(simulation.numbers(algorithm), data, model, execution)
     run, state = simulation.on_devices(algorithm, data, model, execution)
     size, times = sum(leaf.size for leaf in jax.tree.leaves(state.params)), []
     for turn in range(8):

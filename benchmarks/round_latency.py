@@ -23,9 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import draws, gradients, latency, report, simulation
+from fedjax_dp import gradients, prng
 from fedjax_dp.devices import COMPILER_OPTIONS
+from fedjax_dp.experiments import report
+from fedjax_dp.experiments.floor import floor_of
 from fedjax_dp.models import mlp
+from fedjax_dp.rounds import simulation
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 import quiet
@@ -82,7 +85,7 @@ def contenders(w, execution):
         rounds, state = simulation.on_devices(algorithm, data, model, execution)
         memory[name] = rounds.compiled(state).memory_analysis().temp_size_in_bytes
     if w.private == "record":
-        found["normals"] = drawing(w, draws.normals, execution)
+        found["normals"] = drawing(w, prng.normals, execution)
         found["jax_normals"] = drawing(
             w, lambda key, at, size: jax.random.normal(jax.random.fold_in(key, at), (size,)), execution
         )
@@ -95,7 +98,7 @@ def contenders(w, execution):
         for name, algorithm in extra.items():
             found[name] = ours.rounds_of(w, algorithm, data, features, execution)
         found["matching_arithmetic"] = matching_alone(w, execution, features, data)
-    floor = latency.floor_of(ours.algorithm_of(w), data, model, execution)
+    floor = floor_of(ours.algorithm_of(w), data, model, execution)
     return found, memory, floor._asdict() | {"ms": floor.ms}
 
 

@@ -28,9 +28,11 @@ import jax
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import devices, report, simulation
+from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate
+from fedjax_dp.experiments import report
 from fedjax_dp.models import logistic_regression, mlp
+from fedjax_dp.rounds import simulation
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 import quiet

@@ -23,7 +23,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_dp import clients, draws, report, secagg
+from fedjax_dp import prng
+from fedjax_dp.execution.mesh import AXIS
+from fedjax_dp.experiments import report
+from fedjax_dp.parts import secure_aggregation
 
 TILE = 16_384
 KEY = jax.random.key(0)
@@ -31,7 +34,7 @@ KEY = jax.random.key(0)
 
 def over_devices(mesh, one_device):
     """One device's function, jitted over all of them, on rows; it returns one row per device."""
-    by_row = PartitionSpec(clients.AXIS)
+    by_row = PartitionSpec(AXIS)
     return jax.jit(jax.shard_map(one_device, mesh=mesh, in_specs=by_row, out_specs=by_row, check_vma=False))
 
 
@@ -47,7 +50,7 @@ def words_of(neighbours, size):
     def one_member(total, seed):
         def one_tile(total, index):
             def one_neighbour(neighbour, sums):
-                x, y = draws.words(jax.random.fold_in(seed, neighbour), 0, TILE, index * np.uint32(TILE))
+                x, y = prng.words(jax.random.fold_in(seed, neighbour), 0, TILE, index * np.uint32(TILE))
                 return sums + x + y
 
             return total + lax.fori_loop(0, neighbours, one_neighbour, jnp.zeros(TILE, jnp.uint32)), None
@@ -59,21 +62,21 @@ def words_of(neighbours, size):
 
 def measure(members, size, neighbours, repeats):
     """Seconds of every program, `repeats` times, in turns."""
-    mesh = Mesh(jax.local_devices(), (clients.AXIS,))
+    mesh = Mesh(jax.local_devices(), (AXIS,))
     if members % mesh.size:
         sys.exit(f"members must be a multiple of the {mesh.size} devices, got {members}")
     rng = np.random.default_rng(0)
     messages = rng.normal(size=(members, size)).astype(np.float32)
-    ids, rows = np.arange(members), NamedSharding(mesh, PartitionSpec(clients.AXIS))
+    ids, rows = np.arange(members), NamedSharding(mesh, PartitionSpec(AXIS))
     placed, seeds = jax.device_put((messages, jax.random.split(KEY, members)), rows)
     graphs = {"complete": None, f"{neighbours}_neighbours": neighbours}
     plain = over_devices(mesh, plain_sum)
     programs = {"plain_sum": lambda turn: plain(placed)}
     for name, k in graphs.items():
-        transport = secagg.SecureSum(neighbours=k)
+        transport = secure_aggregation.SecureSum(neighbours=k)
         run = over_devices(mesh, words_of(k or members - 1, size))
         programs[f"words_{name}"] = lambda turn, run=run: run(seeds)
-        programs[f"secure_{name}"] = lambda turn, transport=transport: secagg.exchange(
+        programs[f"secure_{name}"] = lambda turn, transport=transport: secure_aggregation.exchange(
             transport, KEY, turn, ids, placed, keep_masked=False
         )
     compile_s, seconds = {}, {name: [] for name in programs}
@@ -82,7 +85,7 @@ def measure(members, size, neighbours, repeats):
         began = time.perf_counter()
         told = jax.block_until_ready(run(0))
         compile_s[name] = time.perf_counter() - began
-        if isinstance(told, secagg.Trace):
+        if isinstance(told, secure_aggregation.Trace):
             check(told, messages)
     for turn in range(repeats):
         for name, run in programs.items():

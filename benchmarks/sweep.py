@@ -31,7 +31,7 @@ from contenders import plain_jax
 from round_latency import ours, workloads
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
-from fedjax_dp import report
+from fedjax_dp.experiments import report
 from fedjax_dp.sweeps import program
 from fedjax_dp.sweeps.engine import Group, Job, Shelf, grouped
 

@@ -20,9 +20,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 import fedjax_dp as fdp
-from fedjax_dp import gradients, report
+from fedjax_dp import gradients
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.values import ravel
+from fedjax_dp.experiments import report
+from fedjax_dp.pytrees import ravel
 
 TOKENS, POSITIONS, WIDTH, RECORDS, STEPS = 90, 128, 64, 32, 2
 

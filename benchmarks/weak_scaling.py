@@ -22,8 +22,9 @@ from jax.sharding import Mesh
 from round_latency import RESULTS, commit, ours, quiet, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp import devices, latency, report
-from fedjax_dp.clients import AXIS
+from fedjax_dp import devices
+from fedjax_dp.execution.mesh import AXIS
+from fedjax_dp.experiments import latency, report
 
 
 def counts_of(available):

@@ -8,7 +8,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import GaussianSteps
 from fedjax_dp.accounting.events import Adjacency
 from fedjax_dp.accounting.sampling import FullBatch
-from fedjax_dp.catalogue import CATALOGUE
+from fedjax_dp.algorithms import CATALOGUE
 
 SIZES = [8, 8, 8, 10, 12, 9]
 VIEWS = (None, "uploads", "secure_sum", "broadcast", "final_model")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import strategies as st
 
 from fedjax_dp import errors
-from fedjax_dp.algorithm import init, run_round
-from fedjax_dp.clients import Execution
-from fedjax_dp.cohort import SEEN, Members
 from fedjax_dp.data import Dataset, federate, power_law_sizes
-from fedjax_dp.simulation import check, numbers, run_key
-from fedjax_dp.values import structure, value
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.parts.cohorts import SEEN, Members
+from fedjax_dp.pytrees import structure, value
+from fedjax_dp.rounds.algorithm import init, run_round
+from fedjax_dp.rounds.simulation import check, numbers, run_key
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -41,6 +41,18 @@ def ragged_data(sizes, shape=(3,), classes=3, seed=0, name="toy"):
     x, y = rng.normal(size=(total, *shape)).astype(np.float32), rng.integers(0, classes, total).astype(np.int32)
     dataset = Dataset(name, x, y, x[: min(total, 50)], y[: min(total, 50)], classes=classes)
     return federate(dataset, np.split(np.arange(total), np.cumsum(sizes)[:-1]))
+
+
+def scattered_data(kind=np.float32, tokens=False, tested=False):
+    """Ragged clients whose rows are scattered over the data set, and some rows that nobody holds."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 50, (60, 3, 2)).astype(kind)
+    y, order = rng.integers(0, 4, 60).astype(np.int32), rng.permutation(60)[:47]
+    dataset = Dataset("random", x[:50], y[:50], x[50:], y[50:], classes=4, scale=0.25, shift=1.5, tokens=tokens,
+                      learnt=("means",))  # fmt: skip
+    clients = np.split(order[order < 50], [1, 9, 12, 30])
+    owners = rng.integers(0, len(clients), 10) if tested else None
+    return federate(dataset, clients, shares=np.array([0.3, 0.1, 0.2, 0.15, 0.25]), test_clients=owners)
 
 
 @value

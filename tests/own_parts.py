@@ -9,12 +9,12 @@ import fedjax_dp as fdp
 from fedjax_dp import schedules
 from fedjax_dp.accounting import Adjacency, FullBatch, Poisson, Unit, WithoutReplacement
 from fedjax_dp.accounting.events import GaussianSteps
-from fedjax_dp.batches import Batch
-from fedjax_dp.bound import Bounded, StepReport
-from fedjax_dp.cohort import Members
-from fedjax_dp.correction import Memory
-from fedjax_dp.facts import restates
-from fedjax_dp.upload import noisy_sums
+from fedjax_dp.parts.batches import Batch
+from fedjax_dp.parts.client_privacy import noisy_sums
+from fedjax_dp.parts.clipping import Bounded, StepReport
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.facts import restates
 
 SEEN = (FullBatch(), Adjacency.REPLACE_ONE)
 
@@ -213,7 +213,7 @@ class Everything:
 
 def by_records(model, params, records):
     """Losses and flat gradients of single records."""
-    from fedjax_dp.values import ravel
+    from fedjax_dp.pytrees import ravel
 
     def one(x, y):
         loss, found = jax.value_and_grad(lambda p: model.loss(p, x, y, None))(params)

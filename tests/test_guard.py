@@ -52,7 +52,7 @@ def test_gradients_of_single_records_are_noticed(guard):
     """A round that builds every record's gradient moves far more bytes than the committed one."""
     import dataclasses
 
-    from fedjax_dp.bound import ClipTensorsAtMedian
+    from fedjax_dp.parts.clipping import ClipTensorsAtMedian
 
     algorithm, model, data = guard.workload("W2")
     privatizer = dataclasses.replace(algorithm.local.privatizer, bound=ClipTensorsAtMedian())

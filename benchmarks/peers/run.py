@@ -30,7 +30,7 @@ import numpy as np
 import quiet
 import workloads
 
-from fedjax_dp import report
+from fedjax_dp.experiments import report
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent / "results"

@@ -15,7 +15,7 @@ from fedjax_dp.accounting.accountants import (
     cost_of,
     epsilon_of,
     epsilons_of,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.calibrate import noise_factor_for, noise_multiplier_for
 from fedjax_dp.accounting.correlated import best_bands, inverse_root_bands, prefix_error
 from fedjax_dp.accounting.correlated import sensitivity as correlated_sensitivity
@@ -27,7 +27,7 @@ from fedjax_dp.accounting.empirical import (
     epsilon_of_any,
     error_bounds,
     mu_of,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.events import (
     Adjacency,
     AnyStep,
@@ -46,7 +46,7 @@ from fedjax_dp.accounting.events import (
     WithoutReplacement,
     WithReplacement,
     repeated,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.gaussian import (
     Gdp,
     classical_gaussian_noise,
@@ -54,19 +54,14 @@ from fedjax_dp.accounting.gaussian import (
     gaussian_epsilon,
     gaussian_noise,
     gaussian_trade_off,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.guarantee import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.one_run import choose_guesses, one_run_contradicts, one_run_epsilon, one_run_mu
 from fedjax_dp.accounting.papers import claim_rows
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail, within_quantile
 from fedjax_dp.accounting.personal import budgeted_participations, noise_terms, sampling_probabilities
 from fedjax_dp.accounting.rdp import renyi_divergence
-from fedjax_dp.accounting.selection import (
-    SelectionCost,
-    composition_epsilons,
-    repetition_epsilons,
-    selection_cost,
-)  # fmt: skip
+from fedjax_dp.accounting.selection import SelectionCost, composition_epsilons, repetition_epsilons, selection_cost
 from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
 from fedjax_dp.accounting.trade_off import (
@@ -76,7 +71,7 @@ from fedjax_dp.accounting.trade_off import (
     noise_at_most,
     trade_off,
     trials_needed,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.trials import NegativeBinomialTrials, PoissonTrials, Trials
 from fedjax_dp.accounting.views import View, seen
 from fedjax_dp.accounting.zcdp import Zcdp, zcdp_budget, zcdp_epsilon, zcdp_epsilon_standard

@@ -19,7 +19,7 @@ from fedjax_dp.accounting.events import (
     SkellamSums,
     distinct,
     each,
-)  # fmt: skip
+)
 
 
 class Currency(Protocol):

@@ -20,7 +20,7 @@ from fedjax_dp.accounting.sampling import (
     Shuffled,
     WithoutReplacement,
     WithReplacement,
-)  # fmt: skip
+)
 
 __all__ = [
     "Adjacency", "AnyStep", "Composed", "Event", "FullBatch", "GaussianSteps", "NotCoveredError", "Poisson",

@@ -20,7 +20,7 @@ from fedjax_dp.accounting.events import (
     WithoutReplacement,
     WithReplacement,
     gaussian_only,
-)  # fmt: skip
+)
 
 MULTIPLICITIES = 20  # kept apart when drawing with replacement
 NEGLIGIBLE = 1e-18  # chance of multiplicities that are counted as a total loss

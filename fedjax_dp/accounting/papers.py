@@ -19,7 +19,7 @@ from fedjax_dp.accounting.events import (
     Poisson,
     RandomParticipation,
     WithoutReplacement,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.guarantee import Claim, Verdict, finite
 from fedjax_dp.accounting.participation import lemma1_003, participation_quantile, participation_tail
 

@@ -21,7 +21,7 @@ from fedjax_dp.accounting.events import (
     Release,
     SkellamSums,
     WithoutReplacement,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.pairs import Pair, dominating
 from fedjax_dp.accounting.skellam import skellam_divergence
 

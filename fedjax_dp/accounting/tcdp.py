@@ -17,7 +17,7 @@ from fedjax_dp.accounting.events import (
     Release,
     WithoutReplacement,
     gaussian_only,
-)  # fmt: skip
+)
 
 
 class TcdpConditionError(NotCoveredError):

@@ -13,7 +13,7 @@ from fedjax_dp.accounting.events import (
     SkellamSums,
     Unit,
     WithoutReplacement,
-)  # fmt: skip
+)
 
 Steps = TypeVar("Steps", GaussianSteps, SkellamSums)
 

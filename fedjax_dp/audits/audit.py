@@ -15,19 +15,20 @@ import numpy as np
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
 from fedjax_dp.accounting.guarantee import finite
-from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
-from fedjax_dp.audits.duel import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
 from fedjax_dp.audits.game import Game
+from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
 from fedjax_dp.audits.one_run import Guesses, guess
-from fedjax_dp.audits.scene import CANARY_NAMES, Scene, set_scene
+from fedjax_dp.audits.setup import CANARY_NAMES, Scene, set_scene
 from fedjax_dp.audits.trials import Trials
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import noise_of, with_noise
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.privacy import contradiction
-from fedjax_dp.simulation import check, run_key
-from fedjax_dp.values import changed, role_key
+from fedjax_dp.privacy.guarantees import contradiction
+from fedjax_dp.privacy.ledger import noise_of, with_noise
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check, run_key
 
 TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
 LEAST_CLAIM = 1e-3  # an epsilon that is told from 0

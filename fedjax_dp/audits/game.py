@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_dp import algorithm as algorithms
 from fedjax_dp.accounting import View
-from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
-from fedjax_dp.audits.ears import Ear
-from fedjax_dp.audits.stage import StagedCohort, StagedPrivatizer
-from fedjax_dp.clients import Execution
-from fedjax_dp.cohort import Array
+from fedjax_dp.audits.observations import Ear
+from fedjax_dp.audits.wrappers import StagedCohort, StagedPrivatizer
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
-from fedjax_dp.values import changed, ravel, structure, value
+from fedjax_dp.parts.cohorts import Array
+from fedjax_dp.pytrees import changed, ravel, structure, value
+from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds.algorithm import Algorithm, RoundReport, ServerState
 
 
 class Canary(NamedTuple):

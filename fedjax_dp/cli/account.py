@@ -29,11 +29,11 @@ from fedjax_dp.accounting import (
     compare,
     guarantee,
     seen,
-)  # fmt: skip
+)
 from fedjax_dp.accounting.papers import Row
 from fedjax_dp.cli.options import check_plot, parse, take_flag
-from fedjax_dp.fields import told
-from fedjax_dp.screen import Screen
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.options import told
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
 SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuffled")
@@ -257,7 +257,7 @@ def _curve_points(options: Release) -> tuple[str, list[int]]:
 
 
 def _plot_account(options: AccountOptions, points: tuple[str, list[int]]) -> None:
-    from fedjax_dp import plots  # takes half a second to load
+    from fedjax_dp.experiments import plots  # takes half a second to load
 
     name, counts = points
 
@@ -271,7 +271,7 @@ def _plot_account(options: AccountOptions, points: tuple[str, list[int]]) -> Non
 
 
 def _plot_calibrate(options: CalibrateOptions, noises: list[float]) -> None:
-    from fedjax_dp import plots
+    from fedjax_dp.experiments import plots
 
     points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
     curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
@@ -296,7 +296,7 @@ def claims_command(arguments: list[str]) -> int:
     with Screen().counter("claims") as count:
         rows = claim_rows(options.paper, count)
     if options.plot:
-        from fedjax_dp import plots
+        from fedjax_dp.experiments import plots
 
         plots.plot_claims(rows, options.plot)
     if as_json:

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from fedjax_dp import config as configs
-from fedjax_dp import devices, report
+from fedjax_dp import devices
 from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.audits.audit import Audit, audit, require_sane
-from fedjax_dp.audits.duel import Outcome
+from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.cli.options import check_plot, parse, take_flag
-from fedjax_dp.config import RunConfig
-from fedjax_dp.fields import told
-from fedjax_dp.runs import prepare
-from fedjax_dp.screen import Screen
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments import report
+from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.options import told
+from fedjax_dp.experiments.run import prepare
 
 DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
 
@@ -92,7 +93,7 @@ def audit_command(arguments: list[str]) -> int:
     found, promise = _audited(config, options, screen)
     found = dataclasses.replace(found, repeat=_again(given))
     if options.plot:
-        from fedjax_dp.audits.picture import plot_audit  # slow to import, and only needed here
+        from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
 
         plot_audit(found, options.plot)
         screen.say(f"picture in {options.plot}")

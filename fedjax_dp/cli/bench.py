@@ -6,15 +6,16 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from fedjax_dp import config as configs
-from fedjax_dp import devices, errors, report
+from fedjax_dp import devices, errors
 from fedjax_dp.cli.options import check_plot, parse, take_flag
-from fedjax_dp.config import RunConfig
-from fedjax_dp.fields import told
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments import report
+from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.latency import Latency, latency
+from fedjax_dp.experiments.options import told
 from fedjax_dp.gradients import Explanation
-from fedjax_dp.latency import Latency, latency
 from fedjax_dp.models import explain_gradients
-from fedjax_dp.screen import Screen
 
 DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
 
@@ -52,7 +53,7 @@ def bench_command(arguments: list[str]) -> int:
     how = explain_gradients(model)
     name = f"{config.algorithm} on {config.dataset}"
     if options.plot:
-        from fedjax_dp import plots
+        from fedjax_dp.experiments import plots
 
         plots.plot_latency(found, name, options.plot)
     if as_json:

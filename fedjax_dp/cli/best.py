@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
-from fedjax_dp.fields import told
-from fedjax_dp.screen import Screen
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.options import told
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best
@@ -58,7 +58,7 @@ def best_command(arguments: list[str]) -> int:
 
 def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
-    from fedjax_dp import config as configs  # loads JAX
+    from fedjax_dp.experiments import config as configs  # loads JAX
 
     if not best.config:
         raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")

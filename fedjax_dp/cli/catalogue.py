@@ -8,7 +8,7 @@ from fedjax_dp.cli.options import take_flag
 
 def catalogue_command(arguments: list[str]) -> int:
     """Print the catalogue as Markdown, or as JSON."""
-    from fedjax_dp import overview  # loads JAX
+    from fedjax_dp.experiments import catalogue_table  # loads JAX
 
     as_json, arguments = take_flag(arguments, "--json")
     if arguments and arguments[0] not in ("-h", "--help"):
@@ -16,9 +16,9 @@ def catalogue_command(arguments: list[str]) -> int:
     if arguments:
         print("usage: fedjax-dp catalogue [--json]\n\nEvery algorithm: source, privacy, state and bytes per round.")
         return 0
-    table = overview.rows()
+    table = catalogue_table.rows()
     if as_json:
         print(json.dumps({"catalogue": [row._asdict() for row in table]}))
     else:
-        print(overview.markdown(table))
+        print(catalogue_table.markdown(table))
     return 0

@@ -12,9 +12,9 @@ from rich.table import Table
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
-from fedjax_dp.fields import told
-from fedjax_dp.population import POPULATIONS, PopulationConfig, build_data, kind_of, resolve_population
-from fedjax_dp.screen import Screen
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.options import told
+from fedjax_dp.experiments.population import POPULATIONS, PopulationConfig, build_data, kind_of, resolve_population
 
 DESCRIPTION = """How a partition spreads a data set over clients.
 
@@ -52,7 +52,7 @@ def data_command(arguments: list[str]) -> int:
             save_store(data, options.out, show)
         Screen().say(f"store in {options.out}: fedjax-dp run --dataset store:{options.out}")
     if options.plot:
-        from fedjax_dp.plots import plot_clients  # slow to import, and only needed here
+        from fedjax_dp.experiments.plots import plot_clients  # slow to import, and only needed here
 
         plot_clients(label_counts(data), f"{summary.name}, {_about(options)}", options.plot)
         Screen().say(f"picture in {options.plot}")

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import tyro
 
-from fedjax_dp import errors, fields
+from fedjax_dp import errors
+from fedjax_dp.experiments import options
 
 T = TypeVar("T")
 
@@ -75,6 +76,6 @@ def _checked_flags(program: str, arguments: list[str], cls: type) -> set[str]:
             )  # fmt: skip
         if not equals and not rest:
             raise errors.refuse(flag, "nothing", "followed by a value")
-        fields.from_text(flag, value if equals else rest.pop(0), hints[flags[flag]])
+        options.from_text(flag, value if equals else rest.pop(0), hints[flags[flag]])
         named.add(flags[flag])
     return named

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse
-from fedjax_dp.fields import told
-from fedjax_dp.screen import Screen
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.options import told
 from fedjax_dp.sweeps.records import read_records
 
 DESCRIPTION = """Pictures of a sweep, finished or not.
@@ -46,7 +46,7 @@ def plot_command(arguments: list[str]) -> int:
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     about, records = read_records(where)
-    from fedjax_dp.sweeps.pictures import figures  # loads matplotlib
+    from fedjax_dp.sweeps.plots import figures  # loads matplotlib
 
     title = str(about.get("name", where))
     drawn = figures.pictures(

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedjax_dp.cli.options import parse, take_flag
-from fedjax_dp.fields import told
-from fedjax_dp.screen import Screen
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.options import told
 
 DESCRIPTION = """The tables and figures of the papers: as published, by the paper's literal recipe, by the correct
 reading with the same budget, the epsilon that each proves, and a verdict.

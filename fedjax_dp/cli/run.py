@@ -6,11 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from fedjax_dp import config as configs
-from fedjax_dp import devices, folder, processes
+from fedjax_dp import devices
 from fedjax_dp.cli.options import parse, take_flag, take_option
-from fedjax_dp.config import RunConfig
-from fedjax_dp.screen import Screen
+from fedjax_dp.execution import distributed
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments import run_folder
+from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.console import Screen
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
@@ -26,22 +28,22 @@ def run_command(arguments: list[str]) -> int:
     resume, arguments = take_option(arguments, "--resume", "a run folder")
     group, arguments = _take_group(arguments)
     devices.cache_programs()
-    with processes.joined(group):
-        screen = Screen(quiet=not processes.first())
-        config, names = processes.together(lambda: _asked(arguments), lambda asked: _told(*asked))
+    with distributed.joined(group):
+        screen = Screen(quiet=not distributed.first())
+        config, names = distributed.together(lambda: _asked(arguments), lambda asked: _told(*asked))
         if resume is None:
-            result, config, where = folder.start(configs.resolve(config), screen)
+            result, config, where = run_folder.start(configs.resolve(config), screen)
         else:
             asked = {name: getattr(config, name) for name in names}
-            result, config, where = folder.resume(pathlib.Path(resume), asked, screen)
-        if as_json and processes.first():
+            result, config, where = run_folder.resume(pathlib.Path(resume), asked, screen)
+        if as_json and distributed.first():
             print(json.dumps(result, allow_nan=False))
-        elif processes.first():
+        elif distributed.first():
             _print_result(result, where)
     return 0
 
 
-def _take_group(arguments: list[str]) -> tuple[processes.Group | None, list[str]]:
+def _take_group(arguments: list[str]) -> tuple[distributed.Group | None, list[str]]:
     """The processes that share the run, and the other arguments."""
     coordinator, arguments = take_option(arguments, "--coordinator", "HOST:PORT or auto")
     if coordinator is None:
@@ -49,7 +51,7 @@ def _take_group(arguments: list[str]) -> tuple[processes.Group | None, list[str]
     words = {}
     for name in ("processes", "process", "timeout"):
         words[name], arguments = take_option(arguments, f"--{name}", "a whole number")
-    return processes.group_of(coordinator, **words), arguments
+    return distributed.group_of(coordinator, **words), arguments
 
 
 def _asked(arguments: list[str]) -> tuple[RunConfig, set[str]]:

@@ -16,12 +16,12 @@ from rich.table import Table
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
-from fedjax_dp.fields import told
-from fedjax_dp.screen import Screen
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.options import told
 from fedjax_dp.sweeps import folder as folders
-from fedjax_dp.sweeps.conduct import counted
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
+from fedjax_dp.sweeps.runner import counted
 from fedjax_dp.sweeps.settings import Setting, settings_of
 from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 

@@ -8,7 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_dp.data.files import check_keys, check_labels, check_records, damaged, first_file, missing, places, read_npz
+from fedjax_dp.data.files import (
+    check_keys,
+    check_labels,
+    check_records,
+    damaged,
+    first_file,
+    missing,
+    places,
+    read_npz,
+)
 from fedjax_dp.data.pickles import PickleError, bytes_only
 from fedjax_dp.data.store import Dataset
 

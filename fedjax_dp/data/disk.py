@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.values import checksum
+from fedjax_dp.pytrees import checksum
 
 VERSION = 2
 BLOCK = 65_536  # records that are copied at once

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.values import checksum, structure, value
+from fedjax_dp.pytrees import checksum, structure, value
 
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
 

@@ -5,7 +5,16 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import check_keys, check_labels, check_records, damaged, first_file, missing, places, read_npz
+from fedjax_dp.data.files import (
+    check_keys,
+    check_labels,
+    check_records,
+    damaged,
+    first_file,
+    missing,
+    places,
+    read_npz,
+)
 from fedjax_dp.data.store import Dataset
 
 CLASSES = 10

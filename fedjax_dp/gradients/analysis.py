@@ -24,7 +24,7 @@ from fedjax_dp.gradients import program
 from fedjax_dp.gradients.program import Sites
 from fedjax_dp.gradients.views import View, leaf_view, moved, narrowed
 from fedjax_dp.gradients.walls import Convolution, Geometry, Operand, Shift, Wall, recognised
-from fedjax_dp.values import path_name
+from fedjax_dp.pytrees import path_name
 
 Path = tuple[int, ...]
 

@@ -15,7 +15,7 @@ import jax
 from flax import linen as nn
 
 from fedjax_dp import errors
-from fedjax_dp.values import path_name
+from fedjax_dp.pytrees import path_name
 
 MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 from fedjax_dp import errors
-from fedjax_dp.catalogue import CATALOGUE, options_of
-from fedjax_dp.config import ENTRY_OPTIONS, RunConfig, resolve
+from fedjax_dp.algorithms import CATALOGUE, options_of
 from fedjax_dp.data import load
-from fedjax_dp.fields import typed
+from fedjax_dp.experiments.config import ENTRY_OPTIONS, RunConfig, resolve
+from fedjax_dp.experiments.options import typed
 from fedjax_dp.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
 from fedjax_dp.sweeps.plan import PRIVATE, SweepConfig, identity
 

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import algorithm as algorithms
-from fedjax_dp import gradients, simulation
-from fedjax_dp.clients import Execution
+from fedjax_dp import gradients
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.pytrees import ravel
+from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds import simulation
 from fedjax_dp.sweeps.engine import Job
-from fedjax_dp.values import ravel
 
 CLIENTS, RECORDS = 3, 150  # that are looked at, and of each
 

@@ -1,11 +1,9 @@
 """Figures of a reproduction: what was published beside what was found."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 
@@ -14,13 +12,11 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_dp.reproductions.found import Reproduction
 from fedjax_dp.reproductions.measures import MEASURES
 from fedjax_dp.reproductions.recipe import READINGS
 from fedjax_dp.reproductions.rows import Row
-from fedjax_dp.sweeps.pictures.looks import PALETTE
-
-if TYPE_CHECKING:
-    from fedjax_dp.reproductions.reproduce import Reproduction
+from fedjax_dp.sweeps.plots.looks import PALETTE
 
 LOOKS: dict[str, dict[str, Any]] = {
     "literal": {"ls": "--", "marker": "o", "mfc": "white", "lw": 1.3, "alpha": 0.75},

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_dp.sweeps.pictures.looks import METRICS, PERCENT
+from fedjax_dp.sweeps.plots.looks import METRICS, PERCENT
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER
 

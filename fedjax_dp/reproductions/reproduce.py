@@ -8,41 +8,26 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import config as configs
-from fedjax_dp import errors, privacy, report, runs
-from fedjax_dp.ledger import noise_of
+from fedjax_dp import errors
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments import report, run
+from fedjax_dp.experiments.communication import parameters
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.privacy import guarantees
+from fedjax_dp.privacy.ledger import noise_of
 from fedjax_dp.reproductions import features, tables
 from fedjax_dp.reproductions.cells import Cell, Place, cells_of, sweep_of, unavailable
 from fedjax_dp.reproductions.features import Cloud
+from fedjax_dp.reproductions.found import Reproduction
 from fedjax_dp.reproductions.measures import BYTES, SEPARATION, counted
 from fedjax_dp.reproductions.recipe import SCALES, Recipe, Scale, read_recipe
-from fedjax_dp.reproductions.rows import Claimed, Row, claims_of, rows_of
-from fedjax_dp.screen import Screen
+from fedjax_dp.reproductions.rows import Row, claims_of, rows_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
-from fedjax_dp.sweeps.ready import Sources, job_of
+from fedjax_dp.sweeps.preparation import Sources, job_of
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.sweep import run_sweep
-from fedjax_dp.wire import parameters
 
 RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
-
-
-@dataclasses.dataclass(frozen=True)
-class Reproduction:
-    """A table or figure of a paper, run."""
-
-    recipe: Recipe
-    scale: Scale
-    seeds: tuple[int, ...]
-    rows: tuple[Row, ...]
-    claims: tuple[Claimed, ...]
-    notes: tuple[str, ...]
-    folder: pathlib.Path
-    clouds: Mapping[tuple[Place, str], Cloud] = dataclasses.field(default_factory=dict)
-
-    @property
-    def markdown(self) -> str:
-        return tables.markdown(self.recipe, self.rows, self.claims, self.notes)
 
 
 def reproduce(
@@ -182,11 +167,11 @@ def _round_epsilon(config: configs.RunConfig, sources: Sources) -> float | None:
         "rounds": config.rounds, "seed": config.seed, "delta": config.delta, "accountant": config.accountant,
         "view": config.view, "model": job.model,
     }  # fmt: skip
-    algorithm, _ = runs.prepare(
+    algorithm, _ = run.prepare(
         job.algorithm, job.data, epsilon=configs.budgets(config, job.data), participation="once",
         sigma_mode=config.sigma_mode, **options,
     )  # fmt: skip
-    return privacy.guarantee(algorithm, job.data, participation="once", **options).epsilon
+    return guarantees.guarantee(algorithm, job.data, participation="once", **options).epsilon
 
 
 def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[Place, str], float]:

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import scipy
 
-from fedjax_dp.statistics.verdict import Report, certainty, largest_deviate, limit, require, seen_from, variance_deviate
+from fedjax_dp.statistics.verdict import (
+    Report,
+    certainty,
+    largest_deviate,
+    limit,
+    require,
+    seen_from,
+    variance_deviate,
+)
 
 COORDINATES = 32  # that are compared in pairs
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from fedjax_dp import devices, errors
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.screen import Screen
-from fedjax_dp.sweeps.conduct import Keep, Watch, conduct, entry_of, planned, record
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps.engine import Outcome, grouped
 from fedjax_dp.sweeps.plan import Point
-from fedjax_dp.sweeps.ready import Ready, Sources, job_of
+from fedjax_dp.sweeps.preparation import Ready, Sources, job_of
 from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.runner import Keep, Watch, conduct, entry_of, planned, record
 
 ANSWER_S = 5  # that a cluster has to answer
 RETRIES = 5  # of a batch whose worker dies

@@ -17,18 +17,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp import errors, metrics
+from fedjax_dp import errors
 from fedjax_dp.accounting import FullBatch
-from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.clients import Execution
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.facts import of_the_project
-from fedjax_dp.metrics import Evaluation
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
-from fedjax_dp.simulation import run_key
+from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds import metrics
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.metrics import Evaluation
+from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.memory import Shelf, base_of, free_memory, records_of
 from fedjax_dp.sweeps.program import AXIS, Compiled, Points, Program, Seen
-from fedjax_dp.values import changed
 
 DISPATCH_S = 1.0  # aimed at: long beside what a dispatch costs, short for somebody who waits for results
 MOST = 64  # points that a device holds where they run one after another: more would save nothing

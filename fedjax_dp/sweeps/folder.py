@@ -8,8 +8,9 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedjax_dp import errors, report
-from fedjax_dp.screen import Screen
+from fedjax_dp import errors
+from fedjax_dp.experiments import report
+from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
 
 SWEEP, LOCK, SELECTION = "sweep.toml", ".lock", "selection.json"
@@ -93,7 +94,7 @@ def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], poi
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
     """Tables, pictures, and what choosing among a sweep's points costs."""
     from fedjax_dp.sweeps import table  # slow to import, like the next
-    from fedjax_dp.sweeps.pictures import figures
+    from fedjax_dp.sweeps.plots import figures
 
     held, records = read_records(folder)
     table.write(table.tidy(records, held["axes"]), folder)

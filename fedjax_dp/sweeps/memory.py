@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.pytrees import changed
 from fedjax_dp.sweeps.program import AXIS
-from fedjax_dp.values import changed
 
 SHARE_OF_MEMORY = 0.8  # of what is free
 

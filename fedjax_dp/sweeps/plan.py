@@ -17,9 +17,9 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
-from fedjax_dp.catalogue import CATALOGUE, options_of
-from fedjax_dp.config import ENTRY_OPTIONS, RunConfig, resolve
-from fedjax_dp.fields import kinds, typed
+from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.experiments.config import ENTRY_OPTIONS, RunConfig, resolve
+from fedjax_dp.experiments.options import kinds, typed
 from fedjax_dp.sweeps import axes
 from fedjax_dp.sweeps.axes import Values
 

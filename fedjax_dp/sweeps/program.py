@@ -10,16 +10,16 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp import algorithm as algorithms
-from fedjax_dp import metrics
-from fedjax_dp.algorithm import Algorithm, RoundReport, ServerState
-from fedjax_dp.clients import Execution
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.metrics import Look
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
-from fedjax_dp.simulation import nothing, run_rounds
-from fedjax_dp.values import changed
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds import metrics
+from fedjax_dp.rounds.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp.rounds.metrics import Look
+from fedjax_dp.rounds.simulation import nothing, run_rounds
 
 AXIS = "points"
 

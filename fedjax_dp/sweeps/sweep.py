@@ -12,23 +12,23 @@ import jax
 import numpy as np
 
 from fedjax_dp import devices, errors
-from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data import FederatedData
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.run import prepare
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.runs import prepare
-from fedjax_dp.screen import Screen
-from fedjax_dp.simulation import check
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check
 from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps import cluster
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
-from fedjax_dp.sweeps.conduct import Entry, Keep, Plan, conduct, entry_of, planned
-from fedjax_dp.sweeps.cost import cost_of_choosing
 from fedjax_dp.sweeps.engine import Job
-from fedjax_dp.sweeps.places import RUN_AXES, integer_axes, made
+from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
 from fedjax_dp.sweeps.plan import SweepConfig, checked, digest, expand, law_of, refuse_points, to_toml
-from fedjax_dp.sweeps.ready import Ready, Sources, build, find_noise
+from fedjax_dp.sweeps.preparation import Ready, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
+from fedjax_dp.sweeps.runner import Entry, Keep, Plan, conduct, entry_of, planned
+from fedjax_dp.sweeps.selection_cost import cost_of_choosing
 from fedjax_dp.sweeps.table import Best, best, summary, tidy
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Sweep:
         y: str | None = None, by: str | None = None,
     ) -> None:  # fmt: skip
         """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel."""
-        from fedjax_dp.sweeps.pictures import figures  # slow to import
+        from fedjax_dp.sweeps.plots import figures  # slow to import
 
         if kind == "all":
             raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))

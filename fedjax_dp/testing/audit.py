@@ -5,12 +5,12 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event
-from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.audits.audit import Audit, audit, audit_mechanism
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.verdict import Report, require
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import Wrong, half_noise
+from fedjax_dp.testing.mutants import Wrong, half_noise
+from fedjax_dp.testing.reports import rejections
 
 SIGNIFICANCE = 1e-6  # chance that a right program is rejected
 

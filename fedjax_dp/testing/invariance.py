@@ -8,22 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.batches import Batch
-from fedjax_dp.bound import Records
-from fedjax_dp.clients import Execution
-from fedjax_dp.cohort import AllClients, Members
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.noise import Place
-from fedjax_dp.prescribed import clips_records
-from fedjax_dp.simulation import check
+from fedjax_dp.parts.batches import Batch
+from fedjax_dp.parts.clipping import Records
+from fedjax_dp.parts.cohorts import AllClients, Members
+from fedjax_dp.parts.noise import Place
+from fedjax_dp.privacy.paper_noise import clips_records
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report, require
-from fedjax_dp.testing import probe
-from fedjax_dp.testing.probe import Setup
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import Wrong, posing
-from fedjax_dp.values import changed
+from fedjax_dp.testing import instruments
+from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.mutants import Wrong, posing
+from fedjax_dp.testing.reports import rejections
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
@@ -142,8 +142,8 @@ def _last_as_padding(right: Any, key: jax.Array, round_index: jax.Array, shares:
 
 
 def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
-    algorithm, data = probe.few(probe.bare(algorithm), data, most=1)
-    data = probe.own_records(data)
+    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=1)
+    data = instruments.own_records(data)
     clips = clips_records(algorithm)
     poisons = (
         [data.x[0]] if data.tokens else [1e4 * (1 + np.abs(data.x[0]))] + [np.full_like(data.x[0], np.nan)] * clips
@@ -151,24 +151,24 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     x = np.stack([np.concatenate([data.x, poison[None]]).astype(data.x.dtype) for poison in poisons])
     y = np.repeat(np.concatenate([data.y, data.y[:1]])[None], len(x), 0)
     longer = changed(data, rows=np.arange(len(data.y) + 1, dtype=np.int32))
-    setup = Setup(probe.keys_of(seed, len(x)), x, y)
+    setup = Setup(instruments.keys_of(seed, len(x)), x, y)
     seen = [
-        np.asarray(probe.observe(probe.still(twin, data), longer, model, setup).gradients)
+        np.asarray(instruments.observe(instruments.still(twin, data), longer, model, setup).gradients)
         for twin in (algorithm, _batches(algorithm, _with_padding))
     ]
     return [_same("padding rows of a batch contribute nothing", seen)]
 
 
 def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
-    algorithm, data = probe.few(changed(probe.silent(algorithm), server=probe.adding()), data)
-    data = probe.own_records(data)
+    algorithm, data = instruments.few(changed(instruments.silent(algorithm), server=instruments.adding()), data)
+    data = instruments.own_records(data)
     x = np.array(data.x)
     if not data.tokens:
         x[int(data.offsets[-1]) :] = np.nan
-    spoiled, setup = changed(data, x=x), Setup(probe.keys_of(seed, TRIALS))
+    spoiled, setup = changed(data, x=x), Setup(instruments.keys_of(seed, TRIALS))
     seen = [
         np.asarray(
-            probe.observe(
+            instruments.observe(
                 changed(algorithm, cohort=posing(AllClients(), "sample", deed)), spoiled, model, setup
             ).params
         )
@@ -178,21 +178,21 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
 
 
 def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
-    algorithm, data = probe.few(probe.bare(algorithm), data, most=3)
-    setup = Setup(probe.keys_of(seed, TRIALS))
+    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=3)
+    setup = Setup(instruments.keys_of(seed, TRIALS))
     seen = [
-        np.asarray(probe.observe(probe.still(twin, data), data, model, setup).gradients)
+        np.asarray(instruments.observe(instruments.still(twin, data), data, model, setup).gradients)
         for twin in (algorithm, _batches(algorithm, _turned))
     ]
     return [_same("the order of a batch's records changes only rounding", seen)]
 
 
 def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
-    algorithm = changed(probe.silent(algorithm), server=probe.adding())
-    setup = Setup(probe.keys_of(seed, TRIALS))
+    algorithm = changed(instruments.silent(algorithm), server=instruments.adding())
+    setup = Setup(instruments.keys_of(seed, TRIALS))
     turned = changed(algorithm, cohort=posing(algorithm.cohort, "sample", _turned_members))
     whole, back, portions = (
-        np.asarray(probe.observe(twin, data, model, setup, execution=execution).params)
+        np.asarray(instruments.observe(twin, data, model, setup, execution=execution).params)
         for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))
     )
     grain = _grain(algorithm, data)

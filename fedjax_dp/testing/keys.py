@@ -11,19 +11,19 @@ from scipy import special
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import Unit
 from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement
-from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.clients import Execution
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import noise_of, unit_of
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.simulation import check, numbers
+from fedjax_dp.privacy.ledger import noise_of, unit_of
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check, numbers
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
-from fedjax_dp.testing import probe
-from fedjax_dp.testing.probe import Setup
+from fedjax_dp.testing import instruments
+from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.mutants import Wrong, frozen_server_noise, posing, reused_round_key
+from fedjax_dp.testing.reports import rejections
 from fedjax_dp.testing.sampling import DRAWS, drawn_batches, first_records
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import Wrong, frozen_server_noise, posing, reused_round_key
-from fedjax_dp.values import changed
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
@@ -61,8 +61,8 @@ def check_keys(
     Raises:  AssertionError; ConfigurationError.
     """
     model = model or logistic_regression(data.record_shape, data.classes)
-    if probe.size_of(model) < 6:
-        raise errors.refuse("model", f"{probe.size_of(model)} parameters", "of at least 6, to tell noise apart")
+    if instruments.size_of(model) < 6:
+        raise errors.refuse("model", f"{instruments.size_of(model)} parameters", "of at least 6, to tell noise apart")
     check(algorithm, data, 1, model)
     noisy = noise_of(algorithm) is not None and bool(np.any(np.asarray(noise_of(algorithm)) > 0))
 
@@ -79,17 +79,17 @@ def check_keys(
 def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
     rounds = ROUNDS
     if unit_of(algorithm) is Unit.CLIENT:
-        size = probe.size_of(model)
-        watched = probe.still(changed(algorithm, server=probe.adding()), data)
-        setup = Setup(probe.keys_of(seed, TRIALS), params=jnp.zeros((TRIALS, size)))
-        noise = np.diff(np.asarray(probe.observe(watched, data, model, setup, rounds).params, float), axis=1)
+        size = instruments.size_of(model)
+        watched = instruments.still(changed(algorithm, server=instruments.adding()), data)
+        setup = Setup(instruments.keys_of(seed, TRIALS), params=jnp.zeros((TRIALS, size)))
+        noise = np.diff(np.asarray(instruments.observe(watched, data, model, setup, rounds).params, float), axis=1)
         names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:2])]
     else:
-        algorithm, data = probe.few(probe.bare(algorithm), data)
-        watched, setup = probe.still(algorithm, data), Setup(probe.keys_of(seed, TRIALS))
+        algorithm, data = instruments.few(instruments.bare(algorithm), data)
+        watched, setup = instruments.still(algorithm, data), Setup(instruments.keys_of(seed, TRIALS))
         loud, quiet = (
-            np.asarray(probe.observe(twin, data, model, setup, rounds).gradients, float)
-            for twin in (watched, probe.silent(watched))
+            np.asarray(instruments.observe(twin, data, model, setup, rounds).gradients, float)
+            for twin in (watched, instruments.silent(watched))
         )
         noise = loud - quiet
         names = [f"run {r}, round {t}, client {i}, step {s}" for r, t, i, s in np.ndindex(noise.shape[:-1])]
@@ -117,7 +117,7 @@ def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int
 
 
 def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
-    algorithm, data = probe.few(algorithm, data, most=3)
+    algorithm, data = instruments.few(algorithm, data, most=3)
     (drawn, _), laws = drawn_batches(algorithm, data, seed, draws)
     found = []
     for i, (counts, law) in enumerate(zip(drawn, laws, strict=True)):
@@ -150,11 +150,13 @@ def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
 
 def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
     """Traces and runs a round twice, so that a draw made while tracing would show."""
-    given = (numbers(algorithm), data, Setup(probe.keys_of(seed, 2)))
+    given = (numbers(algorithm), data, Setup(instruments.keys_of(seed, 2)))
     static: Any = {"model": model, "rounds": 1, "execution": Execution()}
 
     def trace() -> Any:
-        return jax.jit(lambda *given: probe.unjitted(*given, **static), compiler_options=probe.QUICK).lower(*given)
+        return jax.jit(lambda *given: instruments.unjitted(*given, **static), compiler_options=instruments.QUICK).lower(
+            *given
+        )
 
     first, second = trace(), trace()
     run = first.compile()

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import errors
-from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.scrutiny.masks import examine_masks
+from fedjax_dp.inspection.masks import examine_masks
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.verdict import Report
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import Wrong, posing
-from fedjax_dp.values import changed
+from fedjax_dp.testing.mutants import Wrong, posing
+from fedjax_dp.testing.reports import rejections
 
 
 def unmasked_first(algorithm: Algorithm) -> Algorithm:

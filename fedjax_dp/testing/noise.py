@@ -11,18 +11,18 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
-from fedjax_dp.algorithm import Algorithm
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import unit_of
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.simulation import check
+from fedjax_dp.privacy.ledger import unit_of
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.noise import examine_noise
 from fedjax_dp.statistics.verdict import Report, require
-from fedjax_dp.testing import probe
-from fedjax_dp.testing.probe import Setup
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import Wrong, faint_noise
-from fedjax_dp.values import changed
+from fedjax_dp.testing import instruments
+from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.mutants import Wrong, faint_noise
+from fedjax_dp.testing.reports import rejections
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
 PAIRED = 1_500  # numbers that each pair of places is compared by
@@ -81,28 +81,30 @@ def _of_function(draw: Callable, std: float, seed: int, draws: int) -> list[Repo
     def flat(key: jax.Array) -> jax.Array:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(draw(key))])
 
-    size = jax.eval_shape(flat, probe.keys_of(seed, 1)[0]).size
+    size = jax.eval_shape(flat, instruments.keys_of(seed, 1)[0]).size
     trials = max(math.ceil(draws / size), 32)
-    noise = np.asarray(jax.jit(jax.vmap(flat))(probe.keys_of(seed, trials)), float) / std
+    noise = np.asarray(jax.jit(jax.vmap(flat))(instruments.keys_of(seed, trials)), float) / std
     return examine_noise(noise[:, None], ["the vector"])
 
 
 def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> list[Report]:
     check(algorithm, data, 1, model)
-    probe.require_private(algorithm)
+    instruments.require_private(algorithm)
     if unit_of(algorithm) is Unit.CLIENT:
         return _of_server(algorithm, data, model, seed, draws)
     rounds = 2
-    algorithm, data = probe.few(probe.bare(algorithm), data)
-    claim = probe.claim_of(algorithm, data, rounds, model)
-    wanted = probe.step_units(algorithm, data, rounds) * claim.noise[:, None]
-    size = probe.size_of(model)
+    algorithm, data = instruments.few(instruments.bare(algorithm), data)
+    claim = instruments.claim_of(algorithm, data, rounds, model)
+    wanted = instruments.step_units(algorithm, data, rounds) * claim.noise[:, None]
+    size = instruments.size_of(model)
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
     trials = max(math.ceil(draws / (size * len(places))), math.ceil(PAIRED / size), 8)
-    watched = probe.still(algorithm, data)
-    setup = Setup(probe.keys_of(seed, trials))
-    loud = probe.observe(watched, data, model, setup, rounds).gradients
-    noise = np.asarray(loud, float) - probe.observe(probe.silent(watched), data, model, setup, rounds).gradients
+    watched = instruments.still(algorithm, data)
+    setup = Setup(instruments.keys_of(seed, trials))
+    loud = instruments.observe(watched, data, model, setup, rounds).gradients
+    noise = (
+        np.asarray(loud, float) - instruments.observe(instruments.silent(watched), data, model, setup, rounds).gradients
+    )
     source = getattr(algorithm.local.privatizer, "source", None)
     if source is not None and not source.fresh:
         noise = _whitened(noise, np.asarray(source.bands, float), 3)
@@ -121,16 +123,16 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
 def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> list[Report]:
     """Three moves of a server whose clients do not move."""
     rounds, upload = 3, algorithm.upload
-    claim = probe.claim_of(algorithm, data, rounds, model)
-    size = probe.size_of(model)
+    claim = instruments.claim_of(algorithm, data, rounds, model)
+    size = instruments.size_of(model)
     trials = max(math.ceil(draws / (size * rounds)), math.ceil(PAIRED / size), 8)
-    watched = probe.still(changed(algorithm, server=probe.adding()), data)
-    setup = Setup(probe.keys_of(seed, trials), params=jnp.zeros((trials, size)))
-    seen = probe.observe(watched, data, model, setup, rounds)
+    watched = instruments.still(changed(algorithm, server=instruments.adding()), data)
+    setup = Setup(instruments.keys_of(seed, trials), params=jnp.zeros((trials, size)))
+    seen = instruments.observe(watched, data, model, setup, rounds)
     noise = np.diff(np.asarray(seen.params, float), axis=1)
     clip = getattr(seen.upload, "clip_norm", None)  # learnt, (trials, rounds)
-    told: Any = probe.told_multiplier(algorithm, claim)[0]
-    unit = probe.mean_unit(algorithm, data, float(upload.clip_norm) if clip is None else clip[..., None])  # type: ignore[attr-defined]
+    told: Any = instruments.told_multiplier(algorithm, claim)[0]
+    unit = instruments.mean_unit(algorithm, data, float(upload.clip_norm) if clip is None else clip[..., None])  # type: ignore[attr-defined]
     source = getattr(upload, "source", None)
     if source is not None and not source.fresh:
         noise = _whitened(noise, np.asarray(source.bands, float), 1)

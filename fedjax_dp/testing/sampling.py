@@ -13,18 +13,18 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import events
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
-from fedjax_dp.algorithm import Algorithm, draw_cohort
-from fedjax_dp.cohort import Members
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import ledger_of, noise_of, unit_of
-from fedjax_dp.simulation import check
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.privacy.ledger import ledger_of, noise_of, unit_of
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm, draw_cohort
+from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.sampling import examine_sampling, overlap
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
-from fedjax_dp.testing import probe
-from fedjax_dp.testing.probe import Setup
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import RunWords, Wrong, first_records, posing
-from fedjax_dp.values import changed
+from fedjax_dp.testing import instruments
+from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.mutants import RunWords, Wrong, first_records, posing
+from fedjax_dp.testing.reports import rejections
 
 DRAWS = 4_000  # batches of a client, or cohorts
 
@@ -97,7 +97,7 @@ def check_sampling(
         wrong = (_frozen,) if wrong is FROZEN else wrong
 
         def examine(function: Any) -> list[Report]:
-            counts = np.asarray(jax.jit(jax.vmap(function))(probe.keys_of(seed, draws)))
+            counts = np.asarray(jax.jit(jax.vmap(function))(instruments.keys_of(seed, draws)))
             return examine_sampling("the function", counts[:, None], sampling)
 
     found = examine(subject)
@@ -112,7 +112,7 @@ _frozen.__name__ = "one draw for ever"
 
 
 def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
-    algorithm, data = probe.few(algorithm, data, most=3)
+    algorithm, data = instruments.few(algorithm, data, most=3)
     found: list[Report] = []
     (drawn, others), laws = drawn_batches(algorithm, data, seed, draws)
     for i, (counts, again, law) in enumerate(zip(drawn, others, laws, strict=True)):
@@ -137,7 +137,7 @@ def drawn_batches(
     Shapes: for each client `(trials, 2, steps, records)`, once for one-hot records, once for such of 50 times the size
             and other labels, by the same keys; `draws` is the least trials x 2 x steps.
     """
-    algorithm, local = probe.bare(algorithm), algorithm.local
+    algorithm, local = instruments.bare(algorithm), algorithm.local
     steps = local.batches.count(local.steps, data.largest)
     sizes = np.asarray(data.sizes)
     x = np.concatenate([np.eye(data.largest, dtype=np.float32)[:n] for n in sizes])
@@ -146,12 +146,14 @@ def drawn_batches(
         offsets=(np.cumsum(sizes) - sizes).astype(np.int32), scale=1.0, shift=0.0, tokens=False,
     )  # fmt: skip
     idle = tuple(c for c in local.corrections if type(c) is RunWords)  # the others would join the gradients
-    quiet = probe.silent(changed(algorithm, local=changed(local, corrections=idle)))
-    model, setup = Tally(data.largest), Setup(probe.keys_of(seed, math.ceil(draws / (2 * steps))))
+    quiet = instruments.silent(changed(algorithm, local=changed(local, corrections=idle)))
+    model, setup = Tally(data.largest), Setup(instruments.keys_of(seed, math.ceil(draws / (2 * steps))))
     laws = [_told(algorithm, data, i) for i in range(len(sizes))]
     seen = []
     for store in (tally, changed(tally, x=50 * x, y=np.ones_like(tally.y))):
-        gradients = np.asarray(probe.observe(probe.still(quiet, tally), store, model, setup, 2).gradients)[..., 1:]
+        gradients = np.asarray(instruments.observe(instruments.still(quiet, tally), store, model, setup, 2).gradients)[
+            ..., 1:
+        ]
         taken = [local.batches.count(local.steps, int(n)) for n in sizes]
         seen.append([_counts(gradients[:, :, i, : taken[i], :n], law) for i, (n, law) in enumerate(zip(sizes, laws))])
     return (seen[0], seen[1]), laws
@@ -185,7 +187,7 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
         over_rounds = jax.vmap(lambda key, t: draw_cohort(cohort, key, t, shares), in_axes=(None, 0))
         return jax.vmap(over_rounds, in_axes=(0, None))(keys, jnp.arange(4))
 
-    members = jax.device_get(sample(probe.keys_of(seed + 1, trials)))
+    members = jax.device_get(sample(instruments.keys_of(seed + 1, trials)))
     ids = np.where(members.invited, members.ids, clients)
     invited = np.apply_along_axis(np.bincount, -1, ids, minlength=clients + 1)[..., :clients]
     arrived = np.zeros((*ids.shape[:2], clients))

@@ -10,20 +10,20 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
-from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.answers import Answers
-from fedjax_dp.batches import FixedBatches
-from fedjax_dp.cohort import Cohort, Members
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.ledger import unit_of
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.simulation import check
+from fedjax_dp.parts.answers import Answers
+from fedjax_dp.parts.batches import FixedBatches
+from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.privacy.ledger import unit_of
+from fedjax_dp.pytrees import changed, value
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report, require
-from fedjax_dp.testing import probe
-from fedjax_dp.testing.probe import Setup
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import Wrong, clip_per_batch, posing, unclipped_bias
-from fedjax_dp.values import changed, value
+from fedjax_dp.testing import instruments
+from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.mutants import Wrong, clip_per_batch, posing, unclipped_bias
+from fedjax_dp.testing.reports import rejections
 
 TRIALS = 256
 ROUNDING = 1e-4  # relative: float32 sums over a batch
@@ -177,7 +177,7 @@ def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, bas
 
 def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
     check(algorithm, data, 1, model)
-    probe.require_private(algorithm)
+    instruments.require_private(algorithm)
     if unit_of(algorithm) is Unit.CLIENT:
         return _of_clients(algorithm, data, model, seed, trials)
     return _of_records(algorithm, data, model, seed, trials)
@@ -185,32 +185,32 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
 
 def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
     rng = np.random.default_rng(seed)
-    algorithm, data = probe.few(probe.bare(algorithm), data, most=2)
-    adjacency = probe.claim_of(algorithm, data, 1, model).adjacency
+    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=2)
+    adjacency = instruments.claim_of(algorithm, data, 1, model).adjacency
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
     if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
         # the event counts how often a record is drawn; the bound is that of a record that is drawn once
         algorithm = changed(algorithm, local=changed(local, batches=FixedBatches(size=int(batch or 1))))
     # what a record can do does not depend on how many others are not drawn
-    data = probe.own_records(data, None if batch is None else int(batch) + 1)
+    data = instruments.own_records(data, None if batch is None else int(batch) + 1)
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
-    size = probe.size_of(model)
+    size = instruments.size_of(model)
     params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3, 3.0], (trials, 1))).astype(np.float32)
     theirs = np.zeros((trials, len(data.y)), bool)
     theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
-    keys, stores = probe.keys_of(seed, trials), _exchanged(data, theirs, rng)
+    keys, stores = instruments.keys_of(seed, trials), _exchanged(data, theirs, rng)
     none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
     if adjacency is Adjacency.ADD_REMOVE:
         setups = [Setup(keys, *stores[0], params, missing) for missing in (none, gone)]
     else:
         setups = [Setup(keys, *store, params, none) for store in stores]
-    quiet = probe.silent(algorithm)
+    quiet = instruments.silent(algorithm)
     if algorithm.local.privatizer.on_upload:
         once = changed(quiet, local=changed(quiet.local, steps=1))
         return [_uploads(twin, data, model, setups, adjacency) for twin in (once, quiet)]
-    watched = probe.still(quiet, data)
-    one, other = (np.asarray(probe.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
-    unit = adjacency.sensitivity * np.broadcast_to(probe.step_units(algorithm, data)[0], one.shape[:-1])
+    watched = instruments.still(quiet, data)
+    one, other = (np.asarray(instruments.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
+    unit = adjacency.sensitivity * np.broadcast_to(instruments.step_units(algorithm, data)[0], one.shape[:-1])
     taken = unit > 0
     return [_bounded("the mean gradient of a step", (one - other)[taken], unit[taken], adjacency, one[taken])]
 
@@ -240,7 +240,7 @@ def _worst_features(data: FederatedData, rng: np.random.Generator, trials: int) 
 def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[Setup], adjacency: Adjacency) -> Report:
     """What 004's upload moves by, over the clipped steps' reach, one client alone."""
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
-    ends = [np.asarray(probe.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
+    ends = [np.asarray(instruments.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
     reach = adjacency.sensitivity * float(quiet.local.privatizer.clip_norm) * rates.sum()  # type: ignore[attr-defined]
     return _bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
@@ -263,16 +263,16 @@ class Missing(Answers):
 
 def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
     rng = np.random.default_rng(seed)
-    claim = probe.claim_of(algorithm, data, 1, model)
-    data = probe.own_records(data)
+    claim = instruments.claim_of(algorithm, data, 1, model)
+    data = instruments.own_records(data)
     trials = min(trials, max(8, 2**24 // max(data.x.size, 1)))
     largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
     client = np.where(np.arange(trials) % 2, largest, rng.integers(0, data.num_clients, trials))
-    size = probe.size_of(model)
+    size = instruments.size_of(model)
     params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3], (trials, 1))).astype(np.float32)
     owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
-    keys, stores = probe.keys_of(seed, trials), _exchanged(data, owner[None] == client[:, None], rng)
-    quiet = changed(probe.silent(algorithm), server=probe.adding())
+    keys, stores = instruments.keys_of(seed, trials), _exchanged(data, owner[None] == client[:, None], rng)
+    quiet = changed(instruments.silent(algorithm), server=instruments.adding())
 
     def cohort(missing: np.ndarray) -> Any:
         wide = jax.tree.map(lambda a: np.repeat(np.asarray(a, np.float32)[None], trials, 0), algorithm.cohort)
@@ -283,8 +283,8 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
         setups = [Setup(keys, *stores[0], params, None, cohort(who)) for who in (nobody, client)]
     else:
         setups = [Setup(keys, *store, params, None, cohort(nobody)) for store in stores]
-    ends = [np.asarray(probe.observe(quiet, data, model, setup).params, float) for setup in setups]
+    ends = [np.asarray(instruments.observe(quiet, data, model, setup).params, float) for setup in setups]
     clip = float(algorithm.upload.clip_norm) * claim.norm  # type: ignore[attr-defined]
-    reach = claim.adjacency.sensitivity * probe.mean_unit(algorithm, data, clip)
+    reach = claim.adjacency.sensitivity * instruments.mean_unit(algorithm, data, clip)
     moved = (ends[0] - ends[1])[:, 1]
     return [_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])]

@@ -6,17 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp import errors, facts, flow, scrutiny
-from fedjax_dp.algorithm import Algorithm
-from fedjax_dp.correction import Correction, Memory, Setting, Step, Visit
+from fedjax_dp import errors, inspection
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection import flow
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.simulation import check
+from fedjax_dp.parts import facts
+from fedjax_dp.parts.corrections import Correction, Memory, Setting, Step, Visit
+from fedjax_dp.pytrees import changed, value
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report
-from fedjax_dp.testing import probe
-from fedjax_dp.testing.verdict import rejections
-from fedjax_dp.testing.wrong import Wrong
-from fedjax_dp.values import changed, value
+from fedjax_dp.testing import instruments
+from fedjax_dp.testing.mutants import Wrong
+from fedjax_dp.testing.reports import rejections
 
 
 class _Sends(Correction):
@@ -113,13 +115,13 @@ def check_statements(
     """
     model = model or logistic_regression(data.record_shape, data.classes)
     check(algorithm, data, 1, model)
-    probe.require_private(algorithm)
+    instruments.require_private(algorithm)
 
     def examine(algorithm: Algorithm) -> list[Report]:
         try:
             facts.require_facts(algorithm)
             flow.check(algorithm, data, model)
-            scrutiny.require_true(algorithm, data, model, 10, seed)
+            inspection.require_true(algorithm, data, model, 10, seed)
         except errors.ConfigurationError as refusal:
             raise AssertionError(str(refusal)) from None
         return [Report("parts are what they state", "nothing against it", "so", "the trace of the round is exact")]

@@ -7,10 +7,11 @@ import workloads
 from flax import linen as nn
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
-from fedjax_dp import gradients, simulation
+from fedjax_dp import gradients
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import cnn, logistic_regression, mlp
 from fedjax_dp.models.vision import halve
+from fedjax_dp.rounds import simulation
 
 ROUNDS = {"W3": 2, "W3dp": 5, "cifar": 2, "cifar-client": 2, "cifar-record": 2}
 

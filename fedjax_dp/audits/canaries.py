@@ -1,0 +1,207 @@
+"""Neighbouring worlds: where the canary stands, what it is, and what all others are."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Adjacency, FullBatch, Release, Unit
+from fedjax_dp.audits.game import Canary, Game
+from fedjax_dp.audits.observations import Alignment, Directions
+from fedjax_dp.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.privacy.ledger import unit_of
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import changed, ravel
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import numbers, run_key
+
+SINGLE = 10  # coordinates of each tensor that are looked at one by one
+BEYOND = 1e6  # clip norms: how long a gradient is that has to be clipped
+
+
+def tensors_of(parameters: int) -> tuple[int, ...]:
+    """Sizes of the two tensors of the linear model."""
+    errors.require_integer("parameters", parameters, 2, 2**24)
+    return parameters - parameters // 2, parameters // 2
+
+
+def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) -> FederatedData:
+    """Clients of the same sizes and shares whose records are all the first of `records`."""
+    return changed(
+        data, x=records.astype(np.float32), y=labels.astype(np.int32), rows=np.zeros(len(data.row_numbers), np.int32),
+        x_test=records[:0].astype(np.float32), y_test=labels[:0].astype(np.int32), test_clients=None, scale=1.0,
+        shift=0.0, classes=1, tokens=False, learnt=(), name="gradients",
+    )  # fmt: skip
+
+
+def pattern(widths: tuple[int, ...]) -> np.ndarray:
+    """A gradient of length 1 that is equally long in every tensor and touches every parameter, with mixed signs."""
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], sum(widths))
+    return signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
+
+
+def gradient_game(
+    algorithm: Algorithm, data: FederatedData, place: "Place", *, others: str, parameters: int, **common: Any
+) -> Game:
+    """The worst case: the canary's gradient is C e in every step, and what it replaces has -C e.
+
+    The gradients of all other records are -C e ("opposite"), 0 ("zero"), or C e or -C e, wherever the model has gone in
+    this direction ("following": a first nudge decides about all steps that come). Where whole clients are hidden, the
+    same of clients. Several canaries have a direction each. Every gradient is far longer than the clip norm C before it
+    is clipped; under `ScaleGradients`, which does not clip, it is as long as is allowed.
+    """
+    widths = tensors_of(parameters)
+    model, count = linear_model(widths), place.coins[-1] + 1
+    canaries = length_of(algorithm) * (pattern(widths)[None] if count == 1 else np.eye(parameters)[:count])
+    other = {"opposite": -1, "zero": 0, "following": 1}[others] * canaries[0]
+    replaced = 0 * canaries if place.withdrawn else -canaries
+    records = np.concatenate([other[None], canaries, replaced])
+    first = FOLLOWING if others == "following" else 0
+    labels = np.repeat([first, 0, WITHDRAWN if place.withdrawn else 0], [1, count, count])
+    present, absent = 1 + place.coins, 1 + count + place.coins
+    along = _gradients(model, canaries)
+    return Game(
+        algorithm=numbers(algorithm), data=linear_data(data, records, labels), model=model,
+        canary=Canary(place.slots, place.owners, place.coins, present, absent),
+        ear=_ear(widths, along), **common,
+    )  # fmt: skip
+
+
+def others_for(algorithm: Algorithm, place: "Place") -> tuple[str, ...]:
+    """What the gradients of the other records may be to tell the most of the canary; see `gradient_game`."""
+    if place.coins[-1] > 0:
+        return ("zero",)
+    several = algorithm.local.privatizer.on_upload and algorithm.local.steps > 1
+    return ("opposite", "zero", "following") if several else ("opposite", "zero")
+
+
+def input_game(
+    algorithm: Algorithm, data: FederatedData, model: Model, place: "Place", *, kind: str, seed: int, **common: Any
+) -> Game:
+    """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
+    replaced = data.row_numbers[place.slots].astype(np.int32)
+    x, y = CANARIES[kind](data, replaced, np.random.default_rng(seed))
+    present = np.arange(len(replaced), dtype=np.int32) + len(data.x)
+    xs, ys, absent = [np.asarray(data.x), x], [np.asarray(data.y), y], replaced
+    if place.withdrawn:
+        xs, ys, absent = [*xs, x[:1] * 0], [*ys, np.array([WITHDRAWN])], np.full_like(present, present[-1] + 1)
+    store = changed(
+        data, x=np.concatenate(xs), y=np.concatenate(ys).astype(np.int32), rows=data.row_numbers.astype(np.int32),
+        x_test=data.x_test[:0], y_test=data.y_test[:0], test_clients=None,
+    )  # fmt: skip
+    several = place.coins[-1] > 0
+    return Game(
+        algorithm=numbers(algorithm), data=store, model=model,
+        canary=Canary(place.slots, place.owners, place.coins, present, absent),
+        ear=Alignment(canary=present, others=absent, apart=bool(several)), **common,
+    )  # fmt: skip
+
+
+class Place(NamedTuple):
+    """Where canaries stand: as in `Canary`; and whether in the other world there is no record instead of another."""
+
+    slots: np.ndarray
+    owners: np.ndarray
+    coins: np.ndarray
+    withdrawn: bool
+
+
+def place_one(algorithm: Algorithm, data: FederatedData, step: Release, client: int, record: int) -> Place:
+    """One record of a client, or all that it has where whole clients are hidden."""
+    offset, size = int(data.offsets[client]), int(data.sizes[client])
+    errors.require_integer("record", record, 0, size - 1, f"client {client} has {size} records")
+    whole = unit_of(algorithm) is Unit.CLIENT
+    slots = offset + np.arange(size) if whole else np.array([offset + record])
+    return _place(slots, np.full(len(slots), client), np.zeros(len(slots)), step)
+
+
+def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client: int, canaries: int) -> Place:
+    """The first records of a client, or the first clients with all they have, a coin for each."""
+    offsets, sizes = np.asarray(data.offsets), np.asarray(data.sizes)
+    if unit_of(algorithm) is Unit.RECORD:
+        found = np.arange(min(canaries, int(sizes[client])))
+        return _place(offsets[client] + found, np.full(len(found), client), found, step)
+    found = np.arange(min(canaries, data.num_clients))
+    owners = np.repeat(found, sizes[found])
+    slots = np.concatenate([offsets[i] + np.arange(sizes[i]) for i in found])
+    return _place(slots, owners, owners, step)
+
+
+def _place(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step: Release) -> Place:
+    withdrawn = step.adjacency is Adjacency.ADD_REMOVE and step.unit is Unit.RECORD
+    return Place(slots.astype(np.int32), owners.astype(np.int32), coins.astype(np.int32), withdrawn)
+
+
+def staging(seed: int, client: int, step: Release) -> dict[str, Any]:
+    """Of a game: who the target is, and whether the adversary knows when it takes part."""
+    of_client = step.unit is Unit.CLIENT
+    hidden = of_client and not isinstance(step.sampling, FullBatch)
+    return {
+        "client": np.int32(client),
+        "schedule": None if hidden else jax.random.key_data(role_key(run_key(seed), "cohort")),
+        "leaves": of_client and step.adjacency is Adjacency.ADD_REMOVE,
+    }  # fmt: skip
+
+
+def length_of(algorithm: Algorithm) -> float:
+    """How long the gradients of the worst case are."""
+    part: Any = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
+    allowed = getattr(getattr(part, "bound", None), "gradient_bound", None)
+    return BEYOND * float(part.clip_norm) if allowed is None else float(allowed)
+
+
+def _gradients(model: Model, records: np.ndarray) -> np.ndarray:
+    """Directions of the gradients on records of the linear model `(records, parameters)`, in the order of `ravel`."""
+    params = model.init(run_key(0))
+
+    def gradient(record: jax.Array) -> jax.Array:
+        return ravel(jax.grad(lambda p: model.loss(p, record, jnp.int32(0), None))(params))[0]
+
+    flat = np.asarray(jax.vmap(gradient)(jnp.asarray(records, jnp.float32)))
+    return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+
+
+def _ear(widths: tuple[int, ...], along: np.ndarray) -> Directions:
+    """For one canary its part in each tensor, and the first coordinates of each; for several, each one's direction."""
+    if len(along) > 1:
+        return Directions(along=along, single=np.zeros(0, np.int32))
+    starts = np.cumsum([0, *widths[:-1]])
+    single = np.concatenate([start + np.arange(min(width, SINGLE)) for start, width in zip(starts, widths)])
+    return Directions(along=_by_tensor(widths, along[0]), single=single.astype(np.int32))
+
+
+def _by_tensor(widths: tuple[int, ...], direction: np.ndarray) -> np.ndarray:
+    """The direction's part in each tensor, each of length 1 `(tensors, parameters)`."""
+    inside = np.repeat(np.arange(len(widths)), widths) == np.arange(len(widths))[:, None]
+    along = np.where(inside, direction, 0.0)
+    return along / np.linalg.norm(along, axis=1, keepdims=True)
+
+
+Inputs = tuple[np.ndarray, np.ndarray]
+
+
+def _label_flip(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
+    """The same inputs with the next label."""
+    return np.asarray(data.x)[rows], (np.asarray(data.y)[rows] + 1) % data.classes
+
+
+def _blank(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
+    """Inputs of zeros with the same labels."""
+    return np.asarray(data.x)[rows] * 0, np.asarray(data.y)[rows]
+
+
+def _mislabelled(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
+    """Records of the test set with wrong labels."""
+    drawn = rng.choice(len(data.x_test), len(rows), replace=len(rows) > len(data.x_test))
+    wrong = rng.integers(1, data.classes, len(rows))
+    return np.asarray(data.x_test)[drawn], (np.asarray(data.y_test)[drawn] + wrong) % data.classes
+
+
+CANARIES: dict[str, Callable[[FederatedData, np.ndarray, np.random.Generator], Inputs]] = {
+    "label-flip": _label_flip, "blank": _blank, "mislabelled": _mislabelled,
+}  # fmt: skip

@@ -1,0 +1,222 @@
+"""The picture of an audit: what the adversary saw, what it proves, and what was stated."""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from fedjax_dp.accounting import ErrorBounds, TradeOff, trade_off
+from fedjax_dp.audits.hypothesis_test import Outcome
+from fedjax_dp.experiments.plots import plt
+
+if TYPE_CHECKING:
+    from fedjax_dp.audits.audit import Audit
+    from fedjax_dp.audits.one_run import Guesses
+
+ABSENT, PRESENT, STATED, PROVED, CLAIMED, WRONG = "#1f5fa8", "#b0643c", "0.15", "#2f8f5b", "#7a4fa3", "#c23b4b"
+TICKS = (1e-7, 1e-5, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)  # rates on probit axes
+POINTS = 241  # of a curve
+BINS = 70
+FAR = 4.0  # times the spread of nearly all scores: beyond that a score is drawn at the edge
+MOST_FACTOR = 1e3  # times the stated noise: a curve of more is that of coin flips
+
+
+def plot_audit(audit: Audit, path: str | os.PathLike) -> None:
+    """Scores in both worlds, error rates against what is stated, and every epsilon on one axis, as a PNG.
+
+    Error rates are drawn on probit axes, where Gaussian noise makes straight lines. The promise is broken where the
+    corner of the bounds lies below the curve of what is stated.
+    """
+    names = _epsilons(audit)
+    figure = plt.figure(figsize=(10.5, 6.1 + 0.24 * len(names)), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=[4.6, 0.62 + 0.24 * len(names)])
+    left, right = parts[0].subplots(1, 2)
+    _draw_scores(audit, left)
+    _draw_rates(audit, right)
+    _draw_epsilons(audit, names, parts[1].subplots())
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(_short(audit), fontsize=12.5, color=WRONG if audit.violated else PROVED, fontweight="bold")
+    about = (
+        f"Stated: {audit.guarantee} Canary {audit.canary}, attack {audit.outcome.attack}, client {audit.client}, seed "
+        f"{audit.seed}." + (f" Inspection: {audit.contradiction}." if audit.contradiction else "")
+    )
+    figure.supxlabel("\n".join(textwrap.wrap(about, 175)), fontsize=8, color="0.25")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _short(audit: Audit) -> str:
+    """The verdict as a title."""
+    what = f"epsilon {audit.tested:.4g} {'stated' if audit.claim is None else 'claimed'}"
+    if audit.violated and not audit.proved:
+        return f"VIOLATED by inspection of the parts; the attack alone proves {audit.lower:.4g} of {what}"
+    if audit.proved and not audit.lower > audit.tested:
+        return f"VIOLATED: the attack errs less often than {what} allows"
+    return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {audit.lower:.4g} proved"
+
+
+def _draw_scores(audit: Audit, axes: Any) -> None:
+    """Histograms of the counted scores; the errors are the darker parts."""
+    outcome = audit.outcome
+    worlds = [np.asarray(scores, float) for scores in (outcome.absent, outcome.present)]
+    cuts = _cuts(outcome)
+    low, high = _range(np.concatenate(worlds), cuts)
+    bins = int(np.clip(np.sqrt(worlds[0].size), 12, BINS))
+    width = (high - low) / bins
+    edges = cuts[0] + width * np.arange(math.floor((low - cuts[0]) / width), math.ceil((high - cuts[0]) / width) + 1)
+    low, high = edges[[0, -1]]
+    wrong = [worlds[0] > cuts[-1], ~(worlds[1] > cuts[0])]
+    for scores, errs, color, label in zip(worlds, wrong, (ABSENT, PRESENT), ("without the canary", "with the canary")):
+        counts, dark = (np.histogram(np.clip(some, low, high), edges)[0] for some in (scores, scores[errs]))
+        axes.stairs(counts, edges, fill=True, color=color, alpha=0.28)
+        axes.stairs(counts, edges, color=color, lw=1.3, label=label)
+        axes.stairs(dark, edges, fill=True, color=color, alpha=0.45)
+    told = "threshold, chosen on other runs" if len(cuts) == 1 else "beyond these it guesses"
+    for cut, label in zip(cuts, (told, "")):
+        axes.axvline(cut, color="0.2", lw=1.2, ls="--", label=label)
+    beyond = sum(int(np.sum((scores < low) | (scores > high))) for scores in worlds)
+    note = f" ({beyond:,} further out are drawn at the edges)" if beyond else ""
+    axes.set_title(f"{_counted(outcome)} (wrong ones dark)", fontsize=10.5)
+    axes.set(xlabel=f"score of the attack{note}", ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
+    axes.set_ylim(0, 1.28 * axes.dataLim.y1)  # room for the legend
+    axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+    axes.grid(alpha=0.25)
+
+
+def _cuts(outcome: Outcome | Guesses) -> list[float]:
+    """The threshold; or the scores below and above which a canary of a single run is guessed out and in."""
+    if isinstance(outcome, Outcome):
+        return [outcome.threshold]
+    scores, half = np.sort(np.concatenate([outcome.absent, outcome.present])), outcome.guesses // 2
+    return [float(scores[half - 1]), float(scores[-half - 1 if half < scores.size else 0])]
+
+
+def _counted(outcome: Outcome | Guesses) -> str:
+    if not isinstance(outcome, Outcome):
+        return f"one run: {outcome.guesses - outcome.correct:,} of {outcome.guesses:,} guesses wrong"
+    bounds = outcome.bounds
+    wrong, runs = bounds.false_positives + bounds.false_negatives, bounds.negatives + bounds.positives
+    return f"{wrong:,} of {runs:,} counted runs told wrongly"
+
+
+def _range(scores: np.ndarray, cuts: list[float]) -> tuple[float, float]:
+    """What to show of the scores: all, but for those far out."""
+    inner = np.quantile(scores, [0.01, 0.5, 0.99])
+    reach = FAR * max(inner[2] - inner[1], inner[1] - inner[0])
+    low, high = max(scores.min(), inner[1] - reach), min(scores.max(), inner[1] + reach)
+    low, high = min(low, *cuts), max(high, *cuts)
+    margin = 0.02 * (high - low) or 0.5 * max(abs(high), 1.0)
+    return float(low - margin), float(high + margin)
+
+
+def _draw_rates(audit: Audit, axes: Any) -> None:
+    """Both error rates: what is stated to be possible, what the scores reach, and what is proved."""
+    absent, present = (np.sort(np.asarray(s, float)) for s in (audit.outcome.absent, audit.outcome.present))
+    least = min(0.3 / max(absent.size, present.size), 0.005)
+    low, high = ndtri(least), ndtri(0.995)
+    x = np.linspace(low, high, POINTS)
+
+    def draw(curve: TradeOff, **style: Any) -> np.ndarray:
+        y = ndtri(np.clip(curve(ndtr(x)), 1e-12, 1 - 1e-12))
+        axes.plot(x, y, **style)
+        return y
+
+    allowed = draw(
+        trade_off(audit.event, audit.accountant), color=STATED, lw=2, label="stated: none better but by chance"
+    )
+    axes.fill_between(x, low, np.maximum(allowed, low), color=STATED, alpha=0.08, lw=0)
+    delta = np.array([audit.guarantee.delta])
+    if audit.claim is not None:
+        claimed = TradeOff(None, np.array([audit.claim]), delta)
+        draw(claimed, color=CLAIMED, lw=1.6, ls="-.", label=f"the claim, epsilon {audit.claim:.4g}")
+    style = {"color": PROVED, "lw": 1.6, "ls": "--"}
+    if audit.noise < MOST_FACTOR:
+        label = f"proved: noise at most {audit.noise:.3g} times the stated"
+        draw(trade_off(audit.event.scaled(audit.noise), audit.accountant), label=label, **style)
+    elif audit.lower > 0:
+        proved = TradeOff(None, np.array([audit.lower]), delta)
+        draw(proved, label=f"proved: epsilon at least {audit.lower:.4g}", **style)
+    axes.plot(x, -x, color="0.6", lw=0.9, ls=":", label="coin flips")
+    scores = np.concatenate([absent, present])
+    rates = [1 - np.searchsorted(absent, np.sort(scores), side="right") / absent.size,
+             np.searchsorted(present, np.sort(scores), side="right") / present.size]  # fmt: skip
+    axes.plot(*(_probit(rate, least) for rate in rates), color=PRESENT, lw=1.2, label="the attack, any threshold")
+    if isinstance(audit.outcome, Outcome):
+        _draw_bounds(audit, audit.outcome.bounds, least, axes)
+    ticks = [rate for rate in TICKS if least <= rate <= 0.995]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([float(ndtri(rate)) for rate in ticks], [f"{rate:g}" for rate in ticks])
+    axes.set(xlim=(low, high), ylim=(low, high), xlabel="false positive rate", ylabel="false negative rate")
+    axes.set_title("error rates of the attack", fontsize=10.5)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=7.8, loc="upper right")
+
+
+def _draw_bounds(audit: Audit, bounds: ErrorBounds, least: float, axes: Any) -> None:
+    """The rates that were counted, up to the corner of their bounds."""
+    seen = bounds.false_positives / bounds.negatives, bounds.false_negatives / bounds.positives
+    point, top = ([float(_probit(rate, least)) for rate in pair] for pair in (seen, bounds.corner))
+    color = WRONG if audit.violated else PROVED
+    told = f"bounds on both, {audit.confidence} confidence"
+    if bounds.mean is None:
+        width, height = top[0] - point[0], top[1] - point[1]
+        axes.add_patch(plt.Rectangle((point[0], point[1]), width, height, color=color, alpha=0.3, lw=0, zorder=4))
+    else:
+        told = f"bound on the mean of both, {audit.confidence} confidence"
+        first = np.linspace(0, min(2 * bounds.mean, 1), POINTS)
+        axes.plot(*(_probit(rates, least) for rates in (first, np.clip(2 * bounds.mean - first, 0, 1))), color=color,
+                  lw=1.2, alpha=0.6, zorder=4)  # fmt: skip
+    axes.plot(*point, "o", color=PRESENT, ms=4.5, zorder=5, label="at its threshold")
+    axes.plot(*top, "s", color=color, ms=6, zorder=6, label=told)
+
+
+def _probit(rates: Any, least: float) -> np.ndarray:
+    """On the axes, rates of zero and one at their ends."""
+    return ndtri(np.clip(rates, least, 1 - 1e-6))
+
+
+def _epsilons(audit: Audit) -> dict[str, tuple[float, str]]:
+    """Every epsilon that is told of the audited client at the audit's delta, with its colour."""
+    confidence = f"{audit.confidence} confidence"
+    found = {
+        f"proved at least, {confidence}": (audit.lower, PROVED),
+        "proved of any mechanism": (audit.of_any, "0.45"),
+        "stated": (audit.epsilon, STATED),
+    }
+    if audit.claim is not None:
+        found["claimed"] = (audit.claim, WRONG if audit.violated else CLAIMED)
+    for claim in audit.guarantee.claims:
+        if claim.epsilon is not None and math.isfinite(claim.epsilon) and claim.delta == audit.guarantee.delta:
+            found[f"by {claim.source}"] = (claim.epsilon, WRONG if str(claim) in audit.refuted else CLAIMED)
+    return found
+
+
+def _draw_epsilons(audit: Audit, names: dict[str, tuple[float, str]], axes: Any) -> None:
+    """A row for each; what lies in the shade is refuted."""
+    values = [epsilon for epsilon, _ in names.values()]
+    positive = [epsilon for epsilon in values if epsilon > 0] or [1.0]
+    if max(positive) > 20 * min(positive):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        first, last = min(positive) / 1.6, max(positive) * 2
+    else:
+        first, last = 0.0, 1.12 * max(positive)
+    axes.set_xlim(first, last)
+    if audit.lower > first:
+        axes.axvspan(first, audit.lower, color=PROVED, alpha=0.12, lw=0)
+    for row, (epsilon, color) in enumerate(names.values()):
+        at = max(epsilon, first)
+        axes.plot(at, row, "o", color=color, ms=6, clip_on=False)
+        axes.annotate(f"{epsilon:.4g}", (at, row), xytext=(7, -3.5), textcoords="offset points", fontsize=8.5,
+                      color=color)  # fmt: skip
+    axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
+    axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=f"epsilon at delta {audit.guarantee.delta:g} (refuted in the shade)")
+    axes.xaxis.label.set_fontsize(9)
+    axes.tick_params(axis="x", labelsize=9)
+    axes.grid(alpha=0.25, axis="x")

@@ -1,0 +1,119 @@
+"""What is audited: the Guarantee, the client, and the games that put it to the test."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Event, Guarantee, Release, Unit
+from fedjax_dp.audits.canaries import (
+    CANARIES,
+    gradient_game,
+    input_game,
+    linear_data,
+    others_for,
+    place_many,
+    place_one,
+    staging,
+    tensors_of,
+)
+from fedjax_dp.audits.game import Game
+from fedjax_dp.audits.one_run import LEAST
+from fedjax_dp.audits.wrappers import linear_model
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.privacy import guarantees
+from fedjax_dp.privacy.ledger import ledger_of, unit_of
+from fedjax_dp.rounds.algorithm import Algorithm, draw_cohort
+from fedjax_dp.rounds.simulation import run_key
+
+CANARY_NAMES = ("gradient", *CANARIES)
+
+
+class Scene(NamedTuple):
+    """`epsilon` is the client's at `delta`, `event` what is released of it; games differ in numbers only."""
+
+    guarantee: Guarantee
+    delta: float
+    client: int
+    epsilon: float
+    event: Event
+    games: dict[str, Any]
+    bits: tuple[int, ...]  # shape of the coins of a run: () for one canary, else (canaries,)
+
+
+def set_scene(
+    algorithm: Algorithm, data: FederatedData, model: Model, *, rounds: int, delta: float | None, seed: int,
+    view: str | None, colluders: int, accountant: str, canary: str, client: int | None, record: int,
+    one_run: int | None, parameters: int,
+) -> Scene:  # fmt: skip
+    """See `audit` for the options; algorithm and data have been checked."""
+    errors.require_choice("canary", canary, CANARY_NAMES)
+    by_record = unit_of(algorithm) is Unit.RECORD
+    if one_run is not None:
+        errors.require_count("one_run", one_run)
+        parameters = max(2, min(one_run, data.largest if by_record else data.num_clients))
+    if record and not (by_record and one_run is None):
+        raise errors.refuse("record", record, "left out where there is no choice of one record")
+    staged, played = data, model
+    if canary == "gradient":
+        played = linear_model(tensors_of(parameters))
+        staged = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
+    options: dict[str, Any] = {"seed": seed, "view": view, "colluders": colluders, "model": played}
+    promise = guarantees.stated(algorithm, staged, rounds=rounds, delta=delta, accountant=accountant, **options)
+    if math.isinf(promise.epsilon) or promise.delta is None:
+        raise errors.refuse(
+            "algorithm", "no epsilon", "one that has a Guarantee to be tested",
+            promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
+        )  # fmt: skip
+    target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
+    errors.require_integer("client", target, 0, data.num_clients - 1)
+    event = ledger_of(algorithm, staged, rounds, **options)[target]
+    step = _release(algorithm, event, target)
+    place = (
+        place_one(algorithm, data, step, target, record) if one_run is None
+        else place_many(algorithm, data, step, target, one_run)
+    )  # fmt: skip
+    if one_run is not None and place.coins[-1] + 1 < LEAST:
+        raise errors.refuse(
+            "canaries in one run",
+            int(place.coins[-1]) + 1,
+            f"at least {LEAST}",
+            "ask for that many, or take a larger client",
+        )
+    common = {"rounds": rounds, "view": promise.view, **staging(seed, target, step)}
+    games: dict[str, Game]
+    if canary == "gradient":
+        games = {
+            others: gradient_game(algorithm, data, place, others=others, parameters=parameters, **common)
+            for others in others_for(algorithm, place)
+        }
+    else:
+        games = {"data": input_game(algorithm, data, model, place, kind=canary, seed=seed, **common)}
+    bits = () if one_run is None else (int(place.coins[-1]) + 1,)
+    return Scene(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
+
+
+def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> int:
+    """A client with the largest epsilon, of those the one with the largest share: small weights hide behind noise.
+
+    One that is never heard under the seed is passed over if there are others, for an audit of it would prove nothing.
+    """
+    epsilons = np.array(promise.epsilons)
+    most = epsilons >= epsilons.max() * (1 - 1e-9)
+    draw = jax.jit(jax.vmap(lambda t: draw_cohort(algorithm.cohort, run_key(seed), t, jnp.asarray(data.shares))))
+    cohorts = draw(jnp.arange(rounds))
+    heard = np.zeros(data.num_clients, bool)
+    heard[np.asarray(cohorts.ids)[np.asarray(cohorts.present)]] = True
+    return int(np.argmax(np.where(most & heard if np.any(most & heard) else most, np.asarray(data.shares), -1.0)))
+
+
+def _release(algorithm: Algorithm, event: Event, client: int) -> Release:
+    """What one noisy sum of the run is to the accountants."""
+    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.paid]
+    if not steps:
+        raise errors.refuse("client", client, "one that takes part", "it is in no cohort of this seed")
+    return steps[-1]

@@ -1,0 +1,84 @@
+"""What the game of an audit puts around an algorithm's parts, so that one program plays both worlds."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedjax_dp.models import Linen, Model, NetworkModel
+from fedjax_dp.parts.answers import Answers
+from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.record_privacy import Privatizer
+from fedjax_dp.pytrees import value
+
+WITHDRAWN = -1  # label of a record that is not there
+FOLLOWING = 1  # label of a record that drives the model on in the direction in which it has been moved
+
+
+@value
+class StagedCohort(Answers):
+    """The members of `cohort`; by a schedule that is the same in every trial, and without those that are not there.
+
+    schedule  words of the key from which a run draws its cohorts, or None: every trial draws its own;
+    gone      clients that do not exist in this world, so that no message of theirs arrives `(num_clients,)` bool.
+    It has what a round asks of a cohort; checks and accounting are done on `cohort` before.
+    """
+
+    cohort: Cohort
+    schedule: jax.Array | None
+    gone: jax.Array
+
+    def rates(self, shares: Any) -> Any:
+        return self.cohort.rates(shares)
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        if self.schedule is not None:
+            key = jax.random.fold_in(jax.random.wrap_key_data(self.schedule, impl="threefry2x32"), round_index)
+        drawn = self.cohort.sample(key, round_index, shares)
+        return drawn._replace(drawn=jnp.where(self.gone[drawn.ids], 0.0, drawn.drawn))
+
+
+@value
+class StagedPrivatizer:
+    """`base` on the records that are there."""
+
+    base: Privatizer
+
+    def gradient(
+        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    ) -> tuple[jax.Array, StepReport]:
+        there = records._replace(mask=records.mask & (records.y != WITHDRAWN))
+        return self.base.gradient(key, place, model, params, there)
+
+
+class _Linear(nn.Module):
+    """The sum of dense layers of one output, each on its own part of the record."""
+
+    widths: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        total, first = jnp.zeros((x.shape[0], 1)), 0
+        for width in self.widths:
+            layer = nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros)
+            total, first = total + layer(x[:, first : first + width]), first + width
+        return total
+
+
+def _loss(scores: jax.Array, label: jax.Array) -> jax.Array:
+    """The score; less its absolute value on records that follow the model."""
+    side = jax.lax.stop_gradient(jnp.sign(scores[0]))  # the gradient of an absolute value is not 0 at 0 here
+    return jnp.where(label == FOLLOWING, -side, 1.0) * scores[0]
+
+
+def linear_model(widths: tuple[int, ...]) -> NetworkModel:
+    """A model whose gradient on a record is the record itself, wherever the parameters are.
+
+    So records are gradients, and whoever chooses them has chosen every gradient of a run. Records with the label
+    `FOLLOWING` are the exception: their gradient turns with the model, and is 0 at its start. One tensor of parameters
+    `(width, 1)` for each of `widths`, started at zero.
+    """
+    return NetworkModel(Linen(_Linear(tuple(widths))), (sum(widths),), loss_of=_loss)

@@ -1,0 +1,189 @@
+"""Several processes that share a run, on one machine or on many, joined by `jax.distributed`.
+
+Each runs the same program on the same configuration and holds the devices of its machine. Nothing but the sums of a
+round passes between them while it computes.
+"""
+
+import contextlib
+import errno
+import json
+import pathlib
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from fedjax_dp import errors
+
+T = TypeVar("T")
+LOST_S = 30  # without a sign of life, until a process counts as dead
+LOST_WORDS = ("Gloo", "NCCL", "oordination", "arrier")  # in messages about others, not about memory or numbers
+OPEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)  # why a port cannot be opened
+
+
+class Group(NamedTuple):
+    """How the processes of a run find each other; None is left to JAX, which knows SLURM, Kubernetes, Open MPI, TPUs.
+
+    coordinator  HOST:PORT where process 0 is reached;
+    timeout      seconds until all must have come.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    timeout: int = 300
+
+
+def group_of(coordinator: str, processes: str | None, process: str | None, timeout: str | None) -> Group:
+    """From the words of a command line; `auto` for the coordinator leaves all that is not given to JAX.
+
+    Raises: ConfigurationError.
+    """
+    asked = {"processes": processes, "process": process, "timeout": timeout}
+    for name, word in asked.items():
+        if word is not None and not word.isdecimal():
+            raise errors.refuse(name, repr(word), "a whole number")
+    counts = {name: int(word) for name, word in asked.items() if word is not None}
+    group = Group(None if coordinator == "auto" else coordinator, **counts)
+    if group.coordinator is not None:
+        host, _, port = group.coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise errors.refuse("coordinator", repr(coordinator), "HOST:PORT of process 0, or auto")
+        if group.processes is None or group.process is None:
+            raise errors.refuse(
+                "processes and process", "not both", "given with a coordinator", "or let --coordinator auto find them"
+            )
+    if group.processes is not None:
+        errors.require_count("processes", group.processes)
+        if group.process is not None and group.process >= group.processes:
+            raise errors.refuse(
+                "process", group.process, f"a number from 0 to {group.processes - 1}", "they count from 0"
+            )
+    errors.require_count("timeout", group.timeout)
+    return group
+
+
+@contextlib.contextmanager
+def joined(group: Group | None) -> Iterator[None]:
+    """Work that several processes share, or one alone if there is no group. Must begin before JAX is first used.
+
+    Raises: ConfigurationError if nothing says who the others are, or the port is taken; errors.LostError if another
+            process is gone. If they do not come in time, JAX ends this process.
+    """
+    if group is None:
+        yield
+        return
+    _join(group)
+    try:
+        yield
+    except (errors.ConfigurationError, errors.DivergedError, errors.RingOverflowError):
+        jax.distributed.shutdown()  # all have stopped alike; who leaves without waiting takes the others along
+        raise
+    except (jax.errors.JaxRuntimeError, TimeoutError, ValueError) as error:  # XLA raises the last too, orbax the second
+        if "context initialization failed" in str(error):
+            name = socket.gethostname()
+            raise errors.refuse(
+                f"address of this machine, {name},", _address(name), "one that the other processes reach",
+                "see /etc/hosts of each machine",
+            ) from None  # fmt: skip
+        if any(word in str(error) for word in LOST_WORDS):
+            raise errors.LostError("another of its processes is gone") from None
+        raise
+    jax.distributed.shutdown()
+
+
+def _join(group: Group) -> None:
+    """Wait for the other processes."""
+    if group.process == 0 and group.coordinator is not None:
+        _check_port(int(group.coordinator.rpartition(":")[2]))
+    jax.config.update("jax_enable_preemption_service", False)  # which would keep SIGTERM from ending this process
+    try:
+        jax.distributed.initialize(
+            group.coordinator, group.processes, group.process, initialization_timeout=group.timeout,
+            heartbeat_timeout_seconds=LOST_S,
+        )  # fmt: skip
+    except ValueError as error:
+        raise errors.refuse(
+            "coordinator", "auto where JAX finds no cluster", "HOST:PORT, with --processes and --process", str(error)
+        ) from None
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise errors.refuse("coordinator", str(group.coordinator), "a port that process 0 can open", reason) from None
+
+
+def first() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+def together(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> T:
+    """What `prepare` gives, once all processes have it and agree on its `facts`; else they all refuse.
+
+    Raises: ConfigurationError in every process if it is raised in one, or if a fact differs.
+    """
+    if not jax.distributed.is_initialized():
+        return prepare()
+    mine: errors.ConfigurationError | None = None
+    try:
+        made = prepare()
+        told = facts(made)
+    except errors.ConfigurationError as error:
+        mine, told = error, {"refused": str(error)}
+    everyone = _gathered(told)
+    if mine is not None:
+        raise mine
+    for process, other in enumerate(everyone):
+        if "refused" in other:
+            raise errors.ConfigurationError(f"process {process} has stopped: {other['refused']}")
+    for process, other in enumerate(everyone):
+        for name in sorted(everyone[0].keys() | other.keys()):
+            here, wanted = (of.get(name, "not given") for of in (other, everyone[0]))
+            if here != wanted:
+                raise errors.refuse(
+                    f"{name} of process {process}", here, f"that of process 0, {wanted}", "start all processes alike"
+                )
+    return made
+
+
+def code() -> str:
+    """A checksum of this package's programs."""
+    root, total = pathlib.Path(__file__).parent.parent, 0
+    for path in sorted(root.rglob("*.py")):
+        total = zlib.crc32(path.read_bytes(), zlib.crc32(path.relative_to(root).as_posix().encode(), total))
+    return f"{total:08x}"
+
+
+def _gathered(told: dict[str, str]) -> list[dict[str, str]]:
+    """What every process tells, in their order."""
+    from jax.experimental import multihost_utils
+
+    words = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(words.size))
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[: words.size] = words
+    rows = multihost_utils.process_allgather(padded)
+    return [json.loads(bytes(row[:length])) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _address(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return "none"
+
+
+def _check_port(port: int) -> None:
+    """Refuse one that another program listens on; JAX would share it with another run's coordinator."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            if error.errno in OPEN:
+                remedy = f"choose another for all processes ({error.strerror})"
+                raise errors.refuse(
+                    "port of the coordinator", port, "free on the machine of process 0", remedy
+                ) from None

@@ -1,0 +1,81 @@
+"""The catalogue as a table: for each entry its source, whom it protects from whom, what is kept, and what travels."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.data.store import Dataset, FederatedData, federate
+from fedjax_dp.experiments.communication import traffic
+from fedjax_dp.models import logistic_regression, mlp
+from fedjax_dp.privacy.ledger import natural_view, unit_of, unprotected
+from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds.simulation import run_key
+
+SOURCES = {
+    "fedavg": "McMahan et al. 2017", "fedprox": "Li et al. 2020", "scaffold": "Karimireddy et al. 2020",
+    "q_fedavg": "Li et al. 2020", "rfedavg": "001 Algorithm 1", "rfedavg_plus": "001 Algorithm 2",
+    "fedavgm": "Hsu et al. 2019", "fedadam": "Reddi et al. 2021", "fedyogi": "Reddi et al. 2021",
+    "dpnfl": "000 Algorithm 1", "addpnfl": "000 Algorithm 2", "dp_fedavg_local": "000, baseline",
+    "dp_scaffold": "Noble et al. 2022; 000, baseline", "dp_sgd": "002, baseline", "cpfed": "002",
+    "acs_pldp": "003", "dp_fedavg_output": "004", "dp_fedavg": "McMahan et al. 2018; Andrew et al. 2021",
+    "dp_ftrl": "Kairouz et al. 2021",
+}  # fmt: skip
+FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
+
+
+class Row(NamedTuple):
+    """One entry. Numbers are float32 parameters or bytes, on 784 features and 10 classes, cohorts of 10 of 100."""
+
+    entry: str
+    source: str
+    unit: str  # "record", "client", or "none" without privacy
+    view: str  # the strongest adversary that it was made for
+    server: int  # numbers that the server keeps beside the model
+    client: int  # numbers that are kept for each client, by it or by the server
+    down: int  # bytes to a client of a round
+    up: int  # bytes from it
+
+
+def rows() -> list[Row]:
+    """The table, computed from the algorithms themselves."""
+    data = _population()
+    return [_row(entry, data) for entry in CATALOGUE]
+
+
+def _population() -> FederatedData:
+    x, y = np.zeros((100, 784), np.uint8), np.arange(100, dtype=np.int32) % 10
+    return federate(Dataset("shape", x, y, x[:1], y[:1], classes=10), np.split(np.arange(100), 100))
+
+
+def _row(entry: str, data: FederatedData) -> Row:
+    options: dict[str, Any] = {"cohort_size": 10, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1}
+    if "noise_multiplier" in options_of(entry):
+        options |= {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    algorithm = CATALOGUE[entry](**options)
+    model = mlp((784,), 10) if entry in FEATURED else logistic_regression((784,), 10)
+    state = jax.eval_shape(lambda: algorithms.init(algorithm, model, data, run_key(0)))
+    view = natural_view(algorithm)
+    private = unprotected(algorithm, view) is None
+    sent = traffic(algorithm, model, data)
+    kept = _size([memory.clients for memory in state.memories]) + _size(state.rules)
+    server = _size(state.optimizer) + _size(state.upload) + _size([memory.server for memory in state.memories])
+    return Row(
+        entry, SOURCES[entry], unit_of(algorithm).value if private else "none", view.value if private else "-",
+        server, kept // data.num_clients, sent.down, sent.up,
+    )  # fmt: skip
+
+
+def _size(tree: Any) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def markdown(table: list[Row]) -> str:
+    """The table as the README shows it."""
+    lines = ["| entry | source | hides | from | server keeps | kept per client | bytes down | bytes up |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in table:
+        numbers = " | ".join(f"{number:,}" for number in (row.server, row.client, row.down, row.up))
+        lines.append(f"| `{row.entry}` | {row.source} | {row.unit} | {row.view} | {numbers} |")
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+"""How many bytes travel in a round: counted from the parts of the algorithm, so that nobody has to trust a formula."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp import gradients
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.rounds.algorithm import Algorithm
+
+
+class Traffic(NamedTuple):
+    """Bytes of payload; float32 numbers, or words of the ring of a secure sum."""
+
+    down: int  # to one client of a cohort: model, and what corrections send along
+    up: int  # from one client: update and what joins it, and what is sent apart
+    clients: float  # that take part in a round, on average
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict() | {"round_down": self.down * self.clients, "round_up": self.up * self.clients}
+
+    def total(self, rounds: int) -> float:
+        """Bytes of so many rounds, both ways, on average."""
+        return rounds * self.clients * (self.down + self.up)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.down:,} bytes down and {self.up:,} up per client and round, "
+            f"{self.clients * (self.down + self.up):,.0f} a round"
+        )
+
+
+def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
+    """The bytes of one round of `algorithm`."""
+    members = algorithm.cohort.members(data.num_clients)
+    size, features = parameters(model, data)
+    beside = [c.floats(size, features, members, data.num_clients) for c in algorithm.local.corrections]
+    joined = size + algorithm.aggregate.extra + algorithm.upload.extra + sum(floats.summed for floats in beside)
+    down = 4 * (size + algorithm.upload.extra + sum(floats.down for floats in beside))
+    up = algorithm.transport.word_bytes * joined + 4 * sum(floats.up for floats in beside)
+    rates = algorithm.cohort.rates(np.asarray(data.shares, float))
+    clients = float(np.sum(rates)) if rates is not None else float(members)
+    return Traffic(down, up, min(clients, members))
+
+
+def parameters(model: Model, data: FederatedData) -> tuple[int, int | None]:
+    """How many numbers the model has, and its last hidden layer, if it has one that is called features."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    if not getattr(model, "has_features", False):
+        return size, None
+    row = jax.eval_shape(data.features, jax.ShapeDtypeStruct((1, *data.record_shape), data.x.dtype))
+    return size, jax.eval_shape(lambda p, x: gradients.features(model, p, x), params, row).shape[-1]

@@ -1,0 +1,103 @@
+"""What can be found out about parts that are not the project's own is found out, on numbers, before an epsilon.
+
+A fact is believed only as far as nothing contradicts it: the draws of a cohort or of batches are compared with the law
+that is stated, the noise with its standard deviation, neighbours with the sensitivity, weights with their reach. What
+no number shows (that a part holds no records itself) stands in the Guarantee as somebody's word. The project's own
+parts are looked at by its tests instead.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Unit
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection import draws, masks, steps, updates, visits
+from fedjax_dp.models import Model
+from fedjax_dp.parts import facts
+from fedjax_dp.rounds.algorithm import Algorithm
+
+WORDS = {
+    "cohort": "who takes part depends on no records",
+    "batches": "who is in a batch depends on no more than a client's number of records",
+    "privatizer": "it releases what its event says, and holds no records itself",
+    "bound": "no neighbours that were not tried move it by more than its unit",
+    "noise source": "its noise is fresh and normal",
+    "correction": "it holds no records itself",
+    "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere",
+    "local rule": "it holds no records itself",
+    "upload": "it bounds and noises whatever a client sends",
+    "estimator": "no client moves it by more than its reach",
+    "transport": "nobody sees more than it says",
+}
+
+
+OF_RECORDS: dict[str, Callable[..., None]] = {
+    "batches": draws.examine_batches, "bound": steps.examine_bound, "privatizer": steps.examine_privatizer,
+    "correction": steps.examine_correction, "local": visits.examine_local,
+}  # fmt: skip
+
+
+def examine_transport(transport: Any, algorithm: Algorithm, data: FederatedData, model: Model, summed: bool) -> None:
+    """What arrives where the sum is `summed`, and what leaves each member where that is said to be secret."""
+    if summed:
+        updates.examine_transport(transport, algorithm, data, model)
+    if transport.secret:
+        masks.examine_masks(transport, algorithm.cohort.members(data.num_clients))
+
+
+def words_of(algorithm: Algorithm) -> list[str]:
+    """On whose word the Guarantee rests: one line for each part that is not the project's own."""
+    found = [
+        f"on the word of {type(part).__name__} ({slot}): {WORDS[slot]}"
+        for slot, part in facts.parts_of(algorithm)
+        if not facts.of_the_project(part)
+    ]
+    weigh = getattr(algorithm.aggregate, "weigh", None)
+    if weigh is not None and not facts.of_the_project(weigh):
+        found.append(f"on the word of {getattr(weigh, '__name__', 'the weights')}: {WORDS['estimator']}")
+    if getattr(algorithm.cohort.base, "public", False):
+        found.append("on the word of whoever gave them, the probabilities of clients are made of public numbers alone")
+    return list(dict.fromkeys(found))
+
+
+def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, seed: int) -> None:
+    """Refuse parts, other than the project's own, of which some number contradicts what they state.
+
+    Statistical assertions fail for a true part with probability 1e-6 each.
+    """
+    by_client = algorithm.upload.unit is Unit.CLIENT
+    if algorithm.upload.shared_noise and not facts.of_the_project(algorithm.transport):
+        raise errors.refuse(
+            "transport", type(algorithm.transport).__name__, "SecureSum for shares of noise",
+            "what another one lets be seen is not known",
+        )  # fmt: skip
+    for slot, part in facts.parts_of(algorithm):
+        weighed = slot == "estimator" and not facts.of_the_project(getattr(part, "weigh", part))
+        if facts.of_the_project(part) and not weighed:
+            continue
+        try:
+            if slot == "cohort":
+                draws.examine_cohort(part, algorithm, data, rounds, seed)
+            elif slot == "noise source":
+                steps.examine_source(part)
+            elif by_client and slot == "upload":
+                updates.examine_upload(part, algorithm, data, model, rounds)
+            elif slot == "transport":
+                examine_transport(part, algorithm, data, model, by_client)
+            elif by_client and slot == "estimator":
+                updates.examine_estimator(part, algorithm, data, rounds, seed)
+            elif not by_client and slot in OF_RECORDS:
+                OF_RECORDS[slot](part, algorithm, data, model, rounds)
+        except errors.ConfigurationError:
+            raise
+        except AssertionError as found:
+            raise errors.refuse(
+                f"{slot} {type(part).__name__}", str(found), "what it states of itself", "correct the part or its facts"
+            ) from None
+        except Exception as failure:  # of a stranger's code, whatever it is
+            told = (str(failure).splitlines() or [""])[0]
+            raise errors.refuse(
+                f"{slot} {type(part).__name__}", f"one that fails under vmap and jit: {type(failure).__name__}: {told}",
+                "one that can be looked into", "see its Protocol for shapes and types",
+            ) from failure  # fmt: skip

@@ -1,0 +1,143 @@
+"""Are cohorts and batches drawn as they state?"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.accounting import FullBatch, Sampling
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.trials import KEYS, ROUNDS, compiled, drawn_cohorts, keys_of
+from fedjax_dp.models import Model
+from fedjax_dp.parts.batches import Batches
+from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.algorithm import Algorithm, draw_cohort
+from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.statistics.sampling import examine_sampling, repetition
+from fedjax_dp.statistics.verdict import certainty, count_deviate, largest_deviate, limit, require
+
+RUN = 10  # rounds in a row that are looked at together
+
+
+def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
+    shares, num_clients = jnp.asarray(data.shares), data.num_clients
+    asked = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
+    stated = cohort.members(num_clients)
+    require(asked == stated, "positions of a cohort", f"{asked}", f"the {stated} that `members` states", "exact")
+    count = max(min(ROUNDS, 2**22 // max(num_clients, cohort.members(num_clients))), 50)
+    schedule = drawn_cohorts(cohort, run_key(seed), min(rounds, count), shares)
+    others = drawn_cohorts(cohort, role_key(run_key(seed), "scrutiny"), count, shares)
+    for name, members in (("the run's cohorts", schedule), ("cohorts", others)):
+        times, counted = by_client(members, num_clients)
+        require(
+            times.max(initial=0) <= cohort.turns, f"{name}: a client trains in a round",
+            f"{times.max(initial=0)} times", f"at most {cohort.turns}", "exact",
+        )  # fmt: skip
+        if cohort.once:
+            most = counted.max(initial=0.0)
+            require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once", "exact")
+        if cohort.fixed:
+            here = members.present.all()
+            require(here, f"{name}: as many answer in every round", "fewer in some", "all positions", "exact")
+        places = [np.flatnonzero(column) for column in times.T]
+        gaps = min((int(np.diff(place).min()) for place in places if place.size > 1), default=10**9)
+        spacing = cohort.spacing(num_clients)
+        require(gaps >= spacing, f"{name}: rounds between two of a client", f"{gaps}", f"{spacing} or more", "exact")
+    times, counted = by_client(others, num_clients)
+    if cohort.base is not cohort:
+        asked = np.broadcast_to(np.asarray(cohort.base.rates(np.asarray(data.shares, float)), float), (num_clients,))
+        error = np.maximum(times.std(0), 1e-6) / np.sqrt(count) + 1e-6
+        worst = largest_deviate((times.mean(0) - asked) / error)
+        told = f"{worst:.3g} standard errors off"
+        require(abs(worst) < 1.5 * limit(num_clients), "who is invited", told, "its base", certainty(num_clients))
+    rates = cohort.rates(np.asarray(data.shares, float))
+    if rates is not None:
+        error = np.maximum(counted.std(0), 1e-6) / np.sqrt(count)
+        off = (counted.mean(0) - np.broadcast_to(np.asarray(rates, float), (num_clients,))) / (error + 1e-6)
+        worst = largest_deviate(off)
+        require(
+            abs(worst) < 1.5 * limit(num_clients), "expected messages of a client", f"{worst:.3g} standard errors off",
+            "its rates", certainty(num_clients),
+        )  # fmt: skip
+    for known in range(1, stated):
+        hidden, alone = cohort.hidden(num_clients, known)[0], cohort.hidden(num_clients, 0)[0]
+        require(hidden.rate >= alone.rate, "hidden among fewer, clients", "less sampled", "sampled as much", "exact")
+    if not cohort.drawn:
+        return
+    twins = _drawn_again(cohort, seed, min(rounds, count), shares)
+    if 0 < np.mean(times > 0) < 1:
+        require(twins, "cohorts of another seed", "the same", "others", "exact")
+    chance, draws = cohort.law(np.asarray(data.shares, float))
+    chance = np.broadcast_to(np.asarray(chance, float), (num_clients,))
+    away = largest_deviate(count_deviate(times.sum(0), count * draws, np.clip(chance, 0, 1)))
+    require(
+        abs(away) < limit(num_clients), "how often a client is drawn", f"{away:.3g} standard errors off", "its law",
+        certainty(num_clients),
+    )  # fmt: skip
+    hidden, _ = cohort.hidden(num_clients, 0)
+    runs = (times[: count // RUN * RUN] > 0).astype(int).reshape(-1, RUN, num_clients)
+    if isinstance(hidden, FullBatch):
+        if np.any((chance > 0) & (chance < 1)):
+            repetition("cohorts", runs)
+    elif algorithm.upload.amplified:
+        examine_sampling("cohorts", runs, hidden)
+
+
+def _drawn_again(cohort: Cohort, seed: int, rounds: int, shares: jax.Array) -> bool:
+    """Whether another seed draws other cohorts; a few rounds may agree by chance."""
+    one, other = (drawn_cohorts(cohort, run_key(s), max(rounds, 64), shares) for s in (seed, (seed + 1) % 2**32))
+    return not (np.array_equal(one.ids, other.ids) and np.array_equal(one.invited, other.invited))
+
+
+def by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each client is invited in each round, and counts; `(rounds, num_clients)`."""
+    rows = np.broadcast_to(np.arange(len(members.ids))[:, None], members.ids.shape)
+    times, counted = np.zeros((2, len(members.ids), num_clients))
+    ids = np.clip(members.ids, 0, num_clients - 1)
+    np.add.at(times, (rows, ids), members.invited)
+    np.add.at(counted, (rows, ids), members.drawn)
+    return times.astype(int), counted
+
+
+def examine_batches(batches: Batches, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+    local, sizes = algorithm.local, np.asarray(data.sizes)
+    steps = batches.count(local.steps, data.largest)
+    distinct = np.unique(sizes)
+    for records in distinct[np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), 8)).astype(int))].tolist():
+        count = max(min(KEYS, 2**22 // (steps * records)), 50)
+        name = f"batches of {records} records"
+        draw = compiled(functools.partial(_sample, batches, records, steps, data.largest))
+        batch = jax.tree.map(np.asarray, draw(keys_of(count, "batches")))
+        inside = (batch.positions >= 0) & (batch.positions < records)
+        require(np.all(inside | ~batch.mask), f"{name} lie within a client's own", "others too", "its own", "exact")
+        taken = batches.count(local.steps, records)
+        lived = batch.live > 0
+        require(
+            lived.sum(1).max() <= taken, f"{name}: steps that are taken", f"{lived.sum(1).max()}",
+            f"at most the {taken} counted", "exact",
+        )  # fmt: skip
+        if batches.even:
+            require(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated", "exact")
+        public = batch.divisor[lived] == batches.divisor(records)
+        require(np.all(public), f"{name}: the divisor", "another", f"the stated {batches.divisor(records)}", "exact")
+        times = np.zeros((count, steps, records), int)
+        at = np.nonzero(batch.mask & lived[:, :, None])
+        np.add.at(times, (at[0], at[1], batch.positions[at]), 1)
+        first = np.argsort(~lived, axis=1, kind="stable")[:, :taken]  # the steps that are taken, in their order
+        examine_records(name, np.take_along_axis(times, first[:, :, None], 1), batches.sampling(records))
+
+
+def examine_records(name: str, times: np.ndarray, law: Sampling) -> None:
+    """How often each record is in each batch of each trial `(trials, steps, records)`, against the law."""
+    if isinstance(law, FullBatch):
+        most = times.max(initial=0)
+        require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once", "exact")
+    else:
+        examine_sampling(name, times, law)
+
+
+def _sample(batches: Batches, records: int, steps: int, largest: int, key: jax.Array) -> Any:
+    return batches.sample(key, jnp.int32(records), steps, largest)

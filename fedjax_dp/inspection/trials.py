@@ -1,0 +1,31 @@
+"""What all examinations of parts share: how much is tried, and how it is compiled."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.algorithm import draw_cohort
+from fedjax_dp.rounds.simulation import run_key
+
+ROUNDS, KEYS, TRIALS = 2_000, 1_000, 64  # cohorts, batches and neighbours that are looked at
+SCALES = np.array([1e-3, 1.0, 1e3, 1e15, 1e30, np.inf, np.nan])  # of features
+SLACK = 1e-3  # relative, for rounding
+NOISE_SLACK = 0.04  # relative, for the standard deviations of noise that are measured
+QUICK = {"xla_backend_optimization_level": 0}
+
+
+def compiled(function: Callable) -> Callable:
+    return jax.jit(jax.vmap(function), compiler_options=QUICK)
+
+
+def keys_of(count: int, role: str) -> jax.Array:
+    return jax.random.split(role_key(run_key(0), role), count)
+
+
+def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: int, shares: jax.Array) -> Members:
+    draw = compiled(lambda t: draw_cohort(cohort, key, t, shares))
+    return jax.tree.map(np.asarray, draw(jnp.arange(rounds)))

@@ -1,0 +1,167 @@
+"""Do local steps hand to the privatizer the batches that are drawn, with a key and step of their own each?"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.draws import examine_records
+from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
+from fedjax_dp.models import Model
+from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.cohorts import AllClients
+from fedjax_dp.parts.local_training import Received
+from fedjax_dp.parts.noise import Place
+from fedjax_dp.pytrees import changed, ravel, structure, value
+from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.statistics.verdict import certainty, limit, require
+
+NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each
+
+
+def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+    """What a round asks of the privatizer, and that updates of two clients and rounds differ in their noise."""
+    if local.privatizer.on_upload:
+        raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
+    _examine_batches(local, algorithm, data, model)
+    if not any(correction.keeps or correction.looks for correction in local.corrections):
+        _examine_updates(local, algorithm, data, model)
+
+
+class Gradient(NamedTuple):
+    """One gradient that the privatizer was asked for."""
+
+    trial: int
+    word: tuple[int, ...]  # of its key
+    step: int
+    client: int
+    round: int
+    rows: np.ndarray  # of the store, those that are not masked
+
+
+@value
+class Noting:
+    """A privatizer that notes what it is asked for, and gives zeros."""
+
+    trial: jax.Array
+    note: Callable[..., None] = structure()
+
+    def gradient(
+        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    ) -> tuple[jax.Array, StepReport]:
+        rows = records.x.reshape(records.x.shape[0], -1)[:, 0]
+        words = jax.random.key_data(key)
+        io_callback(self.note, None, self.trial, words, place.step, place.client, place.round, rows, records.mask)
+        none = jnp.float32(0)
+        return jnp.zeros_like(ravel(params)[0]), StepReport(none, none, none, none)
+
+
+def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+    sizes, batches = np.asarray(data.sizes), local.batches
+    more = sum(correction.extra_gradients for correction in local.corrections)
+    state = jax.jit(lambda key: algorithms.init(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
+    members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
+    extras = [c.send(memory, members) for c, memory in zip(local.corrections, state.memories, strict=True)]
+    empty = local.rule.transform().init(ravel(state.params)[0])
+    for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes))}):
+        records = int(sizes[client])
+        steps = batches.count(local.steps, records)
+        count = max(min(KEYS, NOTED // (batches.count(local.steps, data.largest) + more)), 20)
+        found: list[Gradient] = []
+        lock = threading.Lock()
+
+        def note(*told: Any, found: list = found, lock: Any = lock) -> None:
+            trial, words, step, who, t, rows, mask = map(np.asarray, told)
+            gone = np.rint(rows[mask]).astype(int)
+            with lock:
+                found.append(Gradient(int(trial), tuple(words.tolist()), int(step), int(who), int(t), gone))
+
+        held = _numbered(data, client)
+
+        def of(key: jax.Array, trial: jax.Array, client: int = client, held: Any = held, note: Any = note) -> jax.Array:
+            row: Any = lambda table: table[client]  # noqa: E731
+            received = Received(
+                state.params, tuple(memory.server for memory in state.memories),
+                tuple(jax.tree.map(row, memory.clients) for memory in state.memories),
+                tuple(jax.tree.map(row, extra) for extra in extras),
+                jax.tree.map(row, state.rules) if local.rule.keep else empty,
+            )  # fmt: skip
+            noting = changed(local, privatizer=Noting(trial=trial, note=note))
+            who = held.client(jnp.int32(client))
+            return noting.run(key, jnp.int32(trial % 2), who, received, held, model).update
+
+        jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count)))
+        jax.effects_barrier()
+        name = f"local steps of a client with {records} records"
+        alike = all(g.client == client and g.round == g.trial % 2 for g in found)
+        require(alike, f"{name}: the client and round that noise is told", "others", "the client and round", "exact")
+        places = {(g.word, g.step) for g in found}
+        require(len(places) == len(found), f"{name}: key and step of a noise", "used again", "new each time", "exact")
+        taken = [
+            sorted((g for g in found if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
+            for trial in range(count)
+        ]  # of batches that are not even, empty ones are steps that are not taken
+        if batches.even:
+            asked = sorted({len(each) for each in taken})
+            require(max(asked) <= steps + more, f"{name}: noised gradients", f"{asked}", f"{steps + more}", "exact")
+        source = getattr(local.privatizer, "source", None)
+        if source is not None and not source.fresh:
+            counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
+            require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
+        first = min(len(each) for each in taken)
+        times = np.zeros((count, min(first, steps), records), int)
+        for trial, each in enumerate(taken):
+            for t, gradient in enumerate(each[: times.shape[1]]):
+                inside = np.all((gradient.rows >= 0) & (gradient.rows < records))
+                require(inside, f"{name} use records within its own", "others too", "its own", "exact")
+                times[trial, t] += np.bincount(gradient.rows, minlength=records)
+        examine_records(name, times, batches.sampling(records))
+
+
+def _numbered(data: FederatedData, client: int) -> FederatedData:
+    """A store of one client's records, of which every feature is the number of the record; of all others, none."""
+    records = int(np.asarray(data.sizes)[client])
+    shape = (records, *data.record_shape)
+    numbers = np.arange(records).reshape(-1, *[1] * len(data.record_shape))
+    x = np.broadcast_to(numbers, shape).astype(np.int32 if data.tokens else np.float32)
+    own = np.arange(data.num_clients) == client
+    return changed(
+        data, x=jnp.asarray(x), y=jnp.zeros(records, jnp.int32), rows=None, scale=1.0, shift=0.0,
+        offsets=jnp.zeros(data.num_clients, jnp.int32), sizes=jnp.where(own, jnp.asarray(data.sizes), 0),
+        shares=jnp.asarray(data.shares), x_test=jnp.asarray(data.x_test[:0]), y_test=jnp.asarray(data.y_test[:0]),
+        test_clients=None,
+    )  # fmt: skip
+
+
+def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+    def of(key: jax.Array) -> jax.Array:
+        held = jax.tree.map(jnp.asarray, data)
+        state = algorithms.init(algorithm, model, held, key)
+        rule = local.rule.transform().init(ravel(state.params)[0])
+        empty = ((),) * len(local.corrections)
+        received = Received(state.params, tuple(memory.server for memory in state.memories), empty, empty, rule)
+
+        def at(client: int, t: int) -> jax.Array:
+            own = jax.random.fold_in(jax.random.fold_in(key, t), client)
+            return local.run(own, jnp.int32(t), held.client(jnp.int32(client)), received, held, model).update
+
+        return jnp.stack([at(i, t) for i in range(min(2, data.num_clients)) for t in range(2)])
+
+    updates = np.asarray(compiled(of)(keys_of(2 * TRIALS, "local")), float)
+    noise = updates[::2] - updates[1::2]
+    scale = np.sqrt(np.mean(noise**2, axis=(0, 2), keepdims=True))
+    require(np.all(scale > 0), "updates carry noise", "none for some client or round", "all", "exact")
+    overall = (noise / scale).transpose(1, 0, 2).reshape(noise.shape[1], -1)
+    alike = np.triu(overall @ overall.T / overall.shape[1], 1)
+    worst = float(np.abs(alike).max())
+    require(
+        worst < max(limit(alike.size) / np.sqrt(overall.shape[1]), 0.3), "noise of clients and rounds is independent",
+        f"correlation {worst:.3g}", "0", certainty(alike.size),
+    )  # fmt: skip

@@ -1,0 +1,250 @@
+"""How the cohort's updates become one. Each is sum_S a_i Delta_i over the members that answer, divided by a number.
+
+m_i: how often client i was drawn; E m_i: its expectation, from the cohort's law.
+
+| name | a_i / divisor | with | is, in the papers |
+|---|---|---|---|
+| wor_delta | m_i p_i / E m_i | uniform cohorts | w + (N/r) sum_S p_i Delta_i (000 Algorithm 1) |
+| | | draws by shares (MD) | (1/K) sum w_i over the multiset (Li et al. 2020, 004's WR) |
+| | | draws by given probabilities | w + sum p_i / (K q_i) Delta_i (003) |
+| | | Poisson cohorts | over the public expected size |
+| wor_model | the same | uniform cohorts | (N/r) sum_S p_i w_i: also rescales the model (000 IV-B, 004) |
+| full, biased | m_i p_i | all clients, or those drawn | w + sum_S p_i Delta_i |
+| renorm | m_i p_i / sum_S m_j p_j | any | sum_S p_i w_i / sum_S p_j |
+| precision | m_i v_i / sum_S m_j v_j, v_i = p_i min(p_i, 2/N) | any | leans to large clients, which have less noise |
+| mean | m_i / sum_S m_j | any | (1/r) sum_S w_i |
+
+Vectors are multiplied by the divisor's reciprocal: of a division XLA makes one or the other, as suits the program.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp import errors
+from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.pytrees import structure, value
+
+
+class Aggregate(Protocol):
+    """What a client contributes to the round's sum, and what the sum means for the model.
+
+    Facts (`facts.FACTS`), on which the Guarantee rests: `needs_loss`, `needs_rates`, `alike`, `realised`, `reach`.
+    """
+
+    @property
+    def needs_loss(self) -> bool: ...  # of the received model on all of a client's records
+
+    @property
+    def needs_rates(self) -> bool: ...  # of the cohort: how often each client is expected
+
+    @property
+    def alike(self) -> bool: ...  # every member has weight 1
+
+    @property
+    def realised(self) -> bool: ...  # divides by the realised cohort, so only a fixed size bounds a client
+
+    extra: int  # numbers that travel with an update
+
+    def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array: ...  # a_i (members,)
+
+    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any: ...
+
+    def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array: ...
+
+    def reach(self, shares: Any, rates: Any, members: int) -> Any: ...  # see `Estimator.reach`; None: nothing bounds it
+
+    def check(self, cohort: Cohort, num_clients: int) -> None: ...
+
+
+def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+    """m_i p_i: unbiased only when every client takes part."""
+    return members.drawn * shares[members.ids]
+
+
+def by_inverse_rate(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+    """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952)."""
+    return members.drawn * (shares / rates)[members.ids]
+
+
+def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+    """m_i p_i min(p_i, 2/N): where every client's sum of gradients carries the same noise, p_i^2 has least variance.
+
+    Clients of more than twice the mean size count by their size, or a single one could stand for all.
+    """
+    own = shares[members.ids]
+    return members.drawn * own * jnp.minimum(own, 2 / shares.shape[0])
+
+
+def equally(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+    """m_i."""
+    return members.drawn
+
+
+@value
+class Estimator:
+    """A weighted sum of updates, or of models."""
+
+    weigh: Callable[[Members, jax.Array, Any], jax.Array] = structure()
+    normalised: bool = structure(default=False)  # divided by the realised sum of weights
+    of_models: bool = structure(default=False)  # sum a_i w_i instead of w + sum a_i Delta_i
+    of_everyone: bool = structure(default=False)  # meant for rounds of all clients
+
+    needs_loss = False
+    extra = 0
+
+    def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+        return self.weigh(members, shares, rates)
+
+    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> jax.Array:
+        return weight * update
+
+    def combine(
+        self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
+    ) -> jax.Array:
+        coverage = self.weights(members, shares, rates).sum()
+        if self.normalised:
+            return total * (1 / jnp.where(coverage > 0, coverage, 1.0))
+        return total + (coverage - 1) * params if self.of_models else total
+
+    def reach(self, shares: Any, rates: Any, members: int) -> Any:
+        """How far one client whose update has norm 1 can move the mean by joining; None where nothing bounds it.
+
+        A mean over the realised cohort is bounded only where its size is the same in every round. Of a plain sum it is
+        the largest weight that any client can have, whatever function gives it.
+        """
+        if self.of_models:
+            return None  # who joins brings the whole model along
+        if self.normalised:
+            return 1 / members if self.alike else None
+        return jnp.max(jnp.abs(self.weights(everyone(shares), shares, rates)))
+
+    @property
+    def needs_rates(self) -> bool:
+        return self.weigh is by_inverse_rate
+
+    @property
+    def realised(self) -> bool:
+        return self.normalised
+
+    @property
+    def alike(self) -> bool:
+        return self.weigh is equally
+
+    def check(self, cohort: Cohort, num_clients: int) -> None:
+        if self.of_everyone and not (cohort.fixed and cohort.once and cohort.members(num_clients) == num_clients):
+            raise errors.refuse(
+                "estimator full", "a sampled cohort", "used with all clients", "use biased or wor_delta"
+            )
+
+
+def everyone(shares: Any) -> Members:
+    """All clients, each drawn once."""
+    ids = jnp.arange(shares.shape[0], dtype=jnp.int32)
+    return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "full": Estimator(weigh=by_share, of_everyone=True),
+    "wor_delta": Estimator(weigh=by_inverse_rate),
+    "wor_model": Estimator(weigh=by_inverse_rate, of_models=True),
+    "biased": Estimator(weigh=by_share),
+    "renorm": Estimator(weigh=by_share, normalised=True),
+    "precision": Estimator(weigh=by_precision, normalised=True),
+    "mean": Estimator(weigh=equally, normalised=True),
+}
+
+
+@value
+class BoundedMean:
+    """DPFedAvg's weighted mean with bounded weights w_k = min(p_k / cap, 1) (McMahan et al. 2018).
+
+    cap     share from which a client has weight 1; with cap = w_hat / sum n_j this is min(n_k / w_hat, 1); None: all 1;
+    least   None: estimator f_f, sum_S w_k Delta_k over its expected weight; a number in (0, 1]: estimator f_c, over
+            max(least * expected weight, sum_S w_k). With W_min = least * W, the second never divides by less.
+    """
+
+    cap: float | None = None
+    least: float | None = None
+
+    needs_loss = False
+    needs_rates = True
+    realised = False
+    extra = 0
+
+    @property
+    def alike(self) -> bool:
+        return self.cap is None
+
+    def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+        return members.drawn * self._bounded(shares)[members.ids]
+
+    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> jax.Array:
+        return weight * update
+
+    def combine(
+        self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
+    ) -> jax.Array:
+        expected = self._expected(shares, rates)
+        if self.least is None:
+            return total * (1 / expected)
+        return total * (1 / jnp.maximum(self.least * expected, self.weights(members, shares, rates).sum()))
+
+    def _expected(self, shares: Any, rates: Any) -> jax.Array:
+        return jnp.sum(rates * self._bounded(shares))
+
+    def _bounded(self, shares: Any) -> jax.Array:
+        return jnp.ones(shares.shape) if self.cap is None else jnp.minimum(shares / self.cap, 1.0)
+
+    def reach(self, shares: Any, rates: Any, members: int) -> Any:
+        """1 / (q W) for f_f and 2 / (q W_min) for f_c (McMahan et al. 2018, Lemma 1)."""
+        expected = self._expected(shares, rates)
+        return 1 / expected if self.least is None else 2 / (self.least * expected)
+
+    def check(self, cohort: Cohort, num_clients: int) -> None:
+        if self.cap is not None:
+            errors.require_positive("weight_cap", self.cap)
+        if self.least is not None and not 0 < float(self.least) <= 1:
+            raise errors.refuse("least_weight", self.least, "in (0, 1], as a part of the expected weight")
+
+
+@value
+class FairRatio:
+    """q-FedAvg (Li et al. 2020): clients with a large loss count more; w + sum_S F_k^q L Delta_k / sum_S h_k.
+
+    L = 1 / learning rate, F_k = loss of the received model on all of client k's records, and
+    h_k = q F_k^(q-1) |L Delta_k|^2 + L F_k^q. q = 0 is `mean`.
+    of_weighted  the squared norm is that of F_k^q L Delta_k, a mistake in 001's code.
+    """
+
+    q: float
+    of_weighted: bool = structure(default=False)
+
+    needs_loss = True
+    needs_rates = False
+    realised = True
+    alike = False
+    extra = 1
+
+    def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+        return members.drawn
+
+    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any:
+        step = update / rate
+        loss = jnp.maximum(loss, 1e-10)  # a loss of zero has no negative power
+        powered = loss**self.q
+        squared = jnp.sum(step * step) * (powered**2 if self.of_weighted else 1.0)
+        curvature = self.q * loss ** (self.q - 1) * squared + powered / rate
+        return weight * powered * step, weight * curvature
+
+    def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
+        steps, curvature = total
+        return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
+
+    def reach(self, shares: Any, rates: Any, members: int) -> None:
+        return None
+
+    def check(self, cohort: Cohort, num_clients: int) -> None:
+        errors.require_not_negative("q", self.q)

@@ -1,0 +1,132 @@
+"""Who of a cohort answers: laws around a cohort that knows nothing of them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, prng
+from fedjax_dp.accounting import Adjacency, Event, Sampling
+from fedjax_dp.parts.cohorts import Array, Cohort, Members
+from fedjax_dp.parts.facts import restates
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import of_clients, structure, value
+
+
+class Answers:
+    """What a law of who answers takes over from the cohort that it wraps."""
+
+    cohort: Cohort
+    fixed = False
+
+    @property
+    def gap(self) -> str | None:
+        return self.cohort.gap
+
+    @property
+    def paid(self) -> Event | None:
+        return self.cohort.paid
+
+    @property
+    def base(self) -> Cohort:
+        return self.cohort.base
+
+    @property
+    def drawn(self) -> bool:
+        return self.cohort.drawn
+
+    @property
+    def once(self) -> bool:
+        return self.cohort.once
+
+    @property
+    def turns(self) -> int:
+        return self.cohort.turns
+
+    def members(self, num_clients: int) -> int:
+        return self.cohort.members(num_clients)
+
+    def usual(self, num_clients: int) -> int:
+        return self.cohort.usual(num_clients)
+
+    def law(self, shares: Array) -> tuple[Any, int]:
+        return self.cohort.law(shares)  # a message that is lost or late may have been seen on its way
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return self.cohort.hidden(num_clients, known)
+
+    def spacing(self, num_clients: int) -> int:
+        return self.cohort.spacing(num_clients)
+
+
+@value
+@restates(Answers)
+class Dropout(Answers):
+    """Clients of `cohort` whose message does not arrive, each independently with probability `rate`.
+
+    Whether a client answers must not depend on its records: the Guarantee assumes so.
+    """
+
+    cohort: Cohort
+    rate: float  # or one per client `(num_clients,)`
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        members = self.cohort.sample(key, round_index, shares)
+        rate = jnp.broadcast_to(jnp.asarray(self.rate), shares.shape)[members.ids]
+        luck = prng.unit_interval(prng.bits(role_key(key, "dropout"), 0, members.ids.shape[0]))
+        return members._replace(drawn=jnp.where(luck < rate, 0.0, members.drawn))
+
+    def rates(self, shares: Array) -> Any:
+        rates = self.cohort.rates(shares)
+        lost = jnp.asarray(self.rate) if isinstance(self.rate, list | tuple) else self.rate
+        return None if rates is None else rates * (1 - lost)
+
+    def check(self, num_clients: int) -> None:
+        self.cohort.check(num_clients)
+        rate = of_clients("dropout", self.rate, num_clients)
+        if not np.all((rate >= 0) & (rate < 1)):
+            raise errors.refuse("dropout", self.rate, "in [0, 1)", "somebody has to answer")
+
+
+@value
+@restates(Answers)
+class FirstResponders(Answers):
+    """The first `size` clients of an over-drawn `cohort` to answer (000's "first r that respond"); stragglers are cut.
+
+    A client's answer takes `latency` times an exponential time. With equal latencies who is first is uniform.
+    """
+
+    cohort: Cohort
+    latency: Any = 1.0  # mean seconds, one number or one per client `(num_clients,)`
+    size: int = structure()
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        members = self.cohort.sample(key, round_index, shares)
+        pace = jnp.broadcast_to(jnp.asarray(self.latency), shares.shape)[members.ids]
+        luck = prng.unit_interval(prng.bits(role_key(key, "latency"), 0, members.ids.shape[0]))
+        seconds = jnp.where(members.present, -jnp.log(luck) * pace, jnp.inf)
+        rank = jnp.argsort(jnp.argsort(seconds))
+        return members._replace(drawn=jnp.where(rank < self.size, members.drawn, 0.0))
+
+    def rates(self, shares: Array) -> Any:
+        rates = self.cohort.rates(shares)
+        if np.ndim(self.latency) or rates is None:
+            return None  # nobody knows how often the slow ones are among the first
+        return rates * (self.size / self.cohort.members(shares.shape[0]))
+
+    def check(self, num_clients: int) -> None:
+        self.cohort.check(num_clients)
+        errors.require_count("first responders", self.size)
+        if not (self.cohort.fixed and self.cohort.once):
+            raise errors.refuse(
+                "first responders", f"those of {type(self.cohort).__name__}",
+                "of a cohort of fixed size without repeats", "use a uniform cohort",
+            )  # fmt: skip
+        latency = of_clients("latency", self.latency, num_clients)
+        if not np.all((latency > 0) & np.isfinite(latency)):
+            raise errors.refuse("latency", self.latency, "positive and finite")
+        if self.size > self.cohort.members(num_clients):
+            raise errors.refuse(
+                "first responders", self.size, f"at most the {self.cohort.members(num_clients)} clients drawn"
+            )

@@ -1,0 +1,338 @@
+"""What happens to a client's update before it is summed, and to the mean of the updates: privacy of whole clients."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamSums, Unit
+from fedjax_dp.accounting.events import repeated
+from fedjax_dp.parts.noise import NoiseSource, Place, WhiteNoise, priced
+from fedjax_dp.parts.record_privacy import check_mechanism
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import structure, value
+
+LARGEST_POISSON = 2**16  # mean up to which float32 draws Poisson numbers faithfully
+
+
+class Attendance(NamedTuple):
+    """How a client attends the noisy sums of a run, in the eyes of the adversary."""
+
+    sampling: Sampling  # of clients; FullBatch() where who takes part is public
+    adjacency: Adjacency
+    rounds: int  # sums in all
+    times: float  # of them with this client, at most
+    spacing: int  # rounds between two of these, at least
+    members: int  # of a cohort
+    honest: int  # of them, whose noise counts
+    resolution: float  # of the sum
+    size: int  # parameters of the model
+
+
+class Upload(Protocol):
+    """The way of an update from the client to the server. All that hide whole clients have a noise_multiplier.
+
+    Facts (`facts.FACTS`), on which the Guarantee rests:
+    unit          Unit.CLIENT where updates are bounded and noised; None: no more privacy than the local steps give;
+    amplified     sums are accounted for as over hidden samples of clients, where cohorts are hidden;
+    shared_noise  clients add shares of the noise, so that only their sum hides anybody;
+    extra         numbers that travel with an update;
+    event         what a run releases of a client that attends it so, at a noise multiplier.
+    """
+
+    shared_noise: bool
+
+    @property
+    def unit(self) -> Unit | None: ...
+
+    @property
+    def amplified(self) -> bool: ...
+
+    extra: int
+
+    def event(self, noise: float, attendance: Attendance) -> Event: ...
+
+    def init(self) -> Any: ...  # what the server keeps
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "Sent") -> Any: ...
+
+    def release(self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any,
+                expected: Any) -> tuple[jax.Array, Any]: ...  # fmt: skip
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> Any: ...  # on the mean; None: none
+
+    def check(self, num_clients: int) -> None: ...
+
+
+class Sent(NamedTuple):
+    """How messages are carried: what noise that clients share must know."""
+
+    members: int  # positions of the cohort
+    resolution: float  # smallest difference that the sum can carry; 0 for floats
+    limit: float = math.inf  # largest coordinate that it can carry of each member
+
+    def room(self, clip_norm: jax.Array | float, size: int) -> jax.Array:
+        """The norm that leaves room for rounding each coordinate, so that what is summed stays within `clip_norm`.
+
+        And within what the sum can carry: a message that does not fit stops the run, which would tell of it.
+        """
+        if math.isfinite(self.limit):
+            clip_norm = jnp.minimum(clip_norm, self.limit)
+        return jnp.maximum(clip_norm - size**0.5 / 2 * self.resolution, 0.0)
+
+
+@value
+class PlainUpload:
+    """As it is. What the local steps did is all the privacy there is."""
+
+    unit = None
+    amplified = False
+    extra = 0
+    shared_noise = False
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
+
+    def init(self) -> tuple:
+        return ()
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        return update, ()
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        return mean, state
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> None:
+        return None
+
+    def check(self, num_clients: int) -> None:
+        pass
+
+
+@value
+class ClientGaussian:
+    """DP-FedAvg (McMahan et al. 2018): updates are clipped, the server adds noise to their mean, once a round.
+
+    clip_norm         S, bound on a client's update in L2; `by_tensor` bounds each of m tensors by S / sqrt(m);
+    noise_multiplier  z: the noise on the mean has standard deviation z S times what a client of norm 1 can move it
+                      (`Aggregate.reach`), so z S / (q W) for the estimator f_f;
+    source            of the standard normal noise; its step is the round.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    source: NoiseSource = WhiteNoise()
+    by_tensor: bool = structure(default=False)
+
+    unit = Unit.CLIENT
+    extra = 0
+    shared_noise = False
+
+    @property
+    def amplified(self) -> bool:
+        return self.source.fresh
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        return noisy_sums(self.source, noise, attendance)
+
+    def init(self) -> tuple:
+        return ()
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        bound = sent.room(self.clip_norm, update.size)
+        return clipped(update, bound, sizes if self.by_tensor else (update.size,))[0], ()
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        return mean + self.scale(reach) * server_noise(self.source, key, round_index, mean.size), state
+
+    def scale(self, reach: Any) -> Any:
+        """What the source's noise is multiplied by before it joins the mean."""
+        return self.noise_multiplier * self.clip_norm * reach
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> jax.Array:
+        return self.scale(reach) * jnp.sqrt(self.source.variance(round_index))
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        if np.ndim(self.noise_multiplier):
+            raise errors.refuse("noise_multiplier", "one per client", "one number for noise that the server adds")
+
+
+class ClipState(NamedTuple):
+    """The clip norm that is learnt."""
+
+    clip_norm: jax.Array
+
+
+@value
+class AdaptiveClientGaussian:
+    """DP-FedAvg whose clip norm follows a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871).
+
+    Each client also sends whether its update was within the clip norm C; the noised fraction b moves it:
+    C <- C exp(-rate (b - quantile)). The noise on the bits, `bit_noise` on their sum, is paid from the same z: updates
+    get z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, because a bit, told as +-1/2, has sensitivity 1/2.
+    clip_norm  of the first round.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    quantile: float
+    rate: float
+    bit_noise: float
+    source: NoiseSource = WhiteNoise()
+
+    unit = Unit.CLIENT
+    extra = 1
+    shared_noise = False
+
+    @property
+    def amplified(self) -> bool:
+        return self.source.fresh
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        return noisy_sums(self.source, noise, attendance)
+
+    def init(self) -> ClipState:
+        return ClipState(jnp.asarray(self.clip_norm, jnp.float32))
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        kept, within = clipped(update, sent.room(state.clip_norm, update.size), (update.size,))
+        return kept, within.astype(jnp.float32) - 0.5
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        noise = server_noise(self.source, key, round_index, mean.size)
+        bits = extra + self.bit_noise * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
+        within = bits / expected + 0.5
+        moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
+        return mean + self.scale(state, reach) * noise, ClipState(moved)
+
+    def scale(self, state: ClipState, reach: Any) -> jax.Array:
+        """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
+        on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
+        return on_updates * state.clip_norm * reach
+
+    def noise_std(self, state: ClipState, reach: Any, round_index: jax.Array) -> jax.Array:
+        return self.scale(state, reach) * jnp.sqrt(self.source.variance(round_index))
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        errors.require_in_unit_interval("clip_quantile", self.quantile)
+        errors.require_not_negative("clip_rate", self.rate)
+        if not float(self.bit_noise) > float(self.noise_multiplier) / 2:
+            raise errors.refuse(
+                "bit_noise", float(self.bit_noise), f"above half of noise_multiplier {float(self.noise_multiplier):g}",
+                "the bits are paid from the same budget",
+            )  # fmt: skip
+
+
+@value
+class ClientSkellam:
+    """Updates are clipped and every client adds its share of integer noise before a secure sum (Agarwal et al. 2021).
+
+    No one, the server included, sees less noise than the sum of the cohort's shares: a difference of two Poisson
+    numbers of total variance (z S / resolution)^2 in units of the ring. Shares are equal and the cohort has a fixed
+    size, so that they add up; needs a secure sum, whose resolution is the unit.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+
+    unit = Unit.CLIENT
+    amplified = False
+    extra = 0
+    shared_noise = True
+
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        """Secure sums with the honest clients' shares of the noise, in units of the ring.
+
+        Rounding to the ring adds at most 1/2 to each of d coordinates, so norms grow by sqrt(d)/2.
+        """
+        clip = float(self.clip_norm) / attendance.resolution
+        l2 = clip + np.sqrt(attendance.size) / 2
+        variance = (noise * clip) ** 2 * attendance.honest / attendance.members
+        one = SkellamSums(
+            variance=variance, l2=l2, l1=min(np.sqrt(attendance.size) * l2, l2 * l2), adjacency=Adjacency.REPLACE_ONE,
+            count=1, unit=Unit.CLIENT,
+        )  # fmt: skip
+        return repeated(one, attendance.times)
+
+    def init(self) -> tuple:
+        return ()
+
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+        kept, _ = clipped(update, self.clip_norm, (update.size,))
+        variance = (self.noise_multiplier * self.clip_norm / sent.resolution) ** 2 / sent.members
+        first, second = (
+            jax.random.poisson(role_key(key, name), variance / 2, kept.shape)
+            for name in ("skellam plus", "skellam minus")
+        )
+        whole = jnp.round(kept / sent.resolution) + (first - second).astype(jnp.float32)
+        return whole * sent.resolution, ()
+
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]:
+        return mean, state
+
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> float:
+        return math.nan  # the sum arrives with its noise, so nobody sees the signal alone
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        if np.ndim(self.noise_multiplier):
+            raise errors.refuse("noise_multiplier", "one per client", "one number, shared equally by the cohort")
+
+    def check_resolution(self, resolution: float, members: int) -> None:
+        """Refuse noise that float32 could not carry exactly: it would be coarser than the ring, or none at all."""
+        mean = (float(self.noise_multiplier) * float(self.clip_norm) / resolution) ** 2 / (2 * members)
+        if mean > LARGEST_POISSON or float(self.clip_norm) / resolution > 2**22:
+            raise errors.refuse(
+                "fractional_bits", f"{-np.log2(resolution):g}", f"few enough for exact integer noise, whose Poisson "
+                f"numbers have mean {mean:.3g} and may have {LARGEST_POISSON}", "take fewer bits for the fraction",
+            )  # fmt: skip
+
+
+def noisy_sums(source: NoiseSource, noise: float, attendance: Attendance) -> Event:
+    """Sums that the server noises: one by one, or as one release of the whole run where noise is correlated."""
+    at = attendance
+    if not source.fresh:
+        times = min(int(np.ceil(at.times)), -(-at.rounds // at.spacing))
+        return priced(source, noise, FullBatch(), Adjacency.REPLACE_ONE, at.rounds, times, at.spacing, Unit.CLIENT)
+    if isinstance(at.sampling, FullBatch):
+        return repeated(priced(source, noise, at.sampling, at.adjacency, 1, 1, 1, Unit.CLIENT), at.times)
+    return priced(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)
+
+
+def clipped(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """The update with each of m parts scaled down to clip_norm / sqrt(m), and whether all parts were within.
+
+    An update that is not finite becomes zero, so that the bound holds whatever a client computes.
+    """
+    bound = clip_norm / len(sizes) ** 0.5
+    edges = np.cumsum([0, *sizes])
+    parts, within = [], jnp.bool_(True)
+    for low, high in itertools.pairwise(edges):
+        part = update[low:high]
+        norm = jnp.sqrt(jnp.sum(part * part))
+        factor = jnp.where(jnp.isfinite(norm), jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-12)), 0.0)
+        parts.append(jnp.where(factor > 0, part, 0.0) * factor)
+        within &= norm <= bound
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts), within
+
+
+def server_noise(source: NoiseSource, key: jax.Array, round_index: jax.Array, size: int) -> jax.Array:
+    """Standard normals for the server's noise of a round; `key` is the run's, the round is the stream."""
+    at = round_index.astype(jnp.uint32)
+    one = jnp.float32(1)
+    return source.draw(key, Place(jnp.int32(0), round_index, at, one, one, jnp.bool_(True)), size)

@@ -1,0 +1,208 @@
+"""How the gradient of a batch is bounded before noise: by record, as a whole, by assumption, or not at all.
+
+The noise of a privatizer is measured in units of what one record can change, which these bounds state.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp import errors, gradients
+from fedjax_dp.models import Model
+from fedjax_dp.pytrees import ravel, structure, value
+
+
+class Records(NamedTuple):
+    """The records of one batch as the model sees them; `divisor` is the public batch size."""
+
+    x: jax.Array
+    y: jax.Array
+    mask: jax.Array
+    divisor: jax.Array
+    keys: jax.Array | None = None  # of each record in this step, for dropout
+
+
+class StepReport(NamedTuple):
+    """Probes of one local step: what the simulator sees and nobody else may."""
+
+    loss: jax.Array  # mean over the batch's records
+    clipped: jax.Array  # fraction of the batch's records whose gradient was scaled down
+    signal: jax.Array | float = 0.0  # squared norm of the bounded mean gradient; 0 where it is not looked at
+    noise: jax.Array | float = 0.0  # expected squared norm of the noise on it
+
+
+class Bounded(NamedTuple):
+    """A bounded mean gradient, flat in the order of the parameters."""
+
+    mean: jax.Array  # (size,)
+    unit: jax.Array  # half of what exchanging one record can change, in L2: noise_multiplier times this is the noise
+    report: StepReport
+
+
+class Bound(Protocol):
+    """From a batch to a bounded mean gradient.
+
+    Facts (`facts.FACTS`):
+    gap         why noise in these units proves nothing, where it does not;
+    assumption  what must hold of the data for it to prove anything, if something must; None: the mean is within C;
+    per_record  each record's part of the sum is within C, so that a record more or less moves the sum by C and the
+                unit is C / B; False: only the whole mean is bounded, unit C.
+    """
+
+    @property
+    def gap(self) -> str | None: ...
+
+    @property
+    def assumption(self) -> str | None: ...
+
+    @property
+    def per_record(self) -> bool: ...
+
+    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded: ...
+
+    def check(self) -> None: ...
+
+
+@value
+class ClipRecords:
+    """Each record's gradient is scaled down to `clip_norm`; unit C / B.
+
+    microbatch  see `gradients.clipped_sum`.
+    """
+
+    microbatch: int | None = structure(default=None)
+    gap = None
+    assumption = None
+    per_record = True
+
+    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
+        batch = gradients.clipped_sum(
+            model, params, records.x, records.y, records.mask, clip_norm, self.microbatch, keys=records.keys
+        )
+        return _mean(batch, records, clip_norm, records.divisor)
+
+    def check(self) -> None:
+        pass
+
+
+@value
+class ClipBatch:
+    """The mean gradient of the batch is scaled down to `clip_norm` (003 as printed, 004); unit C, not C / B.
+
+    One record may turn the whole mean around, so the same privacy takes B times the noise of `ClipRecords`.
+    """
+
+    gap = None
+    assumption = None
+    per_record = False
+
+    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
+        mean = ravel(batch.total)[0] / records.divisor
+        squared = jnp.sum(mean * mean)
+        factor = gradients.clip_factors(squared, jnp.bool_(True), clip_norm)
+        told = report(batch, records)._replace(
+            clipped=(factor < 1).astype(jnp.float32), signal=jnp.where(factor > 0, squared, 0.0) * factor**2
+        )
+        return Bounded(jnp.where(jnp.isfinite(squared), mean, 0.0) * factor, jnp.asarray(clip_norm, jnp.float32), told)
+
+    def check(self) -> None:
+        pass
+
+
+@value
+class ScaleGradients:
+    """Every gradient times clip_norm / gradient_bound, unclipped (002's Lipschitz assumption); unit C / B.
+
+    `gradient_bound` is a number that no record's gradient may exceed; nothing checks it. Softmax regression on features
+    of norm at most R has sqrt(2 (R^2 + 1)). Scaling gradients is, up to the learning rate, scaling the features.
+    """
+
+    gap = None
+    per_record = True
+    gradient_bound: float
+
+    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
+        return _mean(batch, records, clip_norm, records.divisor * self.gradient_bound / clip_norm)
+
+    @property
+    def assumption(self) -> str:
+        return f"no possible record has a gradient above {float(self.gradient_bound):g}; it is not clipped"
+
+    def check(self) -> None:
+        errors.require_positive("gradient_bound", self.gradient_bound)
+
+
+@value
+class Unbounded:
+    """The plain mean gradient with noise all the same (002 as printed). Unit C / B, which bounds nothing."""
+
+    gap = "gradients are noised but not clipped, so one record may change them without limit"
+    assumption = None
+    per_record = True
+
+    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
+        return _mean(batch, records, clip_norm, records.divisor)
+
+    def check(self) -> None:
+        pass
+
+
+@value
+class ClipTensorsAtMedian:
+    """Each record's gradient of each parameter tensor is scaled down to the batch's median norm of that tensor.
+
+    As in the published code of DP-SCAFFOLD; `clip_norm` is not used. The unit is the median over B, by tensor. The
+    median depends on the records, so the noise tells of them: nothing is proved.
+    """
+
+    gap = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
+    assumption = None
+    per_record = True
+
+    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
+        def one(x: jax.Array, y: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Any]:
+            return jax.value_and_grad(lambda p: model.loss(p, x, y, key))(params)
+
+        losses, per_record = jax.vmap(one)(records.x, records.y, records.keys)
+        wide = (*records.mask.shape, 1)
+
+        def clip(g: jax.Array) -> tuple[jax.Array, jax.Array]:
+            rows = g.reshape(wide[0], -1)
+            norms = jnp.sqrt(jnp.sum(rows * rows, axis=-1))
+            median = jnp.nanmedian(jnp.where(records.mask, norms, jnp.nan))
+            factors = gradients.clip_factors(norms * norms, records.mask, median)
+            total = factors @ jnp.where((factors > 0)[:, None], rows, 0.0)
+            return total.reshape(g.shape[1:]) / records.divisor, jnp.full(g.shape[1:], median) / records.divisor
+
+        pairs = jax.tree.map(clip, per_record)
+        is_pair = lambda node: isinstance(node, tuple)  # noqa: E731
+        mean, unit = (jax.tree.map(lambda pair, at=at: pair[at], pairs, is_leaf=is_pair) for at in (0, 1))
+        present = jnp.maximum(records.mask.sum(), 1)
+        flat = ravel(mean)[0]
+        told = StepReport(jnp.where(records.mask, losses, 0.0).sum() / present, jnp.float32(0.5), jnp.vdot(flat, flat))
+        return Bounded(flat, ravel(unit)[0], told)
+
+    def check(self) -> None:
+        pass
+
+
+def report(batch: gradients.BatchGradient, records: Records) -> StepReport:
+    """The probes of a batch."""
+    present = jnp.maximum(records.mask.sum(), 1)
+    return StepReport(batch.losses.sum() / present, batch.clipped.sum() / present)
+
+
+def _mean(
+    batch: gradients.BatchGradient, records: Records, clip_norm: jax.Array | float, divisor: jax.Array
+) -> Bounded:
+    """The batch's total over `divisor`, of unit C / B.
+
+    The probe looks at the total, so that the division still fuses with noise and step: it costs 2% of a round.
+    """
+    total = ravel(batch.total)[0]
+    told = report(batch, records)._replace(signal=jnp.vdot(total, total) / divisor**2)
+    return Bounded(total / divisor, clip_norm / records.divisor, told)

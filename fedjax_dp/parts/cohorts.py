@@ -1,0 +1,349 @@
+"""Who takes part in a round. Draws depend on the key and on public numbers alone, so a schedule can be drawn ahead."""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, prng
+from fedjax_dp.accounting import Adjacency, Event, FullBatch, Poisson, Sampling, WithoutReplacement
+from fedjax_dp.pytrees import of_clients, structure, value
+
+Array = jax.Array | np.ndarray
+
+
+class Members(NamedTuple):
+    """The clients of a round, each at a position; every array `(members,)`."""
+
+    ids: jax.Array  # int32, distinct where invited, unless draws train one by one
+    drawn: jax.Array  # float32: how often the client was drawn; 0 where its message does not arrive
+    turn: jax.Array  # int32: 0, or the number of the draw among those of the same client that train one by one
+    invited: jax.Array  # bool; False is padding
+
+    @property
+    def present(self) -> jax.Array:
+        """Whose message arrives."""
+        return self.drawn > 0
+
+
+class Cohort(Protocol):
+    """A law for the clients of a round. `shares` are the public p_i, shape `(num_clients,)`.
+
+    Facts (`facts.FACTS`), on which the Guarantee rests:
+    base   the law that draws the clients, under whatever decides who of them answers;
+    drawn  clients are drawn at random; fixed  as many answer in every round; once  a client counts at most once;
+    turns  most times that a client trains in a round;
+    gap    why no epsilon exists, because draws depend on records in a way that nobody accounted for, or None;
+    paid   the event by which every client told what the draws are made of; None if they know no records at all.
+    """
+
+    @property
+    def base(self) -> "Cohort": ...
+
+    @property
+    def drawn(self) -> bool: ...
+
+    @property
+    def fixed(self) -> bool: ...
+
+    @property
+    def once(self) -> bool: ...
+
+    @property
+    def turns(self) -> int: ...
+
+    @property
+    def gap(self) -> str | None: ...
+
+    @property
+    def paid(self) -> Event | None: ...
+
+    def members(self, num_clients: int) -> int: ...  # positions, known before the round
+
+    def usual(self, num_clients: int) -> int: ...  # how many of them an ordinary round fills
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members: ...  # key of this round
+
+    def rates(self, shares: Array) -> Any: ...  # expected messages of each client (num_clients,); None: unknown
+
+    def law(self, shares: Array) -> tuple[Any, int]: ...  # (chance per draw (num_clients,), independent draws a round)
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        """How clients are drawn for somebody who sees sums of whole clients and knows who of `known` others took part.
+
+        (FullBatch(), Adjacency.REPLACE_ONE) where who takes part is public: rounds are then counted by client.
+        """
+        ...
+
+    def spacing(self, num_clients: int) -> int: ...  # rounds from one of a client's to its next, at least
+
+    def check(self, num_clients: int) -> None: ...
+
+
+SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public
+
+
+def _everyone_answers(ids: jax.Array) -> Members:
+    return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+
+
+@value
+class AllClients:
+    """Every client in every round."""
+
+    drawn, fixed, once, turns = False, True, True, 1
+    gap, paid = None, None
+
+    @property
+    def base(self) -> Cohort:
+        return self
+
+    def members(self, num_clients: int) -> int:
+        return num_clients
+
+    def usual(self, num_clients: int) -> int:
+        return num_clients
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        return _everyone_answers(jnp.arange(shares.shape[0], dtype=jnp.int32))
+
+    def rates(self, shares: Array) -> Any:
+        return 1.0 + 0.0 * shares
+
+    def law(self, shares: Array) -> tuple[Any, int]:
+        return self.rates(shares), 1
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return SEEN
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
+
+    def check(self, num_clients: int) -> None:
+        pass
+
+
+@value
+class UniformCohort:
+    """`size` distinct clients, uniform without replacement, afresh in every round."""
+
+    size: int = structure()
+
+    drawn, fixed, once, turns = True, True, True, 1
+    gap, paid = None, None
+
+    @property
+    def base(self) -> Cohort:
+        return self
+
+    def members(self, num_clients: int) -> int:
+        return self.size
+
+    def usual(self, num_clients: int) -> int:
+        return self.size
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        first, second = prng.words(key, 0, self.size)
+        ids = prng.without_replacement(first ^ second, jnp.int32(shares.shape[0]), second)
+        return _everyone_answers(ids)
+
+    def rates(self, shares: Array) -> Any:
+        return self.size / shares.shape[0] + 0.0 * shares
+
+    def law(self, shares: Array) -> tuple[Any, int]:
+        return self.rates(shares), 1
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        others = max(num_clients - known, 1)
+        return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
+
+    def check(self, num_clients: int) -> None:
+        _check_size(self.size, num_clients)
+
+
+@value
+class PoissonCohort:
+    """Every client joins independently with probability `size / num_clients`; positions beyond are padding.
+
+    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
+    """
+
+    size: int = structure()
+
+    drawn, fixed, once, turns = True, False, True, 1
+    gap, paid = None, None
+
+    @property
+    def base(self) -> Cohort:
+        return self
+
+    def members(self, num_clients: int) -> int:
+        return min(prng.poisson_capacity(self.size), num_clients)
+
+    def usual(self, num_clients: int) -> int:
+        return self.size
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        num_clients = shares.shape[0]
+        words = prng.words(key, 0, self.members(num_clients))
+        ids, drawn = prng.independent(words, jnp.int32(num_clients), self.size)
+        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+
+    def rates(self, shares: Array) -> Any:
+        return self.size / shares.shape[0] + 0.0 * shares
+
+    def law(self, shares: Array) -> tuple[Any, int]:
+        return self.rates(shares), 1
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
+
+    def check(self, num_clients: int) -> None:
+        _check_size(self.size, num_clients)
+
+
+@value
+class MultinomialCohort:
+    """`draws` independent draws with replacement: a multiset of clients.
+
+    probabilities  of a client in one draw `(num_clients,)` for importance sampling (003); None draws by the shares (MD
+                   sampling of Li et al. 2020, Scheme I; 004's WR), or, if `equal`, everybody alike;
+    paid           the event by which each client told what `probabilities` are made of; None if nobody knows;
+    public         on the word of whoever sets it, `probabilities` are made of public numbers alone;
+    one_by_one     False: a client that is drawn m times trains once and its message counts m times; True: it trains m
+                   times with fresh batches and noise, and pays m times.
+    """
+
+    probabilities: Any = None
+    draws: int = structure()
+    equal: bool = structure(default=False)
+    paid: Event | None = structure(default=None)
+    public: bool = structure(default=False)
+    one_by_one: bool = structure(default=False)
+
+    drawn, fixed, once = True, False, False
+
+    @property
+    def base(self) -> Cohort:
+        return self
+
+    @property
+    def turns(self) -> int:
+        return self.draws if self.one_by_one else 1
+
+    @property
+    def gap(self) -> str | None:
+        if self.probabilities is None or self.public or self.paid is not None:
+            return None
+        return (
+            "cohorts are drawn by given probabilities, and nothing covers what these tell of the records (003 makes "
+            "them of the clients' gradient norms): find them with norm_noise above 0, or draw by shares"
+        )
+
+    def members(self, num_clients: int) -> int:
+        return self.draws
+
+    def usual(self, num_clients: int) -> int:
+        return self.draws
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        first, second = prng.words(key, 0, self.draws)
+        ids = prng.proportional((first ^ second, second), jnp.asarray(self._probabilities(shares)))
+        if self.one_by_one:
+            earlier = jnp.tril(ids[:, None] == ids[None, :], -1).sum(1, dtype=jnp.int32)
+            return Members(ids, jnp.ones(ids.shape), earlier, jnp.ones(ids.shape, bool))
+        distinct, count = jnp.unique(ids, return_counts=True, size=self.draws, fill_value=0)
+        return Members(distinct, count.astype(jnp.float32), jnp.zeros_like(ids), count > 0)
+
+    def rates(self, shares: Array) -> Any:
+        return self.draws * self._probabilities(shares)
+
+    def law(self, shares: Array) -> tuple[Any, int]:
+        chance = self._probabilities(shares)
+        return (chance, self.draws) if self.one_by_one else (1 - (1 - chance) ** self.draws, 1)
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return SEEN
+
+    def spacing(self, num_clients: int) -> int:
+        return 1
+
+    def check(self, num_clients: int) -> None:
+        errors.require_count("draws", self.draws)
+        if not isinstance(self.paid, Event | None):
+            raise errors.refuse("paid", repr(self.paid), "an event of fedjax_dp.accounting, or None")
+        if self.probabilities is None:
+            return
+        chance = of_clients("probabilities", self.probabilities, num_clients)
+        if not chance.shape:
+            raise errors.refuse("probabilities", "one number", f"one for each of the {num_clients} clients")
+        if not (np.all(chance > 0) and abs(chance.sum() - 1) < 1e-4):
+            raise errors.refuse(
+                "probabilities", f"from {chance.min():.4g}, sum {chance.sum():.6g}", "positive and of sum 1",
+                "a client that is never drawn would bias the model",
+            )  # fmt: skip
+
+    def _probabilities(self, shares: Array) -> Any:
+        if self.equal:
+            return 1 / shares.shape[0] + 0.0 * shares
+        return shares if self.probabilities is None else self.probabilities
+
+
+@value
+class CyclicCohort:
+    """Blocks of `size` clients take turns in the order of their ids: everybody waits num_clients / size rounds.
+
+    For noise that is correlated over rounds, whose price depends on how far apart a client's rounds are.
+    """
+
+    size: int = structure()
+
+    drawn, fixed, once, turns = False, True, True, 1
+    gap, paid = None, None
+
+    @property
+    def base(self) -> Cohort:
+        return self
+
+    def members(self, num_clients: int) -> int:
+        return self.size
+
+    def usual(self, num_clients: int) -> int:
+        return self.size
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        blocks = shares.shape[0] // self.size
+        first = (round_index.astype(jnp.int32) % blocks) * self.size
+        return _everyone_answers(first + jnp.arange(self.size, dtype=jnp.int32))
+
+    def rates(self, shares: Array) -> Any:
+        return self.size / shares.shape[0] + 0.0 * shares
+
+    def law(self, shares: Array) -> tuple[Any, int]:
+        raise errors.refuse("participation", "law", "schedule or worst for a cyclic cohort, which is not drawn")
+
+    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return SEEN
+
+    def spacing(self, num_clients: int) -> int:
+        return num_clients // self.size
+
+    def check(self, num_clients: int) -> None:
+        _check_size(self.size, num_clients)
+        if num_clients % self.size:
+            raise errors.refuse("cohort_size", self.size, f"a divisor of the {num_clients} clients for a cyclic cohort")
+
+
+def _check_size(size: int, num_clients: int) -> None:
+    errors.require_count("cohort_size", size)
+    if size > num_clients:
+        raise errors.refuse(
+            "cohort_size", size, f"at most the {num_clients} clients", "lower cohort_size or add clients"
+        )

@@ -1,0 +1,231 @@
+"""Terms added to the gradient of a local step after clipping and noise, and what clients and server keep for them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.parts.clipping import Records
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.pytrees import structure, value
+
+
+class Memory(NamedTuple):
+    """What a correction keeps across rounds."""
+
+    server: Any = ()
+    clients: Any = ()  # arrays with a leading axis (num_clients,); a cohort's rows are gathered and scattered
+
+
+class Step(NamedTuple):
+    """One local step as a correction sees it; vectors are flat `(size,)`."""
+
+    params: jax.Array
+    start: jax.Array  # the model that the round began with
+    server: Any  # Memory.server, which every client receives
+    own: Any  # this client's row of Memory.clients
+    received: Any  # what `send` gave this client alone
+    records: Records
+    model: Model
+    unravel: Callable[[jax.Array], Any]
+
+
+class Visit(NamedTuple):
+    """A client's finished local steps."""
+
+    start: jax.Array
+    moved: jax.Array  # local model minus start, without the rounding of either
+    server: Any
+    own: Any
+    received: Any
+    drift: jax.Array  # sum of the learning rates of the steps taken
+    gradient: Callable[[jax.Array], jax.Array]  # one more privatized gradient, at given parameters
+    look: Callable[[Callable[..., Any], jax.Array], Any]  # look(f, params) = f(key, params tree, client, data, model)
+
+    @property
+    def end(self) -> jax.Array:
+        """The local model."""
+        return self.start + self.moved
+
+
+class Setting(NamedTuple):
+    """Where a run begins."""
+
+    model: Model
+    data: FederatedData
+    params: Any
+    size: int  # number of parameters
+    warm: Callable[[], jax.Array]  # mean of tau privatized gradients at `params`, for every client (num_clients, size)
+    look: Callable[[Callable[..., Any]], Any]  # look(f) = f(key, params, client, data, model) for every client
+
+
+class Floats(NamedTuple):
+    """Numbers of four bytes that travel to and from one client of a cohort, beside model and update."""
+
+    down: int = 0
+    up: int = 0  # sent apart
+    summed: int = 0  # sent along with the update, and summed like it
+
+
+class Correction(Protocol):
+    """The methods given here are those of a term that neither keeps nor sends anything."""
+
+    @property
+    def leak(self) -> str | None:  # why there is no epsilon, where records act past the privatizer
+        return None
+
+    @property
+    def keeps(self) -> bool:  # clients keep something across rounds
+        return False
+
+    even: bool = False  # reads gradients off the update, so it needs plain steps of one rate
+
+    @property
+    def extra_gradients(self) -> int:  # privatized gradients per round beyond the local steps
+        return 0
+
+    @property
+    def warm(self) -> bool:  # whether every client releases a round's privatized gradients before round 0
+        return False
+
+    @property
+    def looks(self) -> bool:  # at records of clients, apart from their local steps
+        return False
+
+    @property
+    def apart(self) -> bool:
+        """Whether a client's row concerns nobody else, so that only those of a cohort need to be at hand."""
+        return type(self).send is Correction.send and type(self).exchange is Correction.exchange
+
+    @property
+    def pull(self) -> float:  # how strongly a step of rate 1 draws the model to a fixed point
+        return 0.0
+
+    def init(self, setting: Setting) -> Memory:
+        return Memory()
+
+    def send(self, memory: Memory, members: Members) -> Any:
+        """What a member receives beside the model and Memory.server; leading axis `(members,)`."""
+        return ()
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        """The gradient that the step uses, flat."""
+        return gradient
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        """What joins the update in its sum over the members, and the client's new row."""
+        return (), ()
+
+    def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
+        """The server part after the sum has arrived."""
+        return server
+
+    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+        """After the new model: what clients of this round or the next send about it.
+
+        look(f, ids) = f(key, new params tree, client, data, model) for each id.
+        """
+        return memory
+
+    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        return Floats()
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        return None
+
+
+@value
+class L2Penalty(Correction):
+    """The gradient 2 h w of h |w|^2 on all parameters. Data independent, so it is added after the noise."""
+
+    strength: float
+
+    @property
+    def pull(self) -> float:
+        return 2 * float(self.strength)
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        return gradient + 2 * self.strength * step.params
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        errors.require_not_negative("l2", self.strength)
+
+
+@value
+class Proximal(Correction):
+    """The gradient mu (w - w_start) of (mu/2) |w - w_start|^2 (FedProx, Li et al. 2020)."""
+
+    strength: float
+
+    @property
+    def pull(self) -> float:
+        return float(self.strength)
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        return gradient + self.strength * (step.params - step.start)
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        errors.require_not_negative("mu", self.strength)
+
+
+@value
+class ControlVariates(Correction):
+    """SCAFFOLD (Karimireddy et al. 2020): every step adds c - c_i, so that clients drift alike.
+
+    A client keeps c_i and sends its change with the update; the server keeps c, their mean over all N clients.
+    again        False: option II, c_i <- c_i - c + (w_start - w_end) / sum of rates, which is the mean of the gradients
+                 that the steps used, so it releases nothing new; True: option I, c_i <- one more privatized gradient at
+                 the received model, which is one more release;
+    warm_start   every client begins with the mean of tau privatized gradients at the first model instead of zero: tau
+                 more releases for every client (DP-SCAFFOLD, Noble et al. 2022).
+    """
+
+    even = True
+    pull = 0.0
+
+    again: bool = structure(default=False)
+    warm_start: bool = structure(default=False)
+
+    @property
+    def keeps(self) -> bool:
+        return True
+
+    @property
+    def extra_gradients(self) -> int:
+        return int(self.again)
+
+    @property
+    def warm(self) -> bool:
+        return self.warm_start
+
+    def init(self, setting: Setting) -> Memory:
+        if not self.warm_start:
+            # NumPy's zeros take no memory until they are copied to where the run wants them
+            rows = np.zeros((setting.data.num_clients, setting.size), np.float32)
+            return Memory(np.zeros(setting.size, np.float32), rows)
+        controls = setting.warm()
+        return Memory(controls.mean(0), controls)
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        return gradient + (step.server - step.own)
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        step = -visit.moved / visit.drift  # the mean of what the steps subtracted
+        control = visit.gradient(visit.start) if self.again else visit.own - visit.server + step
+        return control - visit.own, control
+
+    def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
+        return server + total / num_clients
+
+    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        return Floats(down=size, summed=size)
+
+
+def kept(table: jax.Array, places: jax.Array, present: jax.Array, rows: jax.Array) -> jax.Array:
+    """A table with the rows at the places `(members,)` of the present members replaced."""
+    return table.at[jnp.where(present, places, table.shape[0])].set(rows, mode="drop")

@@ -1,0 +1,129 @@
+"""What a part states of its own privacy: read off its exact class, so that a subclass inherits nothing of a proof.
+
+The Guarantee rests on the members of FACTS. What no program can find out about a part (that a cohort knows no records,
+say) it has to state; what can be found out, `flow` and `scrutiny` find out, whatever it states.
+"""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from fedjax_dp import errors
+from fedjax_dp.pytrees import is_value
+
+T = TypeVar("T", bound=type)
+
+FACTS: dict[str, tuple[str, ...]] = {
+    "cohort": (
+        "base", "drawn", "fixed", "once", "turns", "gap", "paid", "members", "rates", "law", "hidden", "spacing",
+    ),
+    "batches": ("count", "sampling", "even", "divisor"),
+    "privatizer": ("gap", "assumptions", "client_noise", "event", "unit", "on_upload"),
+    "bound": ("gap", "assumption", "per_record"),
+    "noise source": ("fresh", "bands"),
+    "correction": ("pull",),  # what else it says of itself, `flow` finds out
+    "upload": ("unit", "amplified", "shared_noise", "extra", "event"),
+    "estimator": ("alike", "realised", "needs_loss", "needs_rates", "reach"),
+    "transport": ("secret", "resolution", "limit", "hidden_among"),
+    "local": ("rates", "run", "mean_gradient"),
+    "local rule": ("plain",),
+}  # fmt: skip
+
+
+def restates(*bases: type) -> Callable[[T], T]:
+    """Class decorator: the class stands by what these bases state, as if it had stated it itself.
+
+    For a subclass that changes nothing of what its base's facts are about; the Guarantee then names the class as one
+    whose word it rests on.
+    """
+    names = {name for facts in FACTS.values() for name in facts}
+
+    def restate(cls: T) -> T:
+        for base in bases:
+            for name in sorted(names - own_names(cls)):
+                found = inspect.getattr_static(base, name, None)
+                if found is not None or name in dir(base):
+                    setattr(cls, name, found)
+        return cls
+
+    return restate
+
+
+def own_names(cls: type) -> set[str]:
+    """Members and fields that the class states itself."""
+    return {*vars(cls), *inspect.get_annotations(cls)}
+
+
+def require_stated(slot: str, part: Any) -> None:
+    """Refuse a part whose exact class does not state what the proof needs of its slot."""
+    cls = type(part)
+    missing = [name for name in FACTS[slot] if name not in own_names(cls)]
+    if missing:
+        inherited = [name for name in missing if hasattr(part, name)]
+        why = " (what a base class states is not believed of its subclasses)" if inherited else ""
+        raise errors.refuse(
+            slot, cls.__name__, f"a class that itself states {', '.join(missing)}{why}",
+            f"implement {missing[0]} in {cls.__name__}; what each fact means stands at the Protocol of the slot",
+        )  # fmt: skip
+
+
+def require_present(algorithm: Any) -> None:
+    """Refuse parts that lack a member which the rounds or the accountants read, before anything reads it."""
+    for slot, part in (("algorithm", algorithm), *parts_of(algorithm), ("server", algorithm.server)):
+        if not is_value(part):
+            raise errors.refuse(
+                slot, type(part).__name__, "of a class decorated with fedjax_dp.value",
+                "other registrations let JAX take one part's program for another's, and a subclass needs its own",
+            )  # fmt: skip
+    for slot, part in parts_of(algorithm):
+        missing = [name for name in FACTS[slot] if not (name in dir(type(part)) or hasattr(part, name))]
+        if missing:
+            raise errors.refuse(
+                slot, type(part).__name__, f"a class that states {', '.join(missing)}",
+                "its Protocol says what each means",
+            )  # fmt: skip
+
+
+def require_facts(algorithm: Any) -> None:
+    """Refuse parts whose exact class leaves unsaid what a proof rests on."""
+    for slot, part in parts_of(algorithm):
+        if slot != "correction" or algorithm.local.privatizer.on_upload:  # elsewhere nothing has to be a contraction
+            require_stated(slot, part)
+
+
+def of_the_project(part: Any) -> bool:
+    """Whether this is a class or function of this project, found where it says it stands, and not a wrong one."""
+    kind = part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
+    if not kind.__module__.startswith("fedjax_dp.") or kind.__module__.startswith("fedjax_dp.testing."):
+        return False
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind
+
+
+def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:
+    """The slots of an algorithm that a proof rests on, with their parts, those inside of parts too."""
+    local = algorithm.local
+    yield from _with_inner("cohort", algorithm.cohort)
+    yield "local", local
+    yield "local rule", local.rule
+    yield from _with_inner("privatizer", local.privatizer)
+    yield "batches", local.batches
+    for correction in local.corrections:
+        yield "correction", correction
+    yield from _with_inner("upload", algorithm.upload)
+    yield from _with_inner("estimator", algorithm.aggregate)
+    yield "transport", algorithm.transport
+
+
+_INNER = {"cohort": "cohort", "bound": "bound", "source": "noise source"}
+
+
+def _with_inner(slot: str, part: Any) -> Iterator[tuple[str, Any]]:
+    yield slot, part
+    fields = {field.name for field in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
+    for name in sorted(fields & set(_INNER)):
+        yield from _with_inner(_INNER[name], getattr(part, name))

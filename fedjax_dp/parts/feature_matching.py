@@ -1,0 +1,189 @@
+"""Feature matching of rFedAvg and rFedAvg+ (paper 001): clients pull their mean features to those of the others."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, gradients, prng
+from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Step, Visit, kept
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import structure, value
+
+SERIALISATION = 760  # bytes that 001's table III counts on top of a vector of features
+
+WHEN = ("local_after", "global_before", "global_after")
+SCOPES = ("participants", "all")
+
+
+class FeatureRelease(Protocol):
+    """What a client does to its mean features before it sends them."""
+
+    def bound(self, features: jax.Array) -> jax.Array: ...  # of each record (records, k)
+
+    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array: ...  # (k,)
+
+    def check(self) -> None: ...
+
+
+@value
+class PlainFeatures:
+    """Sent as they are."""
+
+    def bound(self, features: jax.Array) -> jax.Array:
+        return features
+
+    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
+        return mean
+
+    def check(self) -> None:
+        pass
+
+
+@value
+class NoisyFeatures:
+    """001's privacy evaluation: each record's features are clipped to `clip_norm`, noise joins their mean.
+
+    The noise has standard deviation noise_multiplier * clip_norm / batch_size per coordinate, as 001 states it. No
+    epsilon follows, because the model's uploads carry no noise.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    batch_size: float
+
+    def bound(self, features: jax.Array) -> jax.Array:
+        norms = jnp.sqrt(jnp.sum(features * features, axis=-1, keepdims=True))
+        return features * jnp.minimum(1.0, self.clip_norm / jnp.maximum(norms, 1e-12))
+
+    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
+        return self.add(mean, prng.normals(key, 0, mean.size))
+
+    def add(self, mean: jax.Array, normals: jax.Array) -> jax.Array:
+        """The mean with these standard normals."""
+        return mean + self.noise_multiplier * self.clip_norm / self.batch_size * normals
+
+    def check(self) -> None:
+        errors.require_positive("feature_clip_norm", self.clip_norm)
+        errors.require_not_negative("feature_noise", self.noise_multiplier)
+
+
+@value
+class FeatureMatching(Correction):
+    """The gradient of strength * |mean feature of the batch - target|^2; the target is the others' mean features.
+
+    Features are the layer before the output, delta^k their mean over client k's records. 001 prints the penalty against
+    each other client and the penalty against their mean; the gradients are the same.
+    when           whose model delta is taken at: "local_after", the client's own after its steps (rFedAvg);
+                   "global_before", the received one (001 Algorithm 1, line 10, as printed); "global_after", the new
+                   one, in a second exchange (rFedAvg+);
+    scope          "participants": targets are means over this round's cohort; "all": over all clients, by their last
+                   delta;
+    leave_one_out  the client's own delta is left out of its target; False: kept in, as in 001's code;
+    one_batch      delta of so many records drawn at random instead of all; 0 takes all (001's code takes a batch).
+    """
+
+    strength: float
+    release: FeatureRelease = PlainFeatures()
+    when: str = structure(default="local_after")
+    scope: str = structure(default="participants")
+    leave_one_out: bool = structure(default=True)
+    one_batch: int = structure(default=0)
+
+    @property
+    def leak(self) -> str:
+        return "mean features, and a gradient made of them, depend on the records without any bound"
+
+    @property
+    def looks(self) -> bool:
+        return True
+
+    @property
+    def keeps(self) -> bool:
+        return True
+
+    def init(self, setting: Setting) -> Memory:
+        return Memory(clients=setting.look(self._mean_features))
+
+    def send(self, memory: Memory, members: Members) -> tuple[jax.Array, jax.Array]:
+        """Targets `(members, k)`, and 1 where there is one: a client alone in its cohort has none."""
+        table, own = memory.clients, memory.clients[members.ids]
+        if self.scope == "all":
+            total, others = table.sum(0), jnp.float32(table.shape[0])
+        else:
+            total, others = members.present.astype(jnp.float32) @ own, members.present.sum(dtype=jnp.float32)
+        if self.leave_one_out:
+            others = others - 1
+            total = total[None] - own
+        target = jnp.broadcast_to(total / jnp.maximum(others, 1.0), own.shape)
+        return target, jnp.broadcast_to((others > 0).astype(jnp.float32), own.shape[:1])
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        target, exists = step.received
+        records = step.records
+
+        def distance(params: jax.Array) -> jax.Array:
+            found = gradients.features(step.model, step.unravel(params), records.x)
+            mean = jnp.where(records.mask[:, None], found, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
+            return jnp.sum((mean - target) ** 2)
+
+        return gradient + self.strength * exists * jax.grad(distance)(step.params)
+
+    def finish(self, visit: Visit) -> tuple[Any, Any]:
+        if self.when == "global_after":
+            return (), visit.own
+        return (), visit.look(self._mean_features, visit.end if self.when == "local_after" else visit.start)
+
+    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+        if self.when != "global_after":
+            return memory
+        asked = upcoming() if self.scope == "participants" else members  # 001's code asks those who train next
+        return Memory(clients=kept(memory.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
+
+    def _mean_features(
+        self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model
+    ) -> jax.Array:
+        """delta of one client `(k,)`, as it leaves the client."""
+
+        def features(x: jax.Array, y: jax.Array) -> jax.Array:
+            return self.release.bound(gradients.features(model, params, x))
+
+        if self.one_batch:
+            words = prng.bits(role_key(key, "feature batch"), 0, self.one_batch)
+            mean = features(*data.gather(client, prng.without_replacement(words, client.size))).mean(0)
+        else:
+            mean = data.mean_over_records(client, features)
+        return self.release.noise(role_key(key, "feature noise"), mean)
+
+    def vectors(self, members: int, num_clients: int) -> int:
+        """Vectors of features that a client receives: those of its scope by rFedAvg, one target by rFedAvg+."""
+        if self.when == "global_after":
+            return 1
+        return members if self.scope == "participants" else num_clients
+
+    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        assert features is not None
+        again = size if self.when == "global_after" and self.scope == "all" else 0  # the new model, to those of before
+        return Floats(down=features * self.vectors(members, num_clients) + again, up=features)
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        errors.require_not_negative("feature_strength", self.strength)
+        errors.require_integer("delta_batch", self.one_batch, 0, int(sizes.min()), "0 takes all records")
+        errors.require_choice("delta_at", self.when, WHEN)
+        errors.require_choice("delta_scope", self.scope, SCOPES)
+        self.release.check()
+        if model is not None and not getattr(model, "has_features", False):
+            raise errors.refuse(
+                "model", "one without a hidden layer", "one with features for rfedavg and rfedavg_plus",
+                "use --model mlp, or fedjax_dp.mlp(...)",
+            )  # fmt: skip
+
+
+def serialised_bytes(vectors: int, features: int) -> int:
+    """Bytes of so many vectors of features as 001's table III counts them, with what PyTorch adds to each."""
+    return vectors * (4 * features + SERIALISATION)

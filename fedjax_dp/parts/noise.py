@@ -1,0 +1,104 @@
+"""Where standard normal noise comes from, and what its correlation costs."""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, prng
+from fedjax_dp.accounting import correlated, events
+from fedjax_dp.pytrees import value
+
+
+class Place(NamedTuple):
+    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once."""
+
+    client: jax.Array
+    round: jax.Array
+    step: jax.Array
+    rate: jax.Array  # learning rate of this step
+    drift: jax.Array  # sum of the learning rates of the round's steps
+    last: jax.Array  # bool: the last step of the round
+
+
+class NoiseSource(Protocol):
+    """Where standard normal noise comes from.
+
+    Facts (`facts.FACTS`):
+    fresh  the noise of every step is independent of all other noise, so that sampling members amplifies;
+    bands  `(bands,)` a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1.
+    """
+
+    @property
+    def fresh(self) -> bool: ...
+
+    @property
+    def bands(self) -> Any: ...
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array: ...  # (size,)
+
+    def variance(self, step: jax.Array) -> jax.Array | float: ...  # of one coordinate
+
+
+@value
+class WhiteNoise:
+    """Independent over coordinates, steps, rounds and clients."""
+
+    fresh, bands = True, (1.0,)
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+        return prng.normals(key, place.step, size)
+
+    def variance(self, step: jax.Array) -> float:
+        return 1.0
+
+
+@value
+class BandedNoise:
+    """Noise correlated over steps: n_t = sum_j a_j z_(t-j) with white z, so that later noise takes back earlier noise.
+
+    coefficients  a `(bands,)`, a_0 = 1; `accounting.inverse_root_bands` gives those for sums over all steps (DP-FTRL by
+                  a banded inverse square root). Nothing is stored: earlier z are drawn again from their counters.
+    """
+
+    coefficients: Any
+
+    fresh = False
+
+    @property
+    def bands(self) -> Any:
+        return self.coefficients
+
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+        a = jnp.asarray(self.coefficients, jnp.float32)
+        now = place.step.astype(jnp.int32)
+
+        def add(j: jax.Array, total: jax.Array) -> jax.Array:
+            z = prng.normals(key, jnp.maximum(now - j, 0).astype(jnp.uint32), size)
+            return total + jnp.where(now >= j, a[j], 0.0) * z
+
+        return jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
+
+    def variance(self, step: jax.Array) -> jax.Array:
+        a = jnp.asarray(self.coefficients, jnp.float32)
+        return jnp.sum(jnp.where(jnp.arange(a.shape[0]) <= step, a * a, 0.0))
+
+
+def priced(
+    source: NoiseSource, noise_multiplier: float, sampling: events.Sampling, adjacency: events.Adjacency, releases: int,
+    times: int, separation: int = 1, unit: events.Unit = events.Unit.RECORD,
+) -> events.GaussianSteps:  # fmt: skip
+    """`releases` noisy sums in the accountants' words, of which a member joins at most `times`, `separation` apart.
+
+    White noise: so many steps, each over a fresh sample. Banded noise: one release of them all, whose sensitivity the
+    coefficients give; that members are sampled amplifies nothing then.
+    """
+    if source.fresh:
+        return events.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
+    if isinstance(sampling, events.WithReplacement):
+        raise errors.refuse("batches", str(sampling), "without repeats for correlated noise", "use without-replacement")
+    if times == 0:
+        return events.GaussianSteps(noise_multiplier, events.FullBatch(), adjacency, 0, unit)
+    reach = correlated.sensitivity(np.asarray(source.bands, float), releases, times, separation)
+    return events.GaussianSteps(noise_multiplier / reach, events.FullBatch(), adjacency, 1, unit)

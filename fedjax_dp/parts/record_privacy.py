@@ -1,0 +1,235 @@
+"""Privacy inside a local step: what happens to its gradient. Clip norm and noise come from one value."""
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, gradients
+from fedjax_dp.accounting import events
+from fedjax_dp.models import Model
+from fedjax_dp.parts.batches import Batches
+from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report
+from fedjax_dp.parts.noise import NoiseSource, Place, WhiteNoise, priced
+from fedjax_dp.pytrees import of_clients, ravel, structure, value
+
+LEAST_CLIP = 1e-12  # noise over batches and cohorts is still a float32 then
+
+
+class Privatizer(Protocol):
+    """Turns a batch into the gradient that a local step uses, as one flat vector in the order of the parameters.
+
+    Facts (`facts.FACTS`), on which the Guarantee rests:
+    gap           why there is no epsilon, where there is none;
+    assumptions   what must be true for the event to be;
+    client_noise  noise multiplier of every client, None without privacy;
+    event         what `steps` local steps of one client release; `rates`: the learning rates of the last steps of all
+                  rounds;
+    unit          of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor where each record is
+                  clipped;
+    on_upload     noise joins in the last step that is taken and hides the whole way of the round's steps, which have to
+                  be contractions; False: the gradient of every step is noised by itself.
+    """
+
+    def gradient(
+        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    ) -> tuple[jax.Array, StepReport]: ...
+
+    def client_noise(self, num_clients: int) -> Any: ...
+
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event: ...
+
+    def unit(self, divisor: int) -> float: ...
+
+    @property
+    def on_upload(self) -> bool: ...
+
+    @property
+    def gap(self) -> str | None: ...
+
+    @property
+    def assumptions(self) -> tuple[str, ...]: ...
+
+    def check(self, num_clients: int) -> None: ...
+
+
+@value
+class NonPrivate:
+    """The plain mean gradient. Nothing is bounded, so no epsilon exists."""
+
+    gap = "gradients are neither clipped nor noised"
+    assumptions = ()
+    on_upload = False
+
+    def gradient(
+        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    ) -> tuple[jax.Array, StepReport]:
+        batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
+        return ravel(batch.total)[0] / records.divisor, report(batch, records)
+
+    def client_noise(self, num_clients: int) -> None:
+        return None
+
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+        raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "nothing is to be accounted for")
+
+    def unit(self, divisor: int) -> float:
+        return 0.0
+
+    def check(self, num_clients: int) -> None:
+        pass
+
+
+@value
+class RecordGaussian:
+    """Bound what one record can change in the batch's mean gradient, and add Gaussian noise, in every local step.
+
+    clip_norm         C > 0, bound on one record's gradient over all parameters;
+    noise_multiplier  z >= 0, a number or one per client `(num_clients,)`: the noise on the sum has standard deviation
+                      z C in every coordinate, so the noise on the mean has z C / B;
+    bound             how C is enforced, see `bound.py`;
+    source            of the standard normal noise.
+
+    | zero gradient | stays zero | | |g| = C | unchanged | | NaN or overflowing gradient | contributes zero |
+    """
+
+    clip_norm: float
+    noise_multiplier: float | np.ndarray | jax.Array
+    bound: Bound = ClipRecords()
+    source: NoiseSource = WhiteNoise()
+
+    on_upload = False
+
+    def gradient(
+        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    ) -> tuple[jax.Array, StepReport]:
+        bounded = self.bound.apply(model, params, records, self.clip_norm)
+        std, size = of_client(self.noise_multiplier, place.client) * bounded.unit, bounded.mean.size
+        told = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(place.step))
+        return bounded.mean + std * self.source.draw(key, place, size), told
+
+    def client_noise(self, num_clients: int) -> list[float]:
+        return noise_of_clients(self.noise_multiplier, num_clients)
+
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+        """What `steps` local steps of one client release, in the accountants' words.
+
+        Adjacency: add-remove for Poisson batches, replace-one for all others, whose batches have a fixed size.
+        """
+        sampling = batches.sampling(records)
+        poisson = isinstance(sampling, events.Poisson)
+        if poisson and not self.bound.per_record:
+            name = type(self.bound).__name__
+            raise errors.refuse("bound", name, "ClipRecords for Poisson batches", "or use batches of fixed size")
+        adjacency = events.Adjacency.ADD_REMOVE if poisson else events.Adjacency.REPLACE_ONE
+        times = steps // sampling.steps_per_epoch if isinstance(sampling, events.Shuffled) else steps
+        return priced(self.source, noise, sampling, adjacency, steps, times)
+
+    def unit(self, divisor: int) -> float:
+        return 1 / divisor if self.bound.per_record else 1.0
+
+    @property
+    def gap(self) -> str | None:
+        return self.bound.gap
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return () if self.bound.assumption is None else (self.bound.assumption,)
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        self.bound.check()
+
+
+@value
+class OutputGaussian:
+    """Paper 004: every step is clipped, and what leaves the client is noised once, in the last step of the round.
+
+    The clipped steps move the model by at most D = C * sum of the round's learning rates, so exchanging a record moves
+    the upload by at most 2 D, whatever the steps in between do.
+    noise_multiplier  z >= 0, a number or one per client: the noise on the upload has standard deviation z D;
+    bound             `ClipBatch` as in 004, or `ClipRecords`;
+    literal           the noise is multiplied by the learning rate, as 004's equation (13) prints: it is too small by
+                      that factor and does not give the epsilon it was computed for. The Guarantee counts what is there;
+    every_step        noise of that size in each step; only the last one is counted.
+    """
+
+    clip_norm: float
+    noise_multiplier: float | np.ndarray | jax.Array
+    bound: Bound = ClipBatch()
+    source: NoiseSource = WhiteNoise()
+    literal: bool = structure(default=False)
+    every_step: bool = structure(default=False)
+
+    on_upload = True
+
+    def gradient(
+        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    ) -> tuple[jax.Array, StepReport]:
+        bounded = self.bound.apply(model, params, records, self.clip_norm)
+        on_model = of_client(self.noise_multiplier, place.client) * self.clip_norm * place.drift
+        std = on_model if self.literal else -on_model / place.rate  # a step subtracts its gradient times the rate
+
+        def noisy() -> jax.Array:
+            return bounded.mean + std * self.source.draw(key, place, bounded.mean.size)
+
+        expected = std**2 * bounded.mean.size * self.source.variance(place.step)
+        if self.every_step:
+            return noisy(), bounded.report._replace(noise=expected)
+        told = bounded.report._replace(noise=jnp.where(place.last, expected, 0.0))
+        return jnp.where(place.last, noisy(), bounded.mean), told
+
+    def client_noise(self, num_clients: int) -> list[float]:
+        return noise_of_clients(self.noise_multiplier, num_clients)
+
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+        """One upload, for a record that is in any of the round's batches; replace-one neighbours.
+
+        `rates` are the learning rates of the run's last steps of a round; literal noise is counted at the smallest.
+        """
+        sampling = batches.sampling(records)
+        if isinstance(sampling, events.WithoutReplacement | events.WithReplacement):
+            sampling = events.AnyStep(sampling, steps)
+        elif not isinstance(sampling, events.FullBatch):
+            raise errors.refuse("batches", str(sampling), "of a fixed size for noise on the upload")
+        seen = noise * float(rates.min()) if self.literal else noise
+        return priced(self.source, seen, sampling, events.Adjacency.REPLACE_ONE, 1, 1)
+
+    def unit(self, divisor: int) -> float:
+        return 1.0
+
+    @property
+    def gap(self) -> str | None:
+        return self.bound.gap
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        told = ("noise is multiplied by the learning rate (004 as printed) and counted at the run's smallest rate",)
+        return (*(told if self.literal else ()), *(() if self.bound.assumption is None else (self.bound.assumption,)))
+
+    def check(self, num_clients: int) -> None:
+        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        if self.bound.gap or self.bound.assumption:
+            raise errors.refuse("bound", type(self.bound).__name__, "ClipBatch or ClipRecords for noise on the upload")
+
+
+def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
+    """The noise multiplier of one client."""
+    noise = jnp.asarray(noise_multiplier, jnp.float32)
+    return noise[client] if noise.ndim else noise
+
+
+def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
+    """The noise multiplier of every client, on the host."""
+    return np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
+
+
+def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:
+    """Refuse a clip norm or noise that cannot be meant."""
+    errors.require_positive("clip_norm", clip_norm, "use an algorithm without privacy to train without clipping")
+    if float(clip_norm) < LEAST_CLIP:
+        raise errors.refuse("clip_norm", float(clip_norm), f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
+    noise = of_clients("noise_multiplier", noise_multiplier, num_clients)
+    if not np.all((noise >= 0) & np.isfinite(noise)):
+        raise errors.refuse("noise_multiplier", noise_multiplier, "zero or positive and finite")

@@ -1,0 +1,292 @@
+"""Secure aggregation as it would run: members upload masked words of a ring of integers, the server learns their sum.
+
+Each pair of neighbours agrees on a seed; one adds the words drawn from it, the other subtracts them, so all masks
+cancel in the sum of the cohort (Bonawitz et al. 2017). If a member drops out after the masks were agreed, the masks
+that it shares with those present are drawn again from its seeds and removed.
+
+Who is masked against whom: every pair of the cohort, or the k neighbours of a ring of the positions that is shuffled
+in every round (Bell et al. 2020). On that ring, with a fraction g of r members colluding with the server, the honest
+ones can be split only if k/2 consecutive positions collude at two places, probability at most (r g^(k/2))^2 / 2; a
+member stands alone with probability at most g^k. The server knows the masks of members that dropped out, so they count
+as colluding. The Guarantee counts the worst case instead of the probability: below k of these all honest members stay
+together, from k on one may stand alone.
+
+Not simulated: key agreement and secret sharing (seeds of dropped members are always recovered), and the masks of their
+own by which members whose message is only late stay covered. All masks come from one seeded generator in one process:
+this shows what the server would see, and protects nobody.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_dp import errors, prng
+from fedjax_dp.execution.mesh import AXIS
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import structure, value
+
+MOST_MEMBERS = 65_536  # their 16-bit limbs can be summed in 32-bit lanes
+_TILE = 16_384  # blocks: masks of one tile stay in the cache of a core while all neighbours are added
+Index = Array | int
+Rows = tuple[Array, Array, Array]  # positions, which of them are present, messages
+
+
+@value
+class SecureSum:
+    """Sums of float32 vectors in the integers mod 2^bits, each message hidden by the masks that it shares with others.
+
+    bits             32 or 64: the ring. Words are uint32: one lane, or four limbs of 16 bits that sum lane by lane.
+    fractional_bits  f: x becomes the integer round(x 2^f).
+    neighbours       None: every pair shares a mask; k, even: the ring of the module's text. It wants all positions
+                     taken: beside padding the sum stays right, but members have fewer neighbours.
+
+    Arguments that every method shares, for r positions of which `position` is one: key, used for nothing else;
+    ids `(r,)` int32, distinct and not negative; invited `(r,)` bool, False for padding; present `(r,)` bool, the
+    invited whose message arrived. Words have shape `(lanes, size)`.
+    """
+
+    bits: int = structure(default=32)
+    fractional_bits: int = structure(default=16)
+    neighbours: int | None = structure(default=None)
+
+    def message(
+        self, key: Array, round_index: Index, position: Index, ids: Array, invited: Array, flat: Array
+    ) -> tuple[Array, Array]:
+        """What one member uploads of its `flat (size,)`, and whether a coordinate did not fit; padding uploads 0."""
+        words, overflow = self.encode(flat, ids.shape[0])
+        words = _carried(words + self.mask(key, round_index, position, ids, invited, flat.size))
+        return jnp.where(invited[position], words, 0), overflow & invited[position]
+
+    def total(self, key: Array, round_index: Index, ids: Array, invited: Array, present: Array, summed: Array) -> Array:
+        """The sum of the members present, float32 `(size,)`, from the lane-wise sum of their words."""
+        left = self.leftover(key, round_index, ids, invited, present, summed.shape[1])
+        return self.decode(summed + _negated(left))
+
+    def encode(self, flat: Array, members: int) -> tuple[Array, Array]:
+        """Fixed-point words of `flat`, and whether a coordinate is not finite or could make the sum of members wrap.
+
+        What is too large becomes the largest that fits and what is not finite 0, so a flagged message spoils only
+        its own share of the sum.
+        """
+        one = np.float32(2.0**self.fractional_bits)
+        scaled, largest = jnp.round(flat * one), self.limit(members) * one
+        overflow = ~jnp.all(jnp.abs(scaled) <= largest)  # NaN compares false
+        fitted = jnp.where(jnp.isfinite(flat), jnp.clip(scaled, -largest, largest), 0)
+        if self.bits == 32:
+            return lax.bitcast_convert_type(fitted.astype(jnp.int32), jnp.uint32)[None], overflow
+        high = jnp.floor(jnp.abs(fitted) * np.float32(2.0**-32))  # exact in float32, and so is the rest
+        low = jnp.abs(fitted) - high * np.float32(2.0**32)
+        return _limbs(*_signed(fitted < 0, low.astype(jnp.uint32), high.astype(jnp.uint32))), overflow
+
+    def mask(self, key: Array, round_index: Index, position: Index, ids: Array, invited: Array, size: int) -> Array:
+        """The masks of one member against its neighbours among those invited, added up; all of them sum to 0."""
+        partners = self._partners(key, round_index, position, ids.shape[0])
+        own, other = ids[position], ids[partners]
+        seed = jax.vmap(lambda a, b: jax.random.fold_in(jax.random.fold_in(key, jnp.minimum(a, b)), jnp.maximum(a, b)))
+        seeds = seed(jnp.broadcast_to(own, other.shape), other)
+        kept = invited[partners] & (partners != position)
+        keep = jnp.where(kept, np.uint32(2**32 - 1), np.uint32(0))
+        flip = jnp.where(other < own, np.uint32(2**32 - 1), np.uint32(0))
+        subtracted = (kept & (other < own)).sum().astype(jnp.uint32)  # -m is ~m + 1: the ones are the sum's start
+
+        blocks = size if self.bits == 64 else -(-size // 2)
+        tiles = -(-blocks // _TILE)
+        tile = -(-blocks // (64 * tiles)) * 64  # uneven lengths do not vectorise
+
+        def one_tile(index: Array) -> Array:
+            def add_two(pair: Array, sums: Array) -> Array:
+                x, y = _unpacked(sums)
+                for i in (2 * pair, 2 * pair + 1):
+                    a, b = prng.words(seeds[i], round_index, tile, index * np.uint32(tile))
+                    a, b = (a ^ flip[i]) & keep[i], (b ^ flip[i]) & keep[i]
+                    x = x + a
+                    y = y + b + (x < a) if self.bits == 64 else y + b
+                return _packed(x, y)
+
+            start = jnp.broadcast_to(subtracted, (tile,))
+            start = _packed(start, start if self.bits == 32 else jnp.zeros_like(start))
+            return jnp.stack(_unpacked(lax.fori_loop(0, partners.shape[0] // 2, add_two, start)))
+
+        # one tile after another on a CPU, whose caches they fit; all at once elsewhere
+        each = partial(lax.map, one_tile) if jax.default_backend() == "cpu" else jax.vmap(one_tile)
+        words = each(jnp.arange(tiles, dtype=jnp.uint32))  # (tiles, 2, tile)
+        if self.bits == 32:
+            return words.reshape(1, -1)[:, :size]
+        return _limbs(words[:, 0].ravel()[:size], words[:, 1].ravel()[:size])
+
+    def leftover(self, key: Array, round_index: Index, ids: Array, invited: Array, present: Array, size: int) -> Array:
+        """The masks left in the sum of those present; their cost grows with members dropped times neighbours."""
+        arrived, dropped = invited & present, invited & ~present
+        order = jnp.argsort(~dropped)  # the dropped ones first
+        none = jnp.zeros((1 if self.bits == 32 else 4, size), jnp.uint32)
+        more = partial(self.mask, key, round_index, ids=ids, invited=arrived, size=size)
+        return _negated(lax.fori_loop(0, dropped.sum(), lambda i, missing: missing + more(order[i]), none))
+
+    def decode(self, words: Array) -> Array:
+        """The float32 nearest to the number that summed words stand for, `(size,)`."""
+        unit = np.float32(2.0**-self.fractional_bits)
+        if self.bits == 32:
+            return lax.bitcast_convert_type(words[0], jnp.int32).astype(jnp.float32) * unit
+        low, high = _whole(words)
+        negative = high >> 31 == 1
+        low, high = _signed(negative, low, high)
+        # The 32 leading bits, the last one set if any bit below them is: enough to round once, to nearest.
+        shift = lax.clz(high)
+        lead = (high << shift) | (low >> 1 >> (31 - shift)) | ((low << shift) != 0).astype(jnp.uint32)
+        power = lax.bitcast_convert_type((127 + 32 - shift) << 23, jnp.float32)
+        number = jnp.where(high == 0, low, lead).astype(jnp.float32) * power * unit
+        return jnp.where(negative, -number, number)
+
+    def error_bound(self, members: int) -> float:
+        """Largest error of one coordinate of the sum, absolute, before the sum itself becomes a float32."""
+        return members * 2.0 ** -(self.fractional_bits + 1)
+
+    def limit(self, members: int) -> float:
+        """Largest |x| of a coordinate with which the sum of that many members cannot wrap."""
+        bound = (2 ** (self.bits - 1) - 1) // members
+        nearest = np.float32(bound)
+        return float(nearest if int(nearest) <= bound else np.nextafter(nearest, 0)) * 2.0**-self.fractional_bits
+
+    secret = True
+
+    def hidden_among(self, members: int, helpers: int) -> int:
+        """All honest ones, unless helpers can cut one out of the ring by k/2 positions in a row on either side.
+
+        The worst case over shufflings: the ring is drawn afresh in every round, so over many rounds it happens.
+        """
+        alone = self.neighbours is not None and helpers >= self.neighbours
+        return 1 if alone else members - helpers
+
+    @property
+    def resolution(self) -> float:
+        """The difference between neighbouring numbers of the ring."""
+        return 2.0**-self.fractional_bits
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes per coordinate on the wire."""
+        return self.bits // 8
+
+    def check(self, members: int) -> None:
+        """Raises ConfigurationError if this ring or graph cannot serve so many positions."""
+        if self.bits not in (32, 64):
+            raise errors.refuse("bits of a secure sum", self.bits, "32 or 64")
+        errors.require_integer("members of a secure sum", members, 1, MOST_MEMBERS)
+        remedy = "take fewer bits for the fraction" + (" or bits=64" if self.bits == 32 else "")
+        most = ((2 ** (self.bits - 1) - 1) // int(members)).bit_length() - 1  # with which every member may send 1
+        errors.require_integer("fractional_bits", self.fractional_bits, 0, most, remedy)
+        if self.neighbours is not None and self.neighbours not in range(2, members, 2):
+            wanted = f"even, at least 2 and below the {members} members"
+            raise errors.refuse("neighbours", self.neighbours, wanted, "use None to mask every pair")
+
+    def _partners(self, key: Array, round_index: Index, position: Index, r: int) -> Array:
+        """Positions that share a mask with one, and perhaps itself; an even number of them."""
+        if self.neighbours is None:
+            return jnp.append(jnp.arange(r), jnp.full(r % 2, position, jnp.int32))
+        order = jnp.argsort(prng.bits(role_key(key, "ring"), round_index, r))
+        steps = np.arange(1, self.neighbours // 2 + 1, dtype=np.int32)
+        return order[(jnp.argsort(order)[position] + np.concatenate([steps, -steps])) % r]
+
+
+def _limbs(low: Array, high: Array) -> Array:
+    """Numbers mod 2^64, two words `(size,)`, as four limbs of 16 bits, low to high; `(4, size)`."""
+    shifts = jnp.array([0, 16], jnp.uint32)[None, :, None]
+    return ((jnp.stack([low, high])[:, None] >> shifts) & np.uint32(0xFFFF)).reshape(4, -1)
+
+
+def _whole(limbs: Array) -> tuple[Array, Array]:
+    """The way back, from lane-wise sums of up to 65,536 numbers."""
+    low = limbs[0] + (limbs[1] << 16)
+    return low, limbs[2] + (limbs[3] << 16) + (limbs[1] >> 16) + (low < limbs[0])
+
+
+def _signed(negative: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Minus a number mod 2^64 where asked."""
+    opposite = ~low + np.uint32(1)
+    return jnp.where(negative, opposite, low), jnp.where(negative, ~high + (opposite == 0), high)
+
+
+def _carried(words: Array) -> Array:
+    """Limbs below 2^16 again; a single lane has wrapped by itself."""
+    return words if words.shape[0] == 1 else _limbs(*_whole(words))
+
+
+def _negated(words: Array) -> Array:
+    return -words if words.shape[0] == 1 else _limbs(*_signed(jnp.array(True), *_whole(words)))
+
+
+def _packed(x: Array, y: Array) -> Array:
+    """Two words as one complex number: XLA's loops on a CPU have one output, and two would draw every block twice.
+
+    There is no arithmetic on the floats, so their bits, NaN or not, stay as they are.
+    """
+    return lax.complex(*(lax.bitcast_convert_type(word, jnp.float32) for word in (x, y)))
+
+
+def _unpacked(pairs: Array) -> tuple[Array, Array]:
+    bits = partial(lax.bitcast_convert_type, new_dtype=jnp.uint32)
+    return bits(lax.real(pairs)), bits(lax.imag(pairs))
+
+
+class Trace(NamedTuple):
+    """What the server sees of a round."""
+
+    masked: Array | None  # words of every member `(r, lanes, size)`, zero for those absent; None if not kept
+    total: Array  # sum of the members present, float32 `(size,)`
+    overflow: Array  # `(r,)` bool: the member is present and says, unmasked, that its message did not fit
+
+
+def exchange(
+    transport: SecureSum, key: Array, round_index: Index, ids: Any, messages: Any, present: Any = None,
+    *, keep_masked: bool = True,
+) -> Trace:  # fmt: skip
+    """One round among members `ids (r,)` with `messages (r, size)`; those not `present (r,)` drop out after masking.
+
+    Members are spread over all devices, each of which takes one at a time. Keeping the masked messages needs as much
+    memory as the messages. For use outside jit.
+    """
+    transport.check(len(ids))
+    ids = np.asarray(ids)
+    distinct = len(np.unique(ids[ids >= 0]))
+    if distinct < len(ids):
+        raise errors.refuse("ids of a secure sum", f"{distinct} such ids of {len(ids)}", "distinct and not negative")
+    mesh = Mesh(jax.local_devices(), (AXIS,))
+    short = -len(ids) % mesh.size
+    rows = jnp.pad(jnp.asarray(messages), ((0, short), (0, 0))) if short else messages
+    rows = jax.device_put(rows, NamedSharding(mesh, PartitionSpec(AXIS)))
+    here = jnp.ones(len(ids), bool) if present is None else jnp.asarray(present, bool)
+    numbers = (key, jnp.int32(round_index), jnp.asarray(ids, jnp.int32), rows, here)
+    return _exchange(transport, *numbers, mesh=mesh, keep_masked=keep_masked)
+
+
+@partial(jax.jit, static_argnames=("mesh", "keep_masked"))
+def _exchange(
+    transport: SecureSum, key: Array, round_index: Array, ids: Array, messages: Array, present: Array,
+    *, mesh: Mesh, keep_masked: bool,
+) -> Trace:  # fmt: skip
+    r, rows = ids.shape[0], messages.shape[0]
+    invited = jnp.ones(r, bool)
+
+    row, whole = PartitionSpec(AXIS), PartitionSpec()
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(whole,) * 3 + (row,), out_specs=(row, whole, row), check_vma=False)
+    def spread(key: Array, round_index: Array, ids: Array, table: Rows) -> tuple[Array | None, Array, Array]:
+        def member(summed: Array, row: Rows) -> tuple[Array, tuple[Array | None, Array]]:
+            position, arrives, flat = row
+            words, overflow = transport.message(key, round_index, position, ids, invited, flat)
+            words = jnp.where(arrives, words, 0)
+            return summed + words, (words if keep_masked else None, overflow & arrives)
+
+        none = jnp.zeros((1 if transport.bits == 32 else 4, messages.shape[1]), jnp.uint32)
+        summed, (masked, overflow) = lax.scan(member, none, table)
+        return masked, lax.psum(summed, AXIS), overflow
+
+    table = (jnp.arange(rows) % r, jnp.pad(present, (0, rows - r)), messages)
+    masked, summed, overflow = spread(key, round_index, ids, table)
+    total = transport.total(key, round_index, ids, invited, present, summed)
+    return Trace(masked[:r] if keep_masked else None, total, overflow[:r])

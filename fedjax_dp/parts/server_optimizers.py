@@ -1,0 +1,101 @@
+"""How the server moves: an optax transformation built from numbers inside the compiled round."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp import errors, schedules
+from fedjax_dp.pytrees import structure, value
+
+
+@value
+class Server:
+    """Applies `factory(**hyperparameters)` to minus the aggregated update.
+
+    `factory` is a module-level function (a ready optimizer would be a closure, compiled again for every number).
+    Its `learning_rate` is multiplied by `schedule(round)`.
+    """
+
+    hyperparameters: dict[str, Any]
+    factory: Callable[..., optax.GradientTransformation] = structure(default=optax.sgd)
+    schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
+
+    def init(self, params: Any) -> optax.OptState:
+        return self.factory(**self.hyperparameters).init(params)
+
+    def move(self, round_index: jax.Array, update: Any, state: Any, params: Any) -> tuple[Any, optax.OptState]:
+        """New parameters and optimizer state after an aggregated update."""
+        rate = self.hyperparameters["learning_rate"] * self.schedule(round_index)
+        transform = self.factory(**{**self.hyperparameters, "learning_rate": rate})
+        moves, state = transform.update(jax.tree.map(jnp.negative, update), state, params)
+        return optax.apply_updates(params, moves), state
+
+    def check(self) -> None:
+        errors.require_positive("server_learning_rate", self.hyperparameters["learning_rate"])
+        for name in ("b1", "b2", "momentum"):
+            if name in self.hyperparameters and not 0 <= float(self.hyperparameters[name]) < 1:
+                raise errors.refuse(name, self.hyperparameters[name], "in [0, 1)")
+        if "nu_init" in self.hyperparameters:
+            errors.require_not_negative("nu_init", self.hyperparameters["nu_init"])
+        if "pi" in self.hyperparameters:
+            errors.require_positive("pi", self.hyperparameters["pi"])
+
+
+class AdaptiveState(NamedTuple):
+    """Moments of an adaptive server."""
+
+    mu: Any
+    nu: Any
+
+
+def _decayed(v: jax.Array, s: jax.Array, b2: Any) -> jax.Array:
+    return b2 * v + (1 - b2) * s * s
+
+
+def _signed(v: jax.Array, s: jax.Array, b2: Any) -> jax.Array:
+    return v - (1 - b2) * s * s * jnp.sign(v - s * s)
+
+
+def _adaptive(
+    squared: Callable[[Any, Any], Any], numbers: dict[str, Any], second: Callable[..., jax.Array] = _decayed
+) -> optax.GradientTransformation:
+    rate, b1, b2, pi = (numbers[name] for name in ("learning_rate", "b1", "b2", "pi"))
+    nu_init = numbers.get("nu_init")
+
+    def init(params: Any) -> AdaptiveState:
+        start = pi**2 if nu_init is None else nu_init
+        return AdaptiveState(
+            jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda w: jnp.full_like(w, start), params)
+        )
+
+    def update(gradient: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, AdaptiveState]:
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradient)
+        nu = jax.tree.map(lambda v, s: second(v, s, b2), state.nu, squared(gradient, mu))
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + pi), mu, nu), AdaptiveState(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
+    """000 Algorithm 2: mu = b1 mu + (1-b1) Delta, nu = b2 nu + (1-b2) Delta^2, w += rate mu / (sqrt(nu) + pi).
+
+    No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Numbers: learning_rate, b1, b2, pi, [nu_init].
+    The same rule is FedAdam of Reddi et al. 2021 (arXiv:2003.00295, Algorithm 2), where pi is called tau.
+    """
+    return _adaptive(lambda gradient, mu: gradient, numbers)
+
+
+def adaptive_mu(**numbers: Any) -> optax.GradientTransformation:
+    """The displayed equation of 000 instead of its Algorithm 2: nu = b2 nu + (1-b2) mu^2."""
+    return _adaptive(lambda gradient, mu: mu, numbers)
+
+
+def adaptive_yogi(**numbers: Any) -> optax.GradientTransformation:
+    """FedYogi of Reddi et al. 2021: nu <- nu - (1-b2) Delta^2 sign(nu - Delta^2), the rest as FedAdam."""
+    return _adaptive(lambda gradient, mu: gradient, numbers, _signed)
+
+
+SECOND_MOMENTS = {"delta": adaptive_delta, "mu": adaptive_mu}

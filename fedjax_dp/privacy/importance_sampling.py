@@ -1,0 +1,89 @@
+"""003's client sampling: how often to draw whom, from the clients' gradient norms and personal budgets."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_dp import errors, gradients, prng
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, personal
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.parts.batches import FixedBatches
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import ravel
+from fedjax_dp.rounds.simulation import run_key
+
+
+class Sampling(NamedTuple):
+    """Probabilities of one draw, and what finding them cost."""
+
+    probabilities: np.ndarray  # (num_clients,)
+    norms: np.ndarray  # G_i as the server learnt them
+    paid: GaussianSteps | None  # what each client released; None: norms went out as they are, which nothing covers
+
+
+def optimal_probabilities(
+    data: FederatedData, *, epsilons: float | Sequence[float] | np.ndarray, delta: float, rounds: int, draws: int,
+    batch_size: int, local_steps: int, learning_rate: float, strength: float = 1.0, norm_noise: float = 0.0,
+    norm_clip: float = 1.0, seed: int = 0, model: Model | None = None,
+) -> Sampling:  # fmt: skip
+    """003's optimal q: min sum p^2 G^2 / q + strength p^2 B^2 / sqrt(q), q at most 1/K (`accounting.personal`).
+
+    Every client first takes two rounds of local steps that nobody sees and tells one number, the mean norm G_i of its
+    batches' gradients.
+    norm_noise  0: as 003 does, the norms leave the clients as they are; no epsilon covers that, and the Guarantee of an
+                algorithm with these probabilities says so. z > 0: each norm is clipped to `norm_clip` and noise of
+                standard deviation z * norm_clip joins the mean, which is one Gaussian release per client, counted.
+    """
+    errors.require_not_negative("norm_noise", norm_noise)
+    errors.require_positive("norm_clip", norm_clip)
+    model = model or logistic_regression(data.record_shape, data.classes)
+    laws = FixedBatches(size=batch_size)
+    laws.check(np.asarray(data.sizes))
+    private = norm_noise > 0
+    norms = np.asarray(_norms(
+        data, run_key(seed), jnp.float32(learning_rate), jnp.float32(norm_clip if private else jnp.inf),
+        jnp.float32(norm_noise * norm_clip), model=model, batches=laws, steps=2 * local_steps,
+    ), float)  # fmt: skip
+    norms = np.maximum(norms, 1e-3 * (norm_clip if private else norms.max()))
+    budgets = np.asarray(epsilons, float)
+    if budgets.shape not in ((), (data.num_clients,)):
+        raise errors.refuse("epsilons", f"shape {budgets.shape}", f"one budget or {data.num_clients}, one per client")
+    budgets = np.broadcast_to(budgets, (data.num_clients,))
+    terms = personal.noise_terms(budgets, batch_size / np.asarray(data.sizes, float), draws, rounds, delta)
+    probabilities = personal.sampling_probabilities(
+        np.asarray(data.shares, float), norms, terms, draws, strength=strength
+    )  # fmt: skip
+    # The value lies in [0, norm_clip], so an exchanged record moves it by at most norm_clip: half a replace-one 2C.
+    paid = GaussianSteps(2 * norm_noise, FullBatch(), Adjacency.REPLACE_ONE, 1) if private else None
+    return Sampling(probabilities, norms, paid)
+
+
+def _norms(
+    data: FederatedData, key: jax.Array, rate: jax.Array, clip: jax.Array, std: jax.Array, *, model: Model,
+    batches: FixedBatches, steps: int,
+) -> jax.Array:  # fmt: skip
+    """Mean norm of each client's batch gradients along local steps of its own `(num_clients,)`."""
+    stored = jax.tree.map(jnp.asarray, data)
+    start, unravel = ravel(model.init(role_key(key, "init")))
+
+    def one(i: jax.Array) -> jax.Array:
+        own = jax.random.fold_in(role_key(key, "norms"), i)
+        client = stored.client(i)
+        batch = batches.sample(role_key(own, "batch"), client.size, steps, data.largest)
+
+        def step(params: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x, y = stored.gather(client, positions)
+            total = gradients.plain_sum(model, unravel(params), x, y, jnp.ones(positions.shape, bool)).total
+            gradient = ravel(total)[0] / positions.shape[0]
+            norm = jnp.linalg.norm(gradient)
+            return params - rate * gradient, jnp.where(jnp.isfinite(norm), jnp.minimum(norm, clip), clip)
+
+        norms = lax.scan(step, start, batch.positions)[1]
+        return norms.mean() + std * prng.normals(role_key(own, "noise"), 0, 1)[0]
+
+    return jax.lax.map(one, jnp.arange(data.num_clients))

@@ -1,0 +1,139 @@
+"""The noise that the papers' own theorems ask for, as they print it. What it really gives, the Guarantee says."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import WithoutReplacement, theorems, zcdp
+from fedjax_dp.accounting.participation import lemma1_003
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.privacy.ledger import last_rates
+from fedjax_dp.rounds.algorithm import Algorithm
+
+
+def prescribed(
+    paper: str, algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: Sequence[float], delta: float
+) -> np.ndarray:
+    """Noise multipliers `(num_clients,)` by the theorem of `paper`, one of PRESCRIBED, for these budgets.
+
+    Its conditions are not checked: where the paper ignores them, so does its recipe.
+    Raises: ConfigurationError if the theorem does not speak of these parts.
+    """
+    theorem = PRESCRIBED[paper]
+    if not theorem.speaks_of(algorithm):
+        raise errors.refuse("sigma_mode", paper, f"used with {theorem.parts}", "leave it out")
+    return theorem.noise(algorithm, data, rounds, np.asarray(epsilons, float), delta)
+
+
+class Theorem(NamedTuple):
+    """A paper's rule for the noise."""
+
+    parts: str  # that it is about, in words
+    speaks_of: Callable[[Algorithm], bool]
+    noise: Callable[[Algorithm, FederatedData, int, np.ndarray, float], np.ndarray]
+
+
+def has_theorem1_003(algorithm: Algorithm) -> bool:
+    """Whether 003's Theorem 1 speaks of these parts: draws with replacement, batches of one size, noise on records."""
+    return not algorithm.cohort.base.once and noises_steps(algorithm) and draws_batches(algorithm)
+
+
+def noises_steps(algorithm: Algorithm) -> bool:
+    """Whether the gradient of every local step is noised by itself."""
+    privatizer = algorithm.local.privatizer
+    return getattr(privatizer, "noise_multiplier", None) is not None and not privatizer.on_upload
+
+
+def noises_uploads(algorithm: Algorithm) -> bool:
+    """Whether 004's Theorem 1 speaks of these parts: noise on what is uploaded, batches of one size."""
+    return algorithm.local.privatizer.on_upload and draws_batches(algorithm)
+
+
+def clips_records(algorithm: Algorithm) -> bool:
+    """Whether every step clips the gradients of single records and noises their sum."""
+    bound = getattr(algorithm.local.privatizer, "bound", None)
+    clips = bound is not None and bound.per_record and not (bound.gap or bound.assumption)
+    return clips and noises_steps(algorithm)
+
+
+def draws_batches(algorithm: Algorithm) -> bool:
+    """Whether batches are of one size, drawn afresh without replacement."""
+    return isinstance(algorithm.local.batches.sampling(2**31), WithoutReplacement)
+
+
+def theorem1_003(algorithm: Algorithm, data: FederatedData, rounds: int, delta: float) -> np.ndarray:
+    """Noise multipliers at epsilon 1 by 003's Theorem 1 with constant 1 `(num_clients,)`; they scale by 1 / epsilon.
+
+    In units of the clip norm: 003's sensitivity is 2C/m, whatever is clipped.
+    """
+    cohort: Any = algorithm.cohort.base
+    batches = algorithm.local.batches
+    draws = cohort.members(data.num_clients) * rounds
+    chances = np.asarray(cohort.rates(np.asarray(data.shares, float)), float) / cohort.members(data.num_clients)
+    return np.array([
+        2 * theorems.theorem1_003_noise(
+            1.0, delta, rate=batches.divisor(records) / records,
+            participations=lemma1_003(draws, float(chance), delta / 4), draws=draws,
+            local_steps=algorithm.local.steps, constant=1,
+        )
+        for chance, records in zip(chances, np.asarray(data.sizes).tolist(), strict=True)
+    ])  # fmt: skip
+
+
+def _clips_fixed(algorithm: Algorithm) -> bool:
+    return clips_records(algorithm) and draws_batches(algorithm)
+
+
+def _rounds_taken(algorithm: Algorithm, data: FederatedData, rounds: int) -> np.ndarray:
+    """The mean number of rounds of each client, which the papers account for; (num_clients,)."""
+    rates = algorithm.cohort.rates(np.asarray(data.shares, float))
+    return rounds * np.broadcast_to(np.asarray(rates, float), (data.num_clients,))
+
+
+def _lemma2_000(
+    algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
+) -> np.ndarray:
+    """000, Lemmas 2 to 4: z = B sqrt(26 K tau / rho*) / n."""
+    batches = algorithm.local.batches
+    steps = _rounds_taken(algorithm, data, rounds) * algorithm.local.steps
+    budgets = np.array([zcdp.zcdp_budget(epsilon, delta) for epsilon in epsilons])
+    return batches.divisor(data.largest) * np.sqrt(26 * steps / budgets) / np.asarray(data.sizes, float)
+
+
+def _theorem1_002(
+    algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
+) -> np.ndarray:
+    """002, Theorem 1: the whole cohort's noise protects every step where sums are secure, else each its own."""
+    batches = algorithm.local.batches
+    batch, members = batches.divisor(data.largest), algorithm.cohort.members(data.num_clients)
+    setting = theorems.Cpfed(rounds, algorithm.local.steps, data.num_clients, members, batch)
+    secure = bool(algorithm.transport.secret)
+    return np.array([setting.sigma(epsilon, delta, secure=secure) * batch for epsilon in epsilons])
+
+
+def _theorem1_003(
+    algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
+) -> np.ndarray:
+    return theorem1_003(algorithm, data, rounds, delta) / epsilons
+
+
+def _theorem1_004(
+    algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
+) -> np.ndarray:
+    """004, Theorem 1: budgets are of one round; noise in units of the farthest that clipped steps go, not 4 Q G eta."""
+    batches = algorithm.local.batches
+    steps, rates = algorithm.local.steps, np.asarray(algorithm.local.rates(0, data.largest), float)
+    unit = 4 * steps * last_rates(algorithm, data.largest, 1)[0] / rates.sum()
+    sampled = np.minimum(steps * batches.divisor(data.largest) / np.asarray(data.sizes, float), 1.0)
+    pairs = zip(epsilons, sampled, strict=True)
+    return unit * np.array([theorems.theorem1_004_noise(epsilon, delta, rate) for epsilon, rate in pairs])
+
+
+PRESCRIBED = {
+    "paper_000": Theorem("noise on batches of clipped records, such as dpnfl's", _clips_fixed, _lemma2_000),
+    "paper_002": Theorem("noise on batches of clipped records, such as cpfed's", _clips_fixed, _theorem1_002),
+    "paper_003": Theorem("acs_pldp, whose theorem it is", has_theorem1_003, _theorem1_003),
+    "paper_004": Theorem("dp_fedavg_output, whose theorem it is", noises_uploads, _theorem1_004),
+}

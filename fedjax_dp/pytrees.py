@@ -1,0 +1,155 @@
+"""Values: the habit that everything else is written in.
+
+A *value* is a frozen dataclass that is a pytree: its numeric fields are leaves (traced, so they can be swept without
+compiling again), its `structure()` fields are static.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_dp import devices, errors
+
+devices.leave_children_alone()
+
+T = TypeVar("T")
+LARGE = 40_000  # parameters that the caches of a CPU's core hold together with what is computed from them
+
+
+def structure(**kwargs: Any) -> Any:
+    """A static field of a value: sizes, loop lengths, functions. Changing it compiles again."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, structure))
+def value(cls: type[T]) -> type[T]:
+    """Class decorator: a frozen, keyword-only dataclass registered as a pytree.
+
+    Not with `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same fields
+    compare equal (their hashes differ), so now and then `jit` ran one algorithm by the program of another.
+    """
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    fixed, numbers = (
+        tuple(field.name for field in dataclasses.fields(made) if bool(field.metadata.get("static")) is static)
+        for static in (True, False)
+    )
+
+    def flatten(part: Any) -> tuple[tuple, tuple]:
+        return tuple(getattr(part, name) for name in numbers), tuple(getattr(part, name) for name in fixed)
+
+    def flatten_with_keys(part: Any) -> tuple[tuple, tuple]:
+        return tuple((jax.tree_util.GetAttrKey(name), getattr(part, name)) for name in numbers), flatten(part)[1]
+
+    def unflatten(structures: tuple, leaves: Any) -> Any:
+        return made(**dict(zip(fixed, structures)), **dict(zip(numbers, leaves)))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    made.__made_by_value__ = made
+    return made
+
+
+def is_value(part: Any) -> bool:
+    """Whether the exact class of a part was made by `value`."""
+    return vars(type(part)).get("__made_by_value__") is type(part)
+
+
+def checksum(*trees: Any) -> str:
+    """Of the numbers in arrays, each a leaf of a pytree; read in place, however large."""
+    total = 0
+    for leaf in jax.tree.leaves(trees):
+        total = zlib.crc32(np.ascontiguousarray(leaf).view(np.uint8).reshape(-1).data, total)
+    return f"{total:08x}"
+
+
+def changed(part: T, **changes: Any) -> T:
+    """`dataclasses.replace` for a part known by its protocol only."""
+    return dataclasses.replace(part, **changes)  # type: ignore[type-var]
+
+
+def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """A pytree of arrays as one flat vector, and the way back.
+
+    Tall matrices are laid out transposed, so that the long side is contiguous: the products that make and use a
+    `(784, 10)` kernel are then about twice as fast on a CPU, and the transposes fold into them.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    shapes = [leaf.shape for leaf in leaves]
+    tall = [len(shape) == 2 and shape[0] > shape[1] for shape in shapes]
+    ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
+
+    def unravel(flat: jax.Array) -> Any:
+        parts = jnp.split(flat, ends[:-1])
+        back = [
+            part.reshape(shape[::-1]).T if turned else part.reshape(shape)
+            for part, shape, turned in zip(parts, shapes, tall, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, back)
+
+    parts = [(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall, strict=True)]
+
+    def at_once(*parts: jax.Array) -> jax.Array:
+        return jnp.concatenate(parts)
+
+    def one_by_one(*parts: jax.Array) -> jax.Array:
+        """A concatenation would melt into what reads it, which on a CPU asks at every number which leaf it is from."""
+        flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
+        for part, end in zip(parts, ends, strict=True):
+            flat = lax.dynamic_update_slice(flat, part, (end - part.size,))
+        return flat
+
+    if at_once_on_a_core(ends[-1]) > 1:  # several at once: cheaper to ask than to write once more
+        return at_once(*parts), unravel
+    return lax.platform_dependent(*parts, cpu=one_by_one, default=at_once), unravel
+
+
+def at_once_on_a_core(size: int, wanted: int = LARGE) -> int:
+    """How many models of `size` parameters a CPU's core computes at once: as many as wanted that its caches hold.
+
+    Two where one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower.
+    """
+    return max(min(round(LARGE / size), wanted), 1 + size % 2)
+
+
+def path_name(path: Any) -> str:
+    """The path to a leaf of a pytree as `Dense_0/kernel`."""
+    return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", entry)))) for entry in path)
+
+
+def tensor_sizes(tree: Any) -> tuple[int, ...]:
+    """Number of parameters of each tensor, in the order of `ravel`."""
+    return tuple(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def ravel_numbers(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """A pytree of float32 arrays and scalars as one vector, and the way back; the shapes stay as they are."""
+    leaves, treedef = jax.tree.flatten(tree)
+    shapes = [leaf.shape for leaf in leaves]
+    splits = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
+
+    def back(flat: jax.Array) -> Any:
+        parts = jnp.split(flat, splits)
+        return jax.tree.unflatten(treedef, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+    return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves]), back
+
+
+def of_clients(what: str, numbers: Any, num_clients: int) -> np.ndarray:
+    """One number or an array of one for each client, checked; on the host.
+
+    Raises: ConfigurationError for another shape, and for what is no array of real numbers.
+    """
+    try:
+        found = np.asarray(numbers)
+    except ValueError:  # lists of lists that are not of one length
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf":
+        raise errors.refuse(what, repr(numbers), f"a number, or one for each of the {num_clients} clients")
+    if found.shape not in ((), (num_clients,)):
+        raise errors.refuse(what, f"shape {found.shape}", f"one number or {num_clients} of them")
+    return found

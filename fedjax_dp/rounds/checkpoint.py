@@ -1,0 +1,71 @@
+"""Server state on disk, written atomically by orbax; a resumed run ends bit for bit like an uninterrupted one."""
+
+import logging
+import pathlib
+from typing import Any
+
+import jax
+
+from fedjax_dp import errors
+from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.rounds import prefetch
+from fedjax_dp.rounds.algorithm import ServerState
+
+KEPT = 2
+STATE, TABLES = "state", "tables"
+
+
+class Checkpoints:
+    """The last checkpoints of a run folder. Orbax writes beside and renames, so a killed run leaves whole ones only."""
+
+    def __init__(self, folder: pathlib.Path):
+        import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
+
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
+        self._orbax = orbax
+        self._manager = orbax.CheckpointManager(
+            (folder / "checkpoints").absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
+        )
+
+    def save(self, state: ServerState) -> None:
+        """Store the state after `state.round` rounds; returns when it is on disk."""
+        save = self._orbax.args.StandardSave
+        parts = {STATE: save(_light(state))}
+        if tables := prefetch.tables_of(state):
+            parts[TABLES] = save([table.held() for table in tables])
+        self._manager.save(int(state.round), args=self._orbax.args.Composite(**parts))
+        self._manager.wait_until_finished()
+
+    def latest(self) -> int | None:
+        """Rounds done in the newest whole checkpoint."""
+        return self._manager.latest_step()
+
+    def restore(self, like: ServerState) -> ServerState:
+        """The newest checkpoint, with the shapes and devices of `like`."""
+        step = self.latest()
+        if step is None:
+            raise errors.refuse("checkpoint", "none", "present in the run folder", "start the run again")
+        restore, tables = self._orbax.args.StandardRestore, prefetch.tables_of(like)
+        template: Any = jax.tree.map(self._orbax.utils.to_shape_dtype_struct, _light(like))
+        parts = {STATE: restore(template)} | ({TABLES: restore()} if tables else {})
+        try:
+            found = self._manager.restore(step, args=self._orbax.args.Composite(**parts))
+            held, others = found[TABLES] if tables else [], jax.tree.leaves(found[STATE])
+            if len(others) != len(jax.tree.leaves(_light(like))):
+                raise ValueError("what clients keep is elsewhere")
+            rows, rest = iter(held), iter(others)
+            return jax.tree.map(lambda a: a.filled(next(rows)) if isinstance(a, HostTable) else next(rest), like)
+        except (ValueError, KeyError, OSError) as error:
+            reason = str(error).splitlines()[0][:120]
+            raise errors.refuse(
+                f"checkpoint of round {step}", "one of another shape or a damaged one",
+                "written by this configuration", f"start again in a new folder ({reason})",
+            ) from None  # fmt: skip
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _light(state: ServerState) -> ServerState:
+    """Without tables on the host."""
+    return prefetch.over_tables(state, lambda table: () if isinstance(table, HostTable) else table)

@@ -1,0 +1,189 @@
+"""Records that stay on the host: those of the next cohorts are copied to the devices while the current rounds compute.
+
+Cohorts depend on the run's key and on public numbers alone, so they are known ahead. Rounds are taken some at a time:
+the clients of their cohorts, each where it will be computed, are one block of records on every device. What these
+clients keep from round to round comes and goes with the block.
+"""
+
+import concurrent.futures
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp import errors
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.execution.mesh import AXIS, Deal, Execution
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm, Fed, Held, ServerState, draw_cohorts
+
+BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
+MOST = 256  # rounds at once
+GROWTH = 1.25  # blocks grow by this much, so that few programs are compiled
+
+
+class Block(NamedTuple):
+    """Rounds from `first` to before `until`, and what they need."""
+
+    first: int
+    until: int
+    fed: Fed
+    clients: np.ndarray  # who takes part in them, where tables are on the host
+    room: int  # for the rows of so many
+
+
+class Feed:
+    """The blocks of a run, one ahead. Their shapes stay the same, unless one needs more room than any before."""
+
+    def __init__(
+        self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int, kept: int = 0
+    ):
+        """`size`: parameters of a model; `kept`: bytes by client in tables on the host."""
+        cohort = algorithm.cohort
+        members, usual = cohort.members(data.num_clients), cohort.usual(data.num_clients)
+        self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
+        self._homes = Deal(members, execution, size, usual, not cohort.fixed).homes
+        record = np.asarray(data.x[:1]).nbytes + 4
+        # Bytes of a round on a device.
+        needed = (record * float(np.mean(data.sizes)) + kept) * usual / execution.groups
+        self._kept = kept > 0
+        self._several = max(1, min(MOST, int(BYTES / needed)))
+        self._own = execution.own
+        self._shares = jnp.asarray(data.shares)
+        self._room = 1  # a block may hold nobody
+        self._now: Block | None = None
+        self._next: concurrent.futures.Future | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "feed")
+
+    def block(self, at: int) -> Block:
+        """The block that holds round `at`; the one after it is being read when this returns."""
+        if self._now is None or not self._now.first <= at < self._now.until:
+            ahead = self._next is not None and self._now is not None and at == self._now.until
+            self._now = self._next.result() if ahead else self._read(at, self._draw(at))  # type: ignore[union-attr]
+            # Drawn here, before the rounds of this block are sent off: an accelerator would draw after them.
+            self._next = self._thread.submit(self._read, self._now.until, self._draw(self._now.until))
+        return self._now
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _draw(self, first: int) -> tuple[jax.Array, jax.Array]:
+        """Ids of the cohorts from round `first` on, and who of them is invited; not waited for."""
+        return draw_cohorts(self._cohort, self._key, first + jnp.arange(self._several), self._shares)
+
+    def _read(self, first: int, drawn: tuple[jax.Array, jax.Array]) -> Block:
+        data, groups = self._data, self._execution.groups
+        ids, there = map(np.asarray, drawn)
+        offsets = np.zeros(ids.shape, np.int32)
+        rows: dict[int, np.ndarray] = {}  # of the groups of devices that this process has some of
+        needed = 1
+        for group in range(groups):
+            mine = there & (self._homes == group)
+            clients, where = np.unique(ids[mine], return_inverse=True)
+            sizes = np.asarray(data.sizes)[clients].astype(np.int64)
+            starts = np.cumsum(sizes) - sizes
+            offsets[mine] = starts[where]
+            needed = max(needed, int(sizes.sum()))
+            if group not in self._own.values():
+                continue
+            first_rows = np.repeat(np.asarray(data.offsets)[clients].astype(np.int64) - starts, sizes)
+            at = first_rows + np.arange(sizes.sum())
+            rows[group] = at if data.rows is None else np.asarray(data.rows)[at]
+        if needed > self._room:
+            self._room = math.ceil(needed * GROWTH)
+        blocks = {group: self._copied(at) for group, at in rows.items()}
+        held = Held(*(self._spread({group: block[i] for group, block in blocks.items()}) for i in range(2)))
+        clients, places = np.zeros(0, np.int64), None
+        if self._kept:
+            clients, places = np.unique(ids, return_inverse=True)
+            places = places.reshape(ids.shape).astype(np.int32)
+        start, offsets, places = self._execution.place((np.int32(first), offsets, places))
+        return Block(first, first + self._several, Fed(start, offsets, places, held), clients, ids.size)
+
+    def _copied(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x = np.zeros((1, self._room, *self._data.record_shape), self._data.x.dtype)
+        y = np.zeros((1, self._room), np.int32)
+        np.take(self._data.x, rows, axis=0, out=x[0, : len(rows)], mode="clip")
+        np.take(self._data.y, rows, axis=0, out=y[0, : len(rows)], mode="clip")
+        return x, y
+
+    def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
+        """Arrays `(1, ...)`, one for each group of devices that this process has some of, as a part of one array."""
+        mesh = self._execution.mesh
+        placed = [jax.device_put(parts[group], device) for device, group in self._own.items()]
+        if mesh is None:
+            return placed[0]
+        shape = (self._execution.groups, *placed[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
+
+
+def keeps_on_host(algorithm: Algorithm) -> bool:
+    """Whether what clients keep can be on the host."""
+    return all(correction.apart for correction in algorithm.local.corrections)
+
+
+def tables_on_host(state: ServerState, clients: int) -> ServerState:
+    """The state before round 0 of a population of one client, as that of `clients` whose tables are on the host."""
+    return over_tables(state, lambda table: HostTable(clients, table[0]))
+
+
+def over_tables(state: ServerState, change: Callable[[Any], Any]) -> ServerState:
+    """The state with every table by client changed."""
+    memories = tuple(m._replace(clients=jax.tree.map(change, m.clients)) for m in state.memories)
+    return state._replace(memories=memories, rules=jax.tree.map(change, state.rules))
+
+
+def tables_of(state: ServerState) -> list[HostTable]:
+    """Those on the host."""
+    return [leaf for leaf in jax.tree.leaves((state.memories, state.rules)) if isinstance(leaf, HostTable)]
+
+
+def lend(state: ServerState, block: Block, execution: Execution) -> ServerState:
+    """The state for the rounds of a block, with the rows of its clients."""
+
+    def rows(table: Any) -> Any:
+        if not isinstance(table, HostTable):
+            return table
+        return execution.place_tables(table.read(block.clients, block.room))
+
+    return over_tables(state, rows)
+
+
+def settle(lent: ServerState, tables: list[HostTable], block: Block) -> ServerState:
+    """A state that was lent, after its rounds: rows are back in the tables, which take their places again."""
+    if not tables:
+        return lent
+    left = iter(tables)
+
+    def back(rows: Any) -> HostTable:
+        table = next(left)
+        table.write(block.clients, np.asarray(rows)[: len(block.clients)])
+        return table
+
+    return over_tables(lent, back)
+
+
+def without_records(data: FederatedData) -> FederatedData:
+    """What devices hold of data whose records come by blocks."""
+    x = np.zeros((0, *data.record_shape), data.x.dtype)
+    return changed(data, x=x, y=np.zeros(0, np.int32), rows=None)
+
+
+def looks_around(algorithm: Algorithm) -> bool:
+    """Whether records of clients are looked at beside their local steps, for which blocks do not hold them."""
+    return any(correction.warm or correction.looks for correction in algorithm.local.corrections)
+
+
+def check(algorithm: Algorithm, train_metrics: bool) -> None:
+    """Refuse what looks at records that no block holds."""
+    for found, told in ((looks_around(algorithm), "this algorithm"), (train_metrics, "train_metrics")):
+        if found:
+            raise errors.refuse(
+                "records", "host", f"devices for {told}", "it looks at clients beside their local steps"
+            )

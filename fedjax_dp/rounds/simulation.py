@@ -1,0 +1,275 @@
+"""Running an algorithm: check once, compile once, advance round after round, evaluate now and then."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_dp import errors, gradients
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.devices import COMPILER_OPTIONS
+from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.execution.mesh import Execution, all_devices
+from fedjax_dp.models import Model, NetworkModel, logistic_regression
+from fedjax_dp.parts import facts
+from fedjax_dp.pytrees import changed, tensor_sizes
+from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds import metrics
+from fedjax_dp.rounds import prefetch as feeds
+from fedjax_dp.rounds.algorithm import Algorithm, Fed, RoundReport, ServerState
+from fedjax_dp.rounds.metrics import Evaluation
+from fedjax_dp.rounds.prefetch import Feed
+
+MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
+
+
+class Timing(NamedTuple):
+    """Seconds. `compile_s` is the first round, compilation included, less a usual round."""
+
+    compile_s: float
+    round_s_median: float
+    total_s: float
+
+
+class Simulation(NamedTuple):
+    """A finished run."""
+
+    state: ServerState
+    history: list[Evaluation]
+    timing: Timing
+
+    @property
+    def params(self) -> Any:
+        return self.state.params
+
+
+def run_key(seed: int) -> jax.Array:
+    """The one key of a run. Every draw derives from it by role, round, client and step.
+
+    Raises: ConfigurationError for a seed of more than 32 bits, which JAX would take for another.
+    """
+    errors.require_integer("seed", seed, 0, 2**32 - 1)
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model | None = None) -> None:
+    """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
+    errors.require_count("rounds", rounds)
+    facts.require_present(algorithm)
+    algorithm.cohort.check(data.num_clients)
+    algorithm.local.check(np.asarray(data.sizes), model, rounds)
+    algorithm.upload.check(data.num_clients)
+    algorithm.server.check()
+    algorithm.transport.check(algorithm.cohort.members(data.num_clients))
+    algorithms.check_fit(algorithm, np.asarray(data.shares))
+    if model is not None:
+        gradients.require_model(model)
+        if isinstance(model, NetworkModel):
+            model.check(data.record_shape, data.tokens)
+        _check_loss(model, data.record_shape, data.tokens)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_loss(model: Model, record_shape: tuple[int, ...], tokens: bool) -> None:
+    """Refuse a loss of which no gradient of a single record can be made: traced here, where no devices are in sight."""
+    x = jax.ShapeDtypeStruct((1, *record_shape), jnp.int32 if tokens else jnp.float32)
+    y, keys = jax.ShapeDtypeStruct((1,), jnp.int32), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
+    gradients.loss_plan(model, jax.eval_shape(model.init, jax.random.key(0)), x, y, keys)
+
+
+def numbers(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm with every number as a float32 array, so that no change of a number compiles again."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
+
+
+# Compiled: the state before round 0.
+begin = jax.jit(algorithms.init, static_argnames=("model",))
+
+
+def run_rounds(
+    algorithm: Algorithm, state: ServerState, data: FederatedData, key: jax.Array, until: jax.Array, *,
+    model: Model, execution: Execution, fed: Fed | None = None,
+) -> tuple[ServerState, RoundReport]:  # fmt: skip
+    """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
+
+    def run_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
+        return algorithms.run_round(algorithm, model, data, key, carry[0], execution, fed=fed)
+
+    def more(carry: tuple[ServerState, RoundReport]) -> jax.Array:
+        state, report = carry
+        return (state.round < until) & jnp.all(report.finite & ~report.overflow)
+
+    state, report = lax.while_loop(more, run_round, (state, nothing(algorithm.cohort.members(data.num_clients))))
+    if fed is not None and fed.places is not None:  # their rows go back to tables on the host
+        state = feeds.over_tables(state, execution.readable)
+    return state, execution.readable(report)
+
+
+# Compiled; the memory of `state` is used for the new one, so a state can be passed once.
+advance = jax.jit(
+    run_rounds, static_argnames=("model", "execution"), donate_argnames=("state",), compiler_options=COMPILER_OPTIONS
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """An algorithm, its data and its key on the devices that run it: what turns a state into a later one."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    key: jax.Array
+    model: Model
+    execution: Execution
+    feed: Feed | None = None  # of records that are not in `data`
+
+    def advance(self, state: ServerState, until: int) -> tuple[ServerState, RoundReport]:
+        """The state before round `until`, or after one that was not finite; `state` cannot be used again."""
+        options: dict[str, Any] = {"model": self.model, "execution": self.execution}
+        if self.feed is None:
+            return advance(self.algorithm, state, self.data, self.key, np.int32(until), **options)
+        done = int(state.round)
+        while True:
+            block = self.feed.block(done)
+            end, tables = min(until, block.until), feeds.tables_of(state)
+            lent = feeds.lend(state, block, self.execution)
+            lent, report = advance(self.algorithm, lent, self.data, self.key, np.int32(end), fed=block.fed, **options)
+            state = feeds.settle(lent, tables, block)
+            done = int(state.round)
+            if done >= until or done < end or not np.all(np.asarray(report.finite) & ~np.asarray(report.overflow)):
+                return state, report
+
+    def close(self) -> None:
+        """No records will be asked for any more."""
+        if self.feed is not None:
+            self.feed.close()
+
+    def compiled(self, state: ServerState) -> Any:
+        """The program that `advance` runs, to look at."""
+        options: dict[str, Any] = {"model": self.model, "execution": self.execution}
+        return advance.lower(self.algorithm, state, self.data, self.key, jnp.int32(1), **options).compile()
+
+
+def on_devices(
+    algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, *, seed: int = 0,
+    start: ServerState | None = None, on_host: bool = False,
+) -> tuple[Rounds, ServerState]:  # fmt: skip
+    """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
+    if not on_host and data.y.shape[0] > MOST_ON_DEVICES:
+        raise errors.refuse(
+            "records", f"{data.y.shape[0]:,} on devices", f"at most {MOST_ON_DEVICES:,}", "keep them on the host"
+        )
+    key, algorithm = run_key(seed), numbers(algorithm)
+    if start is not None and not on_host:
+        start = feeds.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)
+    state = algorithms.place(fresh(algorithm, data, model, seed, on_host) if start is None else start, execution)
+    if start is not None:  # the caller's arrays stay his
+        state = jax.tree.map(lambda a: a.copy() if isinstance(a, HostTable) else jnp.copy(a), state)
+    feed = None
+    if on_host:
+        size, kept = sum(tensor_sizes(state.params)), sum(table.row_bytes for table in feeds.tables_of(state))
+        feed, data = Feed(algorithm, data, execution, key, size, kept), feeds.without_records(data)
+    algorithm, data, key = execution.place((algorithm, data, key))
+    return Rounds(algorithm, data, key, model, execution, feed), state
+
+
+def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False) -> ServerState:
+    """The state before round 0; with records on the host, what clients keep is there too, where that can be."""
+    algorithm, key = numbers(algorithm), run_key(seed)
+    if not on_host:
+        return begin(algorithm, model, data, key)
+    data = feeds.without_records(data)
+    if not feeds.keeps_on_host(algorithm):
+        return begin(algorithm, model, data, key)
+    alone = changed(data, **{name: getattr(data, name)[:1] for name in ("offsets", "sizes", "shares")})
+    return feeds.tables_on_host(begin(algorithm, model, alone, key), data.num_clients)
+
+
+def nothing(members: int) -> RoundReport:
+    """The report of no round."""
+    zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
+    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no)
+
+
+def simulate(
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    seed: int = 0,
+    model: Model | None = None,
+    evaluate_every: int | None = None,
+    train_metrics: bool = False,
+    execution: Execution | None = None,
+    start: ServerState | None = None,
+    pause_every: int | None = None,
+    on_pause: Callable[[ServerState, list[Evaluation]], None] | None = None,
+    on_host: bool = False,
+) -> Simulation:
+    """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
+
+    model          default multinomial logistic regression;
+    train_metrics  also evaluate objective and gradient norm, a pass over all training records each time (probes);
+    execution      default every device, of all processes that `jax.distributed` has joined;
+    start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
+    on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
+                   for progress and checkpoints; the state is valid during the call only.
+    on_host        leave the records where they are, in memory or on disk, and copy those of the next cohorts to the
+                   devices while they compute; the result is the same bit for bit.
+    Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
+    """
+    began = time.perf_counter()
+    model = model or logistic_regression(data.record_shape, data.classes)
+    check(algorithm, data, rounds, model)
+    if on_host:
+        feeds.check(algorithm, train_metrics)
+    every = evaluate_every or max(1, rounds // 20)
+    errors.require_count("evaluate_every", every)
+    execution = execution or all_devices()
+    run, state = on_devices(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
+    del start
+    done = first = int(state.round)
+    history: list[Evaluation] = []
+    first_round_s, later = 0.0, []
+    with contextlib.closing(run):
+        while done < rounds:
+            until = min(rounds, _next_multiple(done, every), _next_multiple(done, pause_every or every))
+            if done == first:
+                until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
+            tick = time.perf_counter()
+            state, report = run.advance(state, until)
+            finite = np.asarray(report.finite)
+            spent = time.perf_counter() - tick
+            if done == first:
+                first_round_s = spent
+            else:
+                later.append(spent / (int(state.round) - done))
+            done = int(state.round)
+            if not finite.all():
+                raise errors.DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
+            if np.asarray(report.overflow).any():
+                raise errors.RingOverflowError(
+                    done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist()
+                )
+            if done % every == 0 or done == rounds:
+                params, records = execution.on_one_device((state.params, run.data))
+                history.append(metrics.measured(done, params, records, report, model=model, train=train_metrics))
+                if not math.isfinite(history[-1].test_loss):
+                    raise errors.DivergedError(done - 1, [])
+            if on_pause:
+                on_pause(state, history)
+    usual = statistics.median(later) if later else first_round_s
+    timing = Timing(max(first_round_s - usual, 0.0), usual, time.perf_counter() - began)
+    return Simulation(state, history, timing)
+
+
+def _next_multiple(value: int, of: int) -> int:
+    return (value // of + 1) * of

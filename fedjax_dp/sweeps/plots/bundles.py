@@ -1,0 +1,171 @@
+"""Panels with a line for every setting: learning curves, and settings as paths through their values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.collections import LineCollection
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_dp.sweeps.plots import looks
+from fedjax_dp.sweeps.plots.looks import Line
+from fedjax_dp.sweeps.plots.marks import CROSS, best_over, finish, legend_head, title
+from fedjax_dp.sweeps.settings import Interval, Setting, by_value, interval, pick, ranked
+
+CURVES = 8  # settings whose learning curves stand out
+SPREAD = 0.035  # half the room that paths have at a value which they share
+FAILED_AT = -0.09  # below the axis of the metric
+
+
+def curves(panel: Any, settings: Sequence[Setting], metric: str, by: str | None = None) -> None:
+    """A metric against rounds: the best setting of each value of `by`, or the best 8 settings; the rest in grey.
+
+    Bands are 95% intervals of the mean over seeds. Runs that failed end in a cross.
+    """
+    if by is None:
+        lines, how = _best_lines(settings, metric)
+    else:
+        best = [(line, pick(line.settings, metric)) for line in looks.lines_by(settings, by)]
+        lines = [line._replace(settings=[one]) for line, one in best if one is not None]
+        how = "; ".join(filter(None, [best_over(settings, [by], metric), "the others in grey"]))
+    front = [line.settings[0] for line in lines]
+    for setting in settings:
+        if not any(setting is one for one in front):
+            _background(panel, setting, metric, min(0.45, 50 / len(settings)))
+    for line in lines:
+        rounds, scores = curve(line.settings[0], metric)
+        means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
+        marker = "o" if len(rounds) < 2 else None
+        panel.plot(rounds, means, marker=marker, color=line.color, lw=1.7, label=line.name, zorder=3)
+        panel.fill_between(rounds, low, high, color=line.color, alpha=0.18, lw=0, zorder=2)
+    panel.set_xlabel("round")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title(panel, f"learning curves: {looks.metric_name(metric)}", how)
+    head = legend_head(by) if by else looks.words(_varying(settings)) if lines else None
+    finish(panel, metric, head, crowded=True)
+
+
+def _best_lines(settings: Sequence[Setting], metric: str) -> tuple[list[Line], str]:
+    """The best settings as lines in colours of their own, and what they are in words."""
+    varying = _varying(settings)
+    lines = [
+        Line(", ".join(looks.in_words(setting.values[name]) for name in varying), looks.PALETTE[rank], [setting])
+        for rank, setting in enumerate(ranked(settings, metric)[:CURVES])
+    ]
+    if len(settings) == len(lines):
+        return lines, ""
+    return lines, f"the best {len(lines)} of {len(settings)} settings, the others in grey" if lines else "none is done"
+
+
+def _varying(settings: Sequence[Setting]) -> list[str]:
+    """The axes with more than one value."""
+    return [name for name in settings[0].values if len(by_value(settings, name)) > 1]
+
+
+def curve(setting: Setting, metric: str) -> tuple[list[int], list[Interval]]:
+    """Rounds that every finished seed was evaluated after, and the metric there over the seeds, as shown."""
+    seen: dict[int, list[float]] = {}
+    for point in setting.done:
+        for evaluation in point["history"]:
+            number = evaluation.get(metric)
+            if number is not None and math.isfinite(number):
+                seen.setdefault(evaluation["round"], []).append(number)
+    rounds = sorted(at for at, numbers in seen.items() if len(numbers) == len(setting.done))
+    return rounds, [looks.shown_interval(metric, interval(seen[at])) for at in rounds]
+
+
+def _background(panel: Any, setting: Setting, metric: str, alpha: float) -> None:
+    """The mean of a setting as a thin grey line; each of its failed runs as a red one that ends in a cross."""
+    rounds, scores = curve(setting, metric)
+    panel.plot(rounds, [score.mean for score in scores], color="0.6", lw=0.6, alpha=alpha, zorder=1)
+    for point in setting.points:
+        seen = [(e["round"], looks.shown(metric, e[metric])) for e in point["history"] if e.get(metric) is not None]
+        if point["status"] != "done" and seen:
+            panel.plot(*zip(*seen), color=looks.FAILED, lw=0.7, alpha=0.6, zorder=2)
+            panel.plot(*seen[-1], "x", color=looks.FAILED, ms=5, mew=1.2, gid=CROSS, zorder=2)
+
+
+def parallel(panel: Any, settings: Sequence[Setting], metric: str) -> None:
+    """Every setting as a path through its values to its mean of a metric, coloured by it; the best one is thick.
+
+    Paths that share a value are spread there in the order of the metric, so that a bright upper edge shows what good
+    settings share. Settings with a failed seed are broken lines that end below the metric.
+    """
+    names = _varying(settings) or list(settings[0].values)
+    scales = {name: looks.scale_of(settings, name) for name in names}
+    order = ranked(settings, metric)[::-1]  # the better, the later drawn
+    means = np.array([looks.shown(metric, setting.score(metric).mean) for setting in order])
+    norm, colors = looks.colour_range(means, metric), looks.colour_map(metric)
+    ends = np.clip(np.asarray(norm(means), float), 0, 1)
+    aside = _spread(order, names)
+    lost = [setting for setting in settings if not setting.comparable(metric)]
+    paths = [[scales[name].fraction(s.values[name]) + aside[name][id(s)] for name in names] for s in order]
+    broken = [_bent([*(scales[name].fraction(s.values[name]) for name in names), FAILED_AT]) for s in lost]
+    panel.add_collection(LineCollection(broken, colors=looks.FAILED, lw=0.8, ls=(0, (3, 2)), alpha=0.6))
+    drawn = [_bent([*path, end]) for path, end in zip(paths, ends)]
+    faint = 0.75 if len(drawn) < 100 else 0.45
+    panel.add_collection(LineCollection(drawn, colors=colors(norm(means)), lw=1.0, alpha=faint))
+    if drawn:
+        outline = [patheffects.withStroke(linewidth=4.2, foreground="black")]
+        panel.plot(*drawn[-1].T, color=colors(norm(means[-1])), lw=2.4, path_effects=outline, zorder=4)
+    _upright(panel, scales)
+    _metric_bar(panel, len(names), metric, norm, bool(lost))
+    title(panel, f"every setting, coloured by {looks.metric_name(metric)}", "thick: the best")
+
+
+def _spread(order: Sequence[Setting], names: Sequence[str]) -> dict[str, dict[int, float]]:
+    """By axis and `id` of a setting: how far its path lies beside the value that it shares with others."""
+    aside: dict[str, dict[int, float]] = {}
+    for name in names:
+        groups = by_value(order, name).values()
+        room = min(SPREAD, 0.3 / max(len(groups), 1))
+        aside[name] = {
+            id(setting): room * (2 * rank / (len(group) - 1) - 1) if len(group) > 1 else 0.0
+            for group in groups for rank, setting in enumerate(group)
+        }  # fmt: skip
+    return aside
+
+
+def _bent(heights: Sequence[float]) -> np.ndarray:
+    """A path `(points, 2)` through heights at 0, 1, 2, ...: level at each of them, smooth between."""
+    t = np.linspace(0, 1, 24, endpoint=False)
+    ease = t * t * (3 - 2 * t)
+    pieces = [low + (high - low) * ease for low, high in itertools.pairwise(heights)]
+    y = np.append(np.concatenate(pieces), heights[-1])
+    return np.stack([np.append((np.arange(len(pieces))[:, None] + t).ravel(), len(pieces)), y], axis=1)
+
+
+def _upright(panel: Any, scales: dict[str, looks.Scale]) -> None:
+    """One upright axis for each axis of the sweep, with its values and its name."""
+    for place, scale in enumerate(scales.values()):
+        panel.plot([place, place], [-0.05, 1.05], color="0.3", lw=0.9, zorder=3)
+        values = scale.values if len(scale.values) <= 12 else [scale.values[0], scale.values[-1]]
+        for value in values:
+            panel.annotate(looks.in_words(value), (place, scale.fraction(value)), xytext=(-5, 0), fontsize=8.5,
+                           textcoords="offset points", ha="right", va="center", zorder=5,
+                           bbox={"fc": "white", "ec": "none", "alpha": 0.9, "pad": 0.8})  # fmt: skip
+    panel.set_xticks(range(len(scales)), labels=[textwrap.fill(looks.words([name]), 16) for name in scales])
+    panel.tick_params(axis="x", length=0)
+    panel.set(yticks=[], xlim=(-0.45, len(scales) + 0.07), ylim=(-0.13, 1.08))
+    panel.spines[:].set_visible(False)
+
+
+def _metric_bar(panel: Any, place: int, metric: str, norm: Any, failed: bool) -> None:
+    """The last upright axis: the colours of the metric with numbers beside them, and where failed paths end."""
+    gradient = np.linspace(0, 1, 256)[:, None]
+    panel.imshow(gradient, cmap=looks.colour_map(metric), origin="lower", aspect="auto",
+                 extent=(place, place + 0.07, 0, 1), zorder=4)  # fmt: skip
+    right = panel.secondary_yaxis("right", functions=(lambda y: y * (norm.vmax - norm.vmin) + norm.vmin, norm))
+    right.set_ylabel(looks.METRICS[metric])
+    ticks = [tick for tick in MaxNLocator(6).tick_values(norm.vmin, norm.vmax) if norm.vmin <= tick <= norm.vmax]
+    right.set_ticks(ticks)
+    right.spines[:].set_visible(False)
+    if failed:
+        panel.annotate("failed", (place, FAILED_AT), xytext=(4, 0), textcoords="offset points", va="center",
+                       color=looks.FAILED, fontsize=8.5, annotation_clip=False)  # fmt: skip

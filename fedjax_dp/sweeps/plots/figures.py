@@ -1,0 +1,256 @@
+"""Figures of a sweep, ready for a paper: PNG, PDF or SVG by the end of the file name.
+
+Each shows means over seeds at the last evaluated round, unless it is against rounds, with 95% intervals of the mean by
+Student's t. Where a figure shows fewer axes than the sweep has, it takes the best value of the others and says so;
+settings with a failed seed are marked, and never chosen.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import pathlib
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg", force=False)
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from fedjax_dp import errors
+from fedjax_dp.sweeps.plots import bundles, panels
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import BETTER, Setting, by_value, settings_of
+
+ONE = (7.2, 4.8)  # inches
+SUFFIXES = (".png", ".pdf", ".svg")
+DPI = 160  # of PNG files
+LINES = 6  # that an axis may have values for one line each
+
+
+KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel")
+
+
+def pictures(
+    records: Sequence[Record], axes: Sequence[str], title: str, kind: str = "all", metric: str = "test_accuracy",
+    x: str | None = None, y: str | None = None, by: str | None = None,
+) -> dict[str, Callable[[str | os.PathLike], None]]:  # fmt: skip
+    """What to draw, by the name of its file, as functions of a path; refuses a kind that the sweep has nothing for."""
+    errors.require_choice("kind", kind, KINDS)
+    for name in (x, y, by):
+        if name is not None:
+            errors.require_choice("axis", name, axes)
+    settings = checked(records, axes, metric)
+    ranked = influential(settings, metric)
+    found: dict[str, dict[str, Callable[[str | os.PathLike], None]]] = {name: {} for name in KINDS[1:]}
+    found["overview"]["overview"] = lambda path: overview(records, axes, metric, title, path)
+    for name in [x] if x else ranked:
+        lines = by if by not in (None, name) else line_axis(settings, name)
+        found["axis"][f"axis-{name}"] = functools.partial(metric_against, records, axes, name, metric, by=lines)
+    if any(math.isfinite(setting.epsilon) for setting in settings):
+        found["privacy"]["privacy"] = lambda path: privacy_utility(records, axes, metric, path, by)
+    pair = two_axes(settings, ranked)
+    if pair:
+        order = [*pair, *ranked]
+        across = x or next(name for name in order if name != y)
+        up = y or next(name for name in order if name != across)
+        found["heat"]["heat"] = lambda path: heat_map(records, axes, across, up, metric, path)
+    if len(ranked) > 1:
+        found["parallel"]["parallel"] = lambda path: parallel_coordinates(records, axes, metric, path)
+    found["curves"]["curves"] = lambda path: learning_curves(
+        records, axes, metric, path, by or line_axis(settings, None)
+    )
+    if kind != "all" and not found[kind]:
+        able = ", ".join(name for name, pictures in found.items() if pictures)
+        raise errors.refuse("kind", kind, f"one that this sweep has points for: {able}")
+    return {name: draw for one in (found if kind == "all" else [kind]) for name, draw in found[one].items()}
+
+
+def metric_against(
+    records: Iterable[Record], axes: Sequence[str], x: str, metric: str, path: str | os.PathLike, by: str | None = None
+) -> None:
+    """A metric against the axis `x`, one line for each value of the axis `by`."""
+    settings = checked(records, axes, metric, x, by)
+    _draw(settings, path, lambda panel: panels.against(panel, settings, x, metric, by))
+
+
+def privacy_utility(
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike, by: str | None = None
+) -> None:
+    """A metric against the proved epsilon, one line for each value of `by`, which is the algorithm if that is swept."""
+    settings = checked(records, axes, metric, by)
+    if not any(math.isfinite(setting.epsilon) for setting in settings):
+        raise errors.refuse("sweep", "no finite epsilon", "one with private points, to draw against epsilon")
+    by = by or ("algorithm" if "algorithm" in axes else None)
+    _draw(settings, path, lambda panel: panels.privacy(panel, settings, metric, by))
+
+
+def heat_map(
+    records: Iterable[Record], axes: Sequence[str], x: str, y: str, metric: str, path: str | os.PathLike
+) -> None:
+    """Means of a metric over the axes `x` and `y`."""
+    settings = checked(records, axes, metric, x, y)
+    if x == y:
+        raise errors.refuse("y", y, "another axis than x")
+    if not panels.with_both(settings, x, y):
+        raise errors.refuse("axes", f"{x} and {y}", "two that some setting has both of")
+    _draw(settings, path, lambda panel: panels.heat(panel, settings, x, y, metric), bands=False)
+
+
+def learning_curves(
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike, by: str | None = None
+) -> None:
+    """A metric against rounds, for the best setting of each value of `by`, or for the best 8 settings."""
+    settings = checked(records, axes, metric, by)
+    _draw(settings, path, lambda panel: bundles.curves(panel, settings, metric, by))
+
+
+def parallel_coordinates(records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike) -> None:
+    """Every setting as a path through its values to the metric."""
+    settings = checked(records, axes, metric)
+    if not axes:
+        raise errors.refuse("axes", "none", "an axis to draw paths through")
+    width = max(ONE[0], 2.0 + 1.6 * len(axes))
+    _draw(settings, path, lambda panel: bundles.parallel(panel, settings, metric), bands=False, size=(width, 4.8))
+
+
+def overview(records: Iterable[Record], axes: Sequence[str], metric: str, title: str, path: str | os.PathLike) -> None:
+    """What a person wants to see at the end of a sweep, on one page: up to four panels, as far as they apply."""
+    settings = checked(records, axes, metric)
+    chosen = _panels(settings, metric)
+    columns, rows = min(len(chosen), 2), math.ceil(len(chosen) / 2)
+    figure = plt.figure(figsize=(7 * columns, 4.8 * rows), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08))
+    grid = figure.add_gridspec(rows, columns)
+    for place, draw in enumerate(chosen):
+        row, column = divmod(place, 2)
+        whole_row = column == 0 and place == len(chosen) - 1
+        part = figure.add_subfigure(grid[row, :] if whole_row else grid[row, column])  # its legend narrows it alone
+        draw(part.subplots())
+    figure.suptitle("\n".join(textwrap.wrap(title, 120)), fontsize=13)
+    _save(figure, path, small_print(settings, True))
+
+
+def _panels(settings: Sequence[Setting], metric: str) -> list[Callable[[Any], None]]:
+    """The panels of an overview: the metric against epsilon or an axis, over two axes, over rounds, and as paths."""
+    if not any(setting.comparable(metric) for setting in settings):
+        return [lambda panel: _nothing_done(panel, settings), lambda panel: bundles.curves(panel, settings, metric)]
+    ranked = influential(settings, metric)
+    chosen: list[Callable[[Any], None]] = []
+    if len({f"{setting.epsilon:.3g}" for setting in settings if math.isfinite(setting.epsilon)}) > 1:
+        lines = "algorithm" if "algorithm" in ranked else None
+        chosen.append(lambda panel: panels.privacy(panel, settings, metric, lines))
+    elif ranked:
+        beside = line_axis(settings, ranked[0])
+        chosen.append(lambda panel: panels.against(panel, settings, ranked[0], metric, beside))
+    pair = two_axes(settings, ranked)
+    if pair:
+        chosen.append(lambda panel: panels.heat(panel, settings, *pair, metric))
+    chosen.append(lambda panel: bundles.curves(panel, settings, metric, line_axis(settings, None)))
+    if len(ranked) > 1:
+        chosen.append(lambda panel: bundles.parallel(panel, settings, metric))
+    return chosen
+
+
+def influential(settings: Sequence[Setting], metric: str) -> list[str]:
+    """Axes with several values, the one first whose values differ most in their settings' mean of the metric.
+
+    Settings that leave an axis out differ in more than its value, and do not count.
+    """
+    known = [setting for setting in settings if setting.score(metric).seeds]
+    whole = [setting for setting in known if None not in setting.values.values()] or known
+
+    def effect(name: str) -> float:
+        means = [np.mean([setting.score(metric).mean for setting in group]) for group in by_value(whole, name).values()]
+        return float(np.var(means)) if means else 0.0
+
+    varying = [name for name in settings[0].values if len(by_value(settings, name)) > 1]
+    return sorted(varying, key=effect, reverse=True)
+
+
+def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, str] | None:
+    """The first two axes for a heat map that have several values together; None if there are no such two.
+
+    Budget and algorithm come last, since they stand against epsilon already.
+    """
+    pairs = sorted(itertools.combinations(ranked, 2), key=lambda pair: set(pair) == {"epsilon", "algorithm"})
+    for x, y in pairs:
+        both = panels.with_both(settings, x, y)
+        if len(by_value(both, x)) > 1 and len(by_value(both, y)) > 1:
+            return x, y
+    return None
+
+
+def line_axis(settings: Sequence[Setting], x: str | None) -> str | None:
+    """The axis beside `x` that deserves a line for each value: the budget, else the algorithm, where it is swept."""
+    for name in ("epsilon", "algorithm"):
+        if name != x and name in settings[0].values and 1 < len(by_value(settings, name)) <= LINES:
+            return name
+    return None
+
+
+def _nothing_done(panel: Any, settings: Sequence[Setting]) -> None:
+    """Instead of panels: why there is nothing to compare."""
+    reasons = Counter(point["reason"] for setting in settings for point in setting.points if point["reason"])
+    lines = [f"{count} x {textwrap.shorten(reason, 90)}" for reason, count in reasons.most_common(8)]
+    panel.set_axis_off()
+    panel.text(0.5, 0.5, "\n".join(["no setting has all its seeds done", "", *lines]), ha="center", va="center")
+
+
+def checked(records: Iterable[Record], axes: Sequence[str], metric: str, *names: str | None) -> list[Setting]:
+    """The settings; refuses a sweep without points, and names that it does not have."""
+    errors.require_choice("metric", metric, BETTER)
+    for name in names:
+        if name is not None:
+            errors.require_choice("axis", name, axes)
+    settings = settings_of(records, axes)
+    if not settings:
+        raise errors.refuse("sweep", "no finished point", "one with a finished point to draw", "wait for the first")
+    return settings
+
+
+def small_print(settings: Sequence[Setting], bands: bool) -> str:
+    """What means and bands are, over how many seeds, and how many points failed."""
+    statuses = Counter(point["status"] for setting in settings for point in setting.points)
+    total, failed = statuses.total(), statuses.total() - statuses["done"]
+    counts = sorted({len(setting.points) for setting in settings})
+    told = []
+    if counts[-1] == 1:
+        told.append("1 seed per setting, so no intervals")
+    elif failed < total:
+        told.append(f"means over {counts[-1] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds")
+        told += ["bands and bars: 95% intervals of the mean (Student's t)"] if bands else []
+    if failed:
+        told.append(f"{failed} of {total} points failed ({statuses['diverged']} diverged)")
+        told.append("settings with a failed seed are never chosen")
+    else:
+        told.append("no point failed")
+    return "; ".join(told)
+
+
+def _draw(
+    settings: Sequence[Setting], path: str | os.PathLike, draw: Callable[[Any], None], bands: bool = True,
+    size: tuple[float, float] = ONE,
+) -> None:  # fmt: skip
+    """A figure of one panel."""
+    figure, panel = plt.subplots(figsize=size, layout="constrained")
+    draw(panel)
+    _save(figure, path, small_print(settings, bands))
+
+
+def _save(figure: Any, path: str | os.PathLike, note: str) -> None:
+    path = pathlib.Path(path)
+    if path.suffix not in SUFFIXES or not path.parent.is_dir():
+        plt.close(figure)
+        raise errors.refuse("picture", path, "a file in an existing folder that ends in " + ", ".join(SUFFIXES))
+    unbroken = "; ".join(part.replace(" ", "\u00a0") for part in note.split("; "))  # lines end between parts only
+    lines = textwrap.wrap(unbroken, int(figure.get_figwidth() * 15))
+    figure.supxlabel("\n".join(lines), fontsize=8.5, color="0.35")
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

@@ -1,0 +1,186 @@
+"""How the values of a sweep look in a figure: words, colours, and positions on an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import Normalize
+from matplotlib.ticker import NullLocator
+
+from fedjax_dp.experiments import plots
+from fedjax_dp.sweeps.settings import BETTER, Interval, Setting, by_value, same
+
+FAILED = "#c23b4b"
+PALETTE = (plots.TEST, plots.PROBE, plots.OBJECTIVE, "#7a4fa3", "#d39a2d", "#3aa6b9", "#8c6d46", "0.35")
+MAP = matplotlib.colormaps["viridis"]  # of metrics
+ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
+PERCENT = ("test_accuracy", "clipped", "client_mean", "worst_tenth")  # fractions, which are shown in percent
+METRICS = {
+    "test_accuracy": "test accuracy (%)", "test_loss": "test cross-entropy (nats)",
+    "train_loss": "cross-entropy of the cohort's batches (nats, probe)", "clipped": "gradients clipped (%, probe)",
+    "noise_to_signal": "noise over signal (probe)", "objective": "objective (nats, probe)",
+    "gradient_norm": "norm of the objective's gradient (probe)",
+    "client_mean": "mean accuracy of clients (%, probe)", "worst_tenth": "accuracy of the worst tenth (%, probe)",
+    "client_variance": "variance of clients' accuracies (probe)",
+}  # fmt: skip
+AXES = {
+    "epsilon": "epsilon asked for (nats)", "epsilon_high": "largest epsilon asked for (nats)",
+    "clip_norm": "clip norm C", "noise_multiplier": "noise multiplier z", "rounds": "rounds T",
+    "local_steps": "local steps per round", "batch_size": "batch size B (records)",
+    "cohort_size": "cohort size (clients)", "num_clients": "population N (clients)",
+}  # fmt: skip
+
+
+def shown(metric: str, number: float) -> float:
+    """The number as figures show it: fractions in percent."""
+    return 100 * number if metric in PERCENT else number
+
+
+def shown_interval(metric: str, score: Interval) -> Interval:
+    """The same of mean, standard deviation and interval, which is cut where no such value can be."""
+    mean, std, low, high = (shown(metric, number) for number in score[:4])
+    top = 100.0 if metric in PERCENT else math.inf
+    return Interval(mean, std, max(low, 0.0), min(high, top), score.seeds)  # every metric is 0 or more
+
+
+def short(number: float, metric: str) -> str:
+    """A shown number in few characters: percents with one decimal, others with three digits."""
+    return f"{number:.1f}" if metric in PERCENT else f"{number:#.3g}".rstrip(".")
+
+
+def metric_name(metric: str) -> str:
+    """Without unit: `test accuracy`."""
+    return METRICS[metric].split(" (")[0]
+
+
+def axis_label(axis: str) -> str:
+    """With its unit, where it has one."""
+    return AXES.get(axis, words([axis]))
+
+
+def words(names: Iterable[str]) -> str:
+    """Names of axes in a sentence."""
+    return ", ".join(name.replace("_", " ").replace(".", " ") for name in names)
+
+
+def in_words(value: Any) -> str:
+    """A value of an axis, short enough for a tick."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
+    text = value if isinstance(value, str) else same(value)
+    return text if len(text) <= 24 else text[:21] + "..."
+
+
+def is_number(value: Any) -> bool:
+    """Whether it can stand on a scale of numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class Scale(NamedTuple):
+    """Where the values of an axis lie: numbers on a linear or logarithmic scale, everything else side by side."""
+
+    kind: str  # linear, log or category
+    values: list[Any]  # numbers in increasing order, then the rest in the order of the plan
+
+    def position(self, value: Any) -> float:
+        """The coordinate of a value."""
+        return [same(one) for one in self.values].index(same(value)) if self.kind == "category" else float(value)
+
+    def fraction(self, value: Any) -> float:
+        """The position between the ends of the axis, from 0 to 1; in the middle if there is one value only."""
+        ends = [self.position(self.values[0]), self.position(value), self.position(self.values[-1])]
+        low, at, high = np.log(ends) if self.kind == "log" else ends
+        return 0.5 if low == high else float((at - low) / (high - low))
+
+    def set_on(self, axis: Any, label: str) -> None:
+        """Give a matplotlib axis (`panel.xaxis` or `panel.yaxis`) this scale, ticks at the values, and its label."""
+        axis.set_label_text(label)
+        if self.kind == "log":
+            axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
+        if len(self.values) <= 10 or self.kind == "category":
+            set_ticks(axis, [self.position(value) for value in self.values], self.values)
+            axis.set_minor_locator(NullLocator())
+        else:
+            axis.set_major_formatter(lambda value, _: in_words(value))
+
+
+def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None:
+    """Ticks at places with values in words, which lean where they would not fit side by side."""
+    labels = list(map(in_words, values))
+    leaning = axis.axis_name == "x" and sum(map(len, labels)) + len(labels) > 54
+    axis.set_ticks(places, labels=labels, **({"rotation": 30, "ha": "right"} if leaning else {}))
+
+
+def scale_of(settings: Iterable[Setting], axis: str) -> Scale:
+    """The scale that suits the values of an axis: logarithmic if they span a decade or more in steps that grow."""
+    found = list({same(value): value for value in (setting.values[axis] for setting in settings)}.values())
+    numbers = sorted(value for value in found if is_number(value))
+    values = [*numbers, *(value for value in found if not is_number(value))]
+    if len(numbers) < len(values) or not values:
+        return Scale("category", values)
+    if not _grow([number for number in numbers if number > 0]):
+        return Scale("linear", values)
+    return Scale("log" if numbers[0] > 0 else "category", values)  # a grid of 0 and powers: side by side
+
+
+def _grow(numbers: Sequence[float]) -> bool:
+    """Whether increasing positive numbers span a decade, in steps more even in proportion than in size."""
+    if not numbers or numbers[-1] < 9.99 * numbers[0]:
+        return False
+    steps, ratios = np.diff(numbers), np.diff(np.log(numbers))
+    return len(steps) < 2 or bool(np.std(ratios) / np.mean(ratios) < np.std(steps) / np.mean(steps))
+
+
+class Line(NamedTuple):
+    """Settings that belong together in a figure."""
+
+    name: str
+    color: Any
+    settings: list[Setting]
+
+
+def lines_by(settings: Sequence[Setting], axis: str | None) -> list[Line]:
+    """One line per value of an axis: numbers from dark to light in their order, words in colours of their own."""
+    if axis is None:
+        return [Line("", plots.TEST, list(settings))]
+    values, groups = scale_of(settings, axis).values, by_value(settings, axis)
+    numbers = sum(map(is_number, values))
+    lines = []
+    for rank, value in enumerate(values):
+        color = ORDER(0.85 * rank / (numbers - 1)) if rank < numbers > 2 else PALETTE[rank % len(PALETTE)]
+        lines.append(Line(in_words(value), "0.35" if value is None else color, groups[same(value)]))
+    return lines
+
+
+def colour_range(numbers: np.ndarray, metric: str) -> Normalize:
+    """The range that colours span, from the best number to the worst, which shares its colour if it is far off.
+
+    Else a setting that learned nothing would leave all others in one colour. Far off is five times as far from the
+    median as the best; colours end at three times.
+    """
+    if not np.size(numbers):
+        return Normalize(0, 1)
+    low, middle, high = np.quantile(numbers, [0, 0.5, 1]).tolist()
+    if BETTER[metric] < 0 and high - middle > 5 * (middle - low) > 0:
+        high = middle + 3 * (middle - low)
+    if BETTER[metric] > 0 and middle - low > 5 * (high - middle) > 0:
+        low = middle - 3 * (high - middle)
+    return Normalize(low, high) if low < high else Normalize(low - 0.5, high + 0.5)
+
+
+def colour_map(metric: str) -> Any:
+    """The colours of a metric, the better the brighter."""
+    return MAP.reversed() if BETTER[metric] < 0 else MAP
+
+
+def dark(color: np.ndarray) -> bool:
+    """Whether text on this RGB colour should be white."""
+    return float(np.dot(color[:3], [0.299, 0.587, 0.114])) < 0.55

@@ -1,0 +1,123 @@
+"""What panels of a sweep share: lines with intervals, dots, levels, crosses, titles and legends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.cm import ScalarMappable
+
+from fedjax_dp.sweeps.plots import looks
+from fedjax_dp.sweeps.plots.looks import FAILED, Line
+from fedjax_dp.sweeps.settings import Setting, judged_by, pick, same
+
+Placed = tuple[float, Setting | None]  # where it stands, and the setting; None where every setting failed
+MOST_ENTRIES = 3  # of a legend inside its panel
+CROSS = "failed"  # the name of crosses, by which the legend knows that there are some
+
+
+def intervals(panel: Any, placed: Iterable[Placed], metric: str, line: Line, joined: bool = True) -> None:
+    """Means with 95% intervals: a line in a band if `joined`, else dots with bars. A cross where all failed."""
+    placed = sorted(placed, key=lambda pair: pair[0])
+    crosses(panel, [at for at, setting in placed if setting is None], line.color)
+    known = [(at, looks.shown_interval(metric, setting.score(metric))) for at, setting in placed if setting is not None]
+    known = [(at, score) for at, score in known if math.isfinite(score.mean)]
+    if not known:
+        return
+    x, scores = zip(*known)
+    means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
+    if joined and len(known) > 1:
+        panel.plot(x, means, "o-", color=line.color, ms=4, lw=1.6, label=line.name, zorder=3)
+        panel.fill_between(x, low, high, color=line.color, alpha=0.16, lw=0)
+        return
+    lengths = np.nan_to_num(np.abs(np.array([low, high]) - np.array(means)))
+    panel.errorbar(x, means, lengths, fmt="o", ms=5, color=line.color, capsize=3, lw=1.4, label=line.name, zorder=3)
+
+
+def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: str, line: Line, alpha: float = 0.9) -> None:
+    """A dot with its 95% interval for every comparable setting; a cross at the bottom for the others."""
+    placed = list(placed)
+    crosses(panel, [at for at, setting in placed if setting.failed], line.color)
+    known = [(at, looks.shown_interval(metric, setting.score(metric))) for at, setting in placed if not setting.failed]
+    if known:
+        x, scores = zip(*known)
+        means = np.array([score.mean for score in scores])
+        lengths = np.nan_to_num(np.abs(np.array([[score[2], score[3]] for score in scores]).T - means))
+        panel.errorbar(
+            x, means, lengths, fmt="o", ms=3.5, lw=0.8, color=line.color, alpha=alpha, label=line.name or None
+        )
+
+
+def level(panel: Any, settings: Sequence[Setting], metric: str, line: Line, why: str) -> None:
+    """The best of settings that have no place on the x axis, as a broken horizontal line with its interval."""
+    best = pick(settings, metric)
+    if best is None:
+        return
+    score = looks.shown_interval(metric, best.score(metric))
+    label = why if line.name in ("", looks.in_words(None)) else f"{line.name}, {why}"
+    panel.axhline(score.mean, color=line.color, ls="--", lw=1.4, label=label)
+    if score.seeds > 1:
+        panel.axhspan(score.low, score.high, color=line.color, alpha=0.08, lw=0)
+
+
+def crosses(panel: Any, places: Sequence[float], color: Any) -> None:
+    """Crosses at the bottom of the panel, in the colour of their line."""
+    if places:
+        heights = np.full(len(places), 0.025)
+        panel.plot(places, heights, "x", color=color, ms=7, mew=1.8, gid=CROSS, zorder=5,
+                   transform=panel.get_xaxis_transform())  # fmt: skip
+
+
+def coloured(panel: Any, metric: str, known: np.ndarray) -> ScalarMappable:
+    """The colours for shown numbers `(settings,)` of a metric, with a bar beside the panel if there are any."""
+    colors = ScalarMappable(looks.colour_range(known, metric), looks.colour_map(metric))
+    if known.size:
+        below, above = min(known) < colors.norm.vmin, max(known) > colors.norm.vmax
+        extend = "min" if below else "max" if above else "neither"
+        bar = panel.figure.colorbar(colors, ax=panel, label=looks.METRICS[metric], pad=0.02, aspect=28, extend=extend)
+        bar.outline.set_visible(False)
+    return colors
+
+
+def legend_head(by: str | None) -> str | None:
+    """What a legend is headed by, where lines are the values of `by`."""
+    return None if by is None else looks.axis_label(by)
+
+
+def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: str) -> str:
+    """In words, what a panel that shows the axes `kept` does about the others."""
+    axes = settings[0].values if settings else ()
+    others = [name for name in axes if name not in kept and len({same(s.values[name]) for s in settings}) > 1]
+    judge = judged_by(metric)
+    how = "" if judge == metric else f" (by {looks.metric_name(judge)})"
+    if len(others) > 4:
+        return f"best over the {len(others)} other axes{how}"
+    return f"best over {looks.words(others)}{how}" if others else ""
+
+
+def title(panel: Any, head: str, how: str) -> None:
+    """A title on the left, with what was done about other axes in small print below it."""
+    panel.set_title(head, loc="left", fontsize=10.5, pad=20 if how else 8)
+    if how:
+        panel.annotate(how, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5,
+                       color="0.35")  # fmt: skip
+
+
+def finish(panel: Any, metric: str, head: str | None, crowded: bool = False) -> None:
+    """Label of the metric, grid, spines, and a legend under `head`, which stands beside a `crowded` panel."""
+    panel.set_ylabel(looks.METRICS[metric])
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    handles, names = panel.get_legend_handles_labels()
+    if any(line.get_gid() == CROSS for line in panel.lines):
+        handles.append(panel.plot([], [], "x", color=FAILED, ms=6, mew=1.6)[0])
+        names.append("failed")
+    if not names:
+        return
+    inside = not crowded and len(names) <= MOST_ENTRIES
+    where: dict[str, Any] = {"loc": "best"} if inside else {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    made = panel.legend(handles, names, title=head, framealpha=0.8, edgecolor="none", fontsize=8.5, title_fontsize=8.5,
+                        **where)  # fmt: skip
+    made.set_alignment("left")

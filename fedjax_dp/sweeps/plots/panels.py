@@ -1,0 +1,222 @@
+"""Panels of numbers at the last evaluated round: against an axis, against epsilon, and over two axes.
+
+Where a panel shows fewer axes of the sweep than there are, it takes the best value of the others, and its title says
+so. Every panel draws on axes of matplotlib that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullLocator
+
+from fedjax_dp.sweeps.plots import looks
+from fedjax_dp.sweeps.plots.marks import (
+    Placed,
+    best_over,
+    coloured,
+    dots,
+    finish,
+    intervals,
+    legend_head,
+    level,
+    title,
+)
+from fedjax_dp.sweeps.settings import Setting, by_value, goodness, pick, ranked, same
+
+MANY = 12  # an axis with more values was drawn at random rather than listed
+
+
+def against(panel: Any, settings: Sequence[Setting], x: str, metric: str, by: str | None = None) -> None:
+    """A metric against an axis, one line for each value of `by`, with 95% intervals of the mean.
+
+    Words stand side by side with bars. Settings that leave the axis out are horizontal lines. Of an axis drawn at
+    random every setting is a dot. A cross at the bottom marks where every setting failed.
+    """
+    scale = looks.scale_of([setting for setting in settings if setting.values[x] is not None], x)
+    lines = looks.lines_by(settings, by)
+    groups = [by_value((s for s in line.settings if s.values[x] is not None), x) for line in lines]
+    random = len(scale.values) > MANY
+    for rank, line in enumerate(lines):
+        if random:
+            every = [setting for group in groups[rank].values() for setting in group]
+            dots(panel, [(scale.position(setting.values[x]), setting) for setting in every], metric, line)
+        else:
+            placed = [
+                (scale.position(group[0].values[x]) + (_aside(rank, key, groups) if scale.kind == "category" else 0.0),
+                 pick(group, metric))
+                for key, group in groups[rank].items()
+            ]  # fmt: skip
+            intervals(panel, placed, metric, line, joined=scale.kind != "category")
+        unplaced = [setting for setting in line.settings if setting.values[x] is None]
+        level(panel, unplaced, metric, line, f"{looks.words([x])} unset")
+    scale.set_on(panel.xaxis, looks.axis_label(x))
+    if scale.kind == "category":
+        panel.set_xlim(-0.5, len(scale.values) - 0.5)
+    how = "every setting" if random else best_over(settings, [x] if by is None else [x, by], metric)
+    title(panel, f"{looks.metric_name(metric)} against {looks.words([x])}", how)
+    finish(panel, metric, legend_head(by), crowded=random)
+
+
+def _aside(rank: int, key: str, groups: Sequence[dict[str, list[Setting]]]) -> float:
+    """How far a line's dot stands beside its category, which it shares with those of other lines."""
+    sharing = [other for other, group in enumerate(groups) if key in group]
+    return (sharing.index(rank) - (len(sharing) - 1) / 2) * min(0.12, 0.6 / len(sharing))
+
+
+def privacy(panel: Any, settings: Sequence[Setting], metric: str, by: str | None = None) -> None:
+    """A metric against the proved epsilon, one line for each value of `by`; without privacy a broken horizontal line.
+
+    Where the budget is an axis, each budget stands at its best setting. Where epsilon follows from other axes, the
+    settings are dots, and the line goes through those that no other setting beats with at most as much epsilon.
+    """
+    budgets = "epsilon" in settings[0].values and len(by_value(settings, "epsilon")) <= MANY
+    for line in looks.lines_by(settings, by):
+        private = [setting for setting in line.settings if math.isfinite(setting.epsilon)]
+        if budgets:
+            intervals(panel, _at_budgets(private, metric), metric, line)
+        else:
+            every = [(setting.epsilon, setting) for setting in private]
+            dots(panel, every, metric, line._replace(name=""), alpha=0.3)
+            intervals(panel, frontier(private, metric), metric, line)
+        level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
+    _epsilon_ticks(panel, [setting.epsilon for setting in settings if math.isfinite(setting.epsilon)])
+    panel.set_xlabel(epsilon_label(settings))
+    kept = ["epsilon", *([] if by is None else [by])]
+    how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
+    title(panel, f"{looks.metric_name(metric)} against epsilon", how)
+    finish(panel, metric, legend_head(by), crowded=not budgets)
+
+
+def _epsilon_ticks(panel: Any, epsilons: Sequence[float]) -> None:
+    """A logarithmic axis with ticks at 1, 3, 10, ..., or, where epsilons are close together, at some of them."""
+    panel.set_xscale("log")
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    if max(epsilons) > 5 * min(epsilons):
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    else:
+        panel.xaxis.set_ticks(sorted({min(epsilons), max(epsilons)}))
+
+
+def _at_budgets(settings: Sequence[Setting], metric: str) -> list[Placed]:
+    """The best setting of each budget, at its proved epsilon; None at that of the first where every setting failed."""
+    placed: list[Placed] = []
+    for group in by_value(settings, "epsilon").values():
+        best = pick(group, metric)
+        placed.append(((best or group[0]).epsilon, best))
+    return placed
+
+
+def frontier(settings: Sequence[Setting], metric: str) -> list[Placed]:
+    """(epsilon, setting) in order of epsilon, for settings that are better than all with at most as much epsilon."""
+    placed: list[Placed] = []
+    best = -math.inf
+    for setting in sorted(ranked(settings, metric), key=lambda setting: setting.epsilon):  # of equals the best first
+        if goodness(setting, metric) > best:
+            best = goodness(setting, metric)
+            placed.append((setting.epsilon, setting))
+    return placed
+
+
+def epsilon_label(settings: Sequence[Setting]) -> str:
+    """What the proved epsilon is of: delta, unit and adjacency, and where points differ in them."""
+    found = [point["guarantee"] for setting in settings for point in setting.points]
+    private = [guarantee for guarantee in found if guarantee.get("epsilon") is not None]
+    told = []
+    for name, wording in (("delta", "delta {:g}"), ("unit", "one {}"), ("adjacency", "{}")):
+        known = {guarantee.get(name): None for guarantee in private}
+        if len(known) == 1 and None not in known:
+            told.append(wording.format(*known))
+        elif known:
+            told.append(f"{name} differs")
+    return "; ".join(["proved epsilon (nats)", *told])
+
+
+def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:
+    """The settings that leave neither axis out."""
+    return [setting for setting in settings if None not in (setting.values[x], setting.values[y])]
+
+
+def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: str) -> None:
+    """Means of a metric over two axes, as coloured cells with numbers; the best one is framed.
+
+    Hatched: every setting there failed. A small cross: some did, and the number is of the best of the others. Axes
+    drawn at random make no cells: their settings are coloured dots. Settings that leave an axis out are not shown.
+    """
+    shown = with_both(settings, x, y)
+    columns, rows = looks.scale_of(shown, x), looks.scale_of(shown, y)
+    head = f"{looks.metric_name(metric)} over {looks.words([x])} and {looks.words([y])}"
+    if max(len(columns.values), len(rows.values)) > MANY:
+        _map_of_dots(panel, shown, x, y, metric)
+        columns.set_on(panel.xaxis, looks.axis_label(x))
+        rows.set_on(panel.yaxis, looks.axis_label(y))
+        title(panel, head, "every setting")
+        return
+    crossed = _cells(panel, shown, (columns, rows), (x, y), metric)
+    for axis, scale, name in ((panel.xaxis, columns, x), (panel.yaxis, rows, y)):
+        looks.set_ticks(axis, [index + 0.5 for index in range(len(scale.values))], scale.values)
+        axis.set_label_text(looks.axis_label(name))
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    title(panel, head, best_over(shown, [x, y], metric) + ("; x: some settings failed" if crossed else ""))
+
+
+def _cells(
+    panel: Any, settings: Sequence[Setting], scales: tuple[looks.Scale, looks.Scale], names: tuple[str, str],
+    metric: str,
+) -> bool:  # fmt: skip
+    """The coloured cells of a heat map, one unit wide and high, with their numbers; whether one has a small cross."""
+    places = [{same(value): index for index, value in enumerate(scale.values)} for scale in scales]
+    cells: dict[tuple[int, int], list[Setting]] = {}
+    for setting in settings:
+        column, row = (place[same(setting.values[name])] for place, name in zip(places, names))
+        cells.setdefault((row, column), []).append(setting)
+    means = np.full((len(places[1]), len(places[0])), np.nan)
+    chosen = {place: pick(group, metric) for place, group in cells.items()}
+    for place, best in chosen.items():
+        if best is not None:
+            means[place] = looks.shown(metric, best.score(metric).mean)
+    colors = coloured(panel, metric, means[np.isfinite(means)])
+    panel.pcolormesh(means, cmap=colors.cmap, norm=colors.norm, edgecolors="white", lw=1.5)
+    winner, crossed = pick(settings, metric), False
+    for (row, column), group in cells.items():
+        failed = any(setting.failed for setting in group)
+        if not np.isfinite(means[row, column]):
+            _hatched(panel, row, column, "failed" if failed else "not known")
+            continue
+        color = "white" if looks.dark(colors.to_rgba(means[row, column])) else "black"
+        panel.annotate(looks.short(means[row, column], metric), (column + 0.5, row + 0.5), ha="center", va="center",
+                       fontsize=8.5, color=color)  # fmt: skip
+        if failed:
+            panel.annotate("x", (column + 1, row + 1), xytext=(-8, -9), textcoords="offset points", ha="center",
+                           va="center", fontsize=9, color=color)  # fmt: skip
+            crossed = True
+        if chosen[row, column] is winner:
+            panel.add_patch(Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4))
+    return crossed
+
+
+def _hatched(panel: Any, row: int, column: int, why: str) -> None:
+    """A cell without a number."""
+    panel.add_patch(Rectangle((column, row), 1, 1, fc="0.93", ec="0.7", hatch="////", lw=0))
+    panel.annotate(why, (column + 0.5, row + 0.5), ha="center", va="center", fontsize=8, color=looks.FAILED,
+                   bbox={"fc": "0.93", "ec": "none", "pad": 1.5})  # fmt: skip
+
+
+def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: str) -> None:
+    """Settings as coloured dots, the better ones on top; crosses for those that failed."""
+    scales = [looks.scale_of(settings, name) for name in (x, y)]
+    order = ranked(settings, metric)[::-1]
+    means = [looks.shown(metric, setting.score(metric).mean) for setting in order]
+    mesh = coloured(panel, metric, np.array(means))
+    at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(scales, (x, y))]
+    panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)
+    lost = [[scale.position(s.values[name]) for s in settings if s.failed] for scale, name in zip(scales, (x, y))]
+    panel.plot(*lost, "x", color=looks.FAILED, ms=6, mew=1.5)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,180 @@
+"""A sweep from plan to outcomes: groups are compiled, the plan is told, points are run and recorded as they end."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.sweeps.axes import Values, told
+from fedjax_dp.sweeps.engine import Group, Job, Outcome, Shelf, fastest, grouped
+from fedjax_dp.sweeps.preparation import Ready
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import BETTER
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A point as it is run and recorded."""
+
+    index: int
+    id: str
+    values: Values  # axes, then the seed
+    config: Mapping[str, Any]  # everything else that is known of it
+    counted: Mapping[str, Any]  # how its privacy is counted: delta, accountant, participation, view, colluders
+    job: Job
+    guarantee: Guarantee
+
+
+Keep = Callable[[Record], None]  # called with the record of every point as soon as it ends
+
+
+def entry_of(ready: Ready) -> Entry:
+    """A point of configurations as it is run and recorded."""
+    fields = dataclasses.asdict(ready.point.config)
+    config = {name: value for name, value in fields.items() if value is not None}
+    counted = {name: fields[name] for name in ("delta", "accountant", "participation", "view", "colluders")}
+    return Entry(ready.point.index, ready.point.id, ready.point.values, config, counted, ready.job, ready.guarantee)
+
+
+def record(entry: Entry, outcome: Outcome) -> Record:
+    """What is kept of a point: one JSON object."""
+    return {
+        "point": entry.id, "index": entry.index, "values": entry.values, "config": dict(entry.config),
+        "status": outcome.status, "reason": outcome.reason,
+        "history": [point._asdict() for point in outcome.history], "guarantee": entry.guarantee.to_dict(),
+        "seconds": round(outcome.seconds, 4),
+    }  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """The groups of a sweep, compiled, and the entries of each."""
+
+    groups: list[Group]
+    entries: list[list[Entry]]
+    seconds: list[float]  # estimates
+    prepare_s: float
+
+    def lines(self) -> list[str]:
+        """The plan in words."""
+        if not self.groups:
+            return ["nothing left to run"]
+        devices = self.groups[0].devices
+        points = sum(map(len, self.entries))
+        total = (
+            f"plan: {counted(points, 'point')}, {counted(len(self.groups), 'program')} compiled and measured in "
+            f"{self.prepare_s:.1f} s, about {duration(sum(self.seconds))} to run on "
+            f"{counted(len(devices), f'{devices[0].platform} device')}"
+        )
+        return [total, *(self._line(number) for number in range(len(self.groups)))]
+
+    def _line(self, number: int) -> str:
+        group, entries = self.groups[number], self.entries[number]
+        how = "all at once" if group.program.together else "one after another"
+        return (
+            f"program {number + 1}: {self._apart(number)}{counted(len(entries), 'point')}; a device takes up to "
+            f"{group.program.slots} and runs them {how}; {group.compiled.bytes / 1e6:,.1f} MB a device, about "
+            f"{duration(self.seconds[number])}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: bytes of a device, estimated seconds."""
+        programs = [
+            {"points": len(entries), "apart": self._apart(number), "slots": group.program.slots,
+             "batches": group.batches, "at_once": group.program.together, "bytes": group.compiled.bytes,
+             "seconds": self.seconds[number]}
+            for number, (group, entries) in enumerate(zip(self.groups, self.entries, strict=True))
+        ]  # fmt: skip
+        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": sum(self.seconds)}
+
+    def _apart(self, number: int) -> str:
+        """The axes that have one value in this group and others elsewhere."""
+        if len(self.groups) == 1:
+            return ""
+        kinds = [{name: {str(entry.values.get(name)) for entry in entries} for name in entries[0].values}
+                 for entries in self.entries]  # fmt: skip
+        own = {name: next(iter(found)) for name, found in kinds[number].items()
+               if len(found) == 1 and any(other.get(name) != found for other in kinds)}  # fmt: skip
+        return told(own) + ": " if own else ""
+
+
+def planned(
+    entries: Sequence[Entry], screen: Screen, *, together: bool | None = None, memory: float | None = None,
+    parts: int | None = None,
+) -> Plan:  # fmt: skip
+    """Groups of the entries, compiled and timed; see `Group` for the options.
+
+    Raises: ConfigurationError if a point does not fit the memory.
+    """
+    if not entries:
+        return Plan([], [], [], 0.0)
+    kinds = [[entries[index] for index in numbers] for numbers in grouped([entry.job for entry in entries])]
+    screen.say(f"{counted(len(entries), 'point')} in {counted(len(kinds), 'program')} to compile")
+    shelf, began, groups, seconds = Shelf(), time.perf_counter(), [], []
+    options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "shelf": shelf}
+    with screen.bar("compiling", total=len(kinds)) as show:
+        for done, kind in enumerate(kinds):
+            group, sample = fastest(Group([entry.job for entry in kind], **options))
+            groups.append(group)
+            seconds.append(sample.seconds(group.jobs))
+            show(done + 1, f"{len(kind)} points")
+    return Plan(groups, kinds, seconds, time.perf_counter() - began)
+
+
+def conduct(plan: Plan, keep: Keep, screen: Screen, metric: str = "test_accuracy") -> None:
+    """Run a plan."""
+    watch = Watch(sum(map(len, plan.entries)), metric)
+    with screen.live("sweep") as show:
+        for group, entries in zip(plan.groups, plan.entries, strict=True):
+
+            def progress(done: float, before: int = watch.done) -> None:
+                show(watch.texts(before + done))
+
+            for index, outcome in group.run(progress):
+                told_of = record(entries[index], outcome)
+                keep(told_of)
+                watch.add(told_of)
+                show(watch.texts(watch.done))
+
+
+class Watch:
+    """What somebody who waits wants to know."""
+
+    def __init__(self, total: int, metric: str):
+        self.total, self.metric, self.done, self.lost = total, metric, 0, 0
+        self._best: tuple[float, Values] | None = None
+        self._began = time.perf_counter()
+
+    def add(self, record: Record) -> None:
+        """Count a finished point."""
+        self.done += 1
+        self.lost += record["status"] != "done"
+        value = record["history"][-1].get(self.metric) if record["history"] else None
+        if record["status"] != "done" or value is None:
+            return
+        if self._best is None or BETTER[self.metric] * (value - self._best[0]) > 0:
+            self._best = (value, record["values"])
+
+    def texts(self, done: float) -> dict[str, str]:
+        """Lines of a table; `done` counts unfinished points in part."""
+        spent = time.perf_counter() - self._began
+        pace = done / spent if spent > 0 else 0.0
+        texts = {"points": f"{self.done:,} of {self.total:,}" + (f", {self.lost} failed" if self.lost else "")}
+        if pace > 0:
+            texts |= {"rate": f"{60 * pace:,.1f} points a minute", "left": duration((self.total - done) / pace)}
+        if self._best:
+            texts["best so far"] = f"{self.metric} {self._best[0]:.4f} ({told(self._best[1])})"
+        return texts
+
+
+def counted(number: int, what: str) -> str:
+    """`1 point`, `2 points`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

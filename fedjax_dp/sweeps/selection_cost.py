@@ -1,0 +1,103 @@
+"""What it costs in privacy to choose among the points of a sweep."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, selection_cost
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.sweeps.runner import Entry
+
+# What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
+FREE = {
+    "learning_rate", "clip_norm", "server_learning_rate", "momentum", "b1", "b2", "pi", "nu_init", "l2", "mu", "model",
+    "hidden", "schedule", "local_rule", "local_decay",
+}  # fmt: skip
+SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
+
+
+def cost_of_choosing(
+    entries: Sequence[Entry], drawn: bool, law: Trials | None, screen: Screen
+) -> dict[str, Any] | None:
+    """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
+
+    drawn  the points were drawn at random: others might have been, of which nothing is known;
+    law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
+    Seeds are part of a trial: a setting is judged by the mean over them.
+    """
+    private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
+    if not private:
+        return None
+    settings = len({str(sorted((n, v) for n, v in e.values.items() if n != "seed")) for e in private})
+    views = {(entry.guarantee.view, entry.counted["colluders"]) for entry in private}
+    accountants = {entry.counted["accountant"] for entry in private}
+    if len(views) > 1:
+        return _unknown("its points are counted against different adversaries")
+    ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
+    alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
+    varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
+    known = not drawn or (alike and varied <= FREE)  # all that a trial may release
+    trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
+    try:
+        with screen.bar("cost of choosing", total=1) as show:
+            cost = selection_cost(
+                ledgers, max(entry.counted["delta"] for entry in private),
+                accountants.pop() if len(accountants) == 1 else "rdp", trials, drawn=law is not None and known,
+                moving=_moving(private), parts=seeds,
+                progress=lambda done, total: show(done / total, f"{done} of {total}"),
+            )  # fmt: skip
+    except (errors.ConfigurationError, NotCoveredError) as error:
+        return _unknown(str(error))
+    ((view, colluders),) = views
+    notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
+    if cost.applies == "repetition":
+        notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
+    if not known:
+        notes.append("Random repetition is not counted: points that were not drawn might cost more.")
+    told = cost.to_dict() | {"settings": settings}
+    if len(entries) > len(private):
+        told["epsilon"] = None
+        others = len(entries) - len(private)
+        notes.append(
+            f"That is for choosing among the private points alone: comparing them with the {others} points without "
+            "privacy has no finite cost."
+        )
+    one = f"one {cost.unit}, where one costs {_said(cost.single)}"
+    short = (
+        f"seeing all {len(private)} private points costs {_said(cost.composition)} at delta {cost.delta:g} for {one}"
+    )
+    return told | {"short": short, "statement": " ".join([told["statement"], *notes, SIMULATED])}
+
+
+def _said(epsilon: float) -> str:
+    return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
+
+
+def _unknown(reason: str) -> dict[str, Any]:
+    told = f"what choosing costs is not known: {reason}"
+    return {"epsilon": None, "short": told, "statement": told}
+
+
+def _ledger(entry: Entry) -> list[Any]:
+    job, counted = entry.job, entry.counted
+    return ledger_of(
+        job.algorithm, job.data, job.rounds, job.seed, "law" if counted["participation"] == "law" else "schedule",
+        counted["view"], counted["colluders"], model=job.model,
+    )  # fmt: skip
+
+
+def _moving(entries: Sequence[Entry]) -> bool:
+    """Whether some record belongs to different clients in different points."""
+    first = entries[0].job.data
+    return any(
+        data is not first
+        and not (
+            data.x is first.x and data.y is first.y
+            and np.array_equal(data.rows, first.rows) and np.array_equal(data.offsets, first.offsets)
+        )
+        for data in (entry.job.data for entry in entries)
+    )  # fmt: skip

@@ -1,0 +1,305 @@
+"""What an algorithm does, read off its own round: the gradients that local steps use, the moves of the server.
+
+The local rule writes down every gradient and moves nothing, so all steps of a round are seen at the model that was
+received, with the keys, batches and noise of the real run. The same run with noise_multiplier 0 gives the signal.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Adjacency, Unit, correlated
+from fedjax_dp.accounting.events import GaussianSteps, SkellamSums
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.models import Model
+from fedjax_dp.parts.aggregation import ESTIMATORS
+from fedjax_dp.parts.batches import Batch, Batches
+from fedjax_dp.parts.client_privacy import PlainUpload
+from fedjax_dp.parts.cohorts import AllClients
+from fedjax_dp.parts.local_training import LocalRule
+from fedjax_dp.parts.noise import NoiseSource
+from fedjax_dp.parts.server_optimizers import Server
+from fedjax_dp.parts.transport import PlainSum
+from fedjax_dp.privacy.ledger import natural_view, noise_of, training_of, unit_of, unprotected, with_noise
+from fedjax_dp.pytrees import changed, ravel, value
+from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import numbers, run_key
+
+CLIENTS = 6  # looked at, of those that there are
+
+
+class Noted(NamedTuple):
+    """Gradients written down so far `(steps, size)`, and their number."""
+
+    gradients: jax.Array
+    written: jax.Array
+
+
+@functools.cache
+def noting(steps: int) -> Callable[[], optax.GradientTransformation]:
+    """A local rule that notes `steps` gradients and moves nothing."""
+
+    def factory() -> optax.GradientTransformation:
+        def init(params: jax.Array) -> Noted:
+            return Noted(jnp.zeros((steps, params.size)), jnp.int32(0))
+
+        def update(gradient: jax.Array, noted: Noted, params: Any = None) -> tuple[jax.Array, Noted]:
+            return jnp.zeros_like(gradient), Noted(noted.gradients.at[noted.written].set(gradient), noted.written + 1)
+
+        return optax.GradientTransformation(init, update)
+
+    return factory
+
+
+@value
+class Without:
+    """Batches from which the record at one position is taken, its neighbours staying as they are; -1 takes none."""
+
+    batches: Batches
+    position: jax.Array
+
+    def count(self, steps: int, largest: int) -> int:
+        return self.batches.count(steps, largest)
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+        batch = self.batches.sample(key, records, steps, largest)
+        return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
+
+
+class Setup(NamedTuple):
+    """What may differ from trial to trial; each None, or arrays with a leading axis (trials,)."""
+
+    key: Any
+    x: Any = None  # features of the store
+    y: Any = None
+    params: Any = None  # flat parameters to begin with
+    without: Any = None  # position of a record that is missing
+    cohort: Any = None  # who takes part, as a value
+
+
+class Seen(NamedTuple):
+    """What a trial shows, by round."""
+
+    gradients: Any  # (trials, rounds, clients, steps, size), of members
+    params: Any  # (trials, rounds + 1, size)
+    upload: Any  # state of the upload before each round
+
+
+def few(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple[Algorithm, FederatedData]:
+    """Algorithm and data of at most so many clients, from the smallest to the largest; all of them take part."""
+    sizes = np.asarray(data.sizes)
+    ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
+    noise = np.asarray(getattr(algorithm.local.privatizer, "noise_multiplier", 0.0))
+    if noise.ndim:
+        algorithm = with_noise(algorithm, noise[ids])
+    shares = np.asarray(data.shares)[ids]
+    data = dataclasses.replace(
+        data, offsets=np.asarray(data.offsets)[ids], sizes=sizes[ids], largest=int(sizes[ids].max()),
+        shares=(shares / shares.sum()).astype(np.float32), test_clients=None,
+    )  # fmt: skip
+    return changed(algorithm, cohort=AllClients()), data
+
+
+def bare(algorithm: Algorithm) -> Algorithm:
+    """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
+    return changed(
+        algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum(), server=adding()
+    )  # fmt: skip
+
+
+def adding() -> Server:
+    """The new model is the old one plus the update."""
+    return Server(hyperparameters={"learning_rate": 1.0}, factory=optax.sgd)
+
+
+def still(algorithm: Algorithm, data: FederatedData) -> Algorithm:
+    """The same, but local steps are noted and move nothing, and what clients keep (control variates) joins none."""
+    steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
+    rule = LocalRule(hyperparameters={}, factory=noting(steps), keep=True)
+    passing = tuple(correction for correction in algorithm.local.corrections if not correction.keeps)
+    return changed(algorithm, local=changed(algorithm.local, rule=rule, corrections=passing))
+
+
+def keys_of(seed: int, trials: int) -> jax.Array:
+    """A run's key for every trial."""
+    return jax.vmap(lambda i: jax.random.fold_in(run_key(seed), i))(jnp.arange(trials))
+
+
+def observe(
+    algorithm: Algorithm, data: FederatedData, model: Model, setup: Setup, rounds: int = 1,
+    execution: Execution | None = None,
+) -> Seen:  # fmt: skip
+    """Every trial's rounds, all trials at once."""
+    seen = _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution or Execution())
+    return jax.device_get(seen)
+
+
+def unjitted(
+    algorithm: Algorithm, data: FederatedData, setup: Setup, *, model: Model, rounds: int, execution: Execution
+) -> Seen:
+    """What `observe` compiles; rounds are those of the simulator."""
+
+    def one(trial: Setup) -> Seen:
+        here, held = algorithm, data
+        if trial.x is not None:
+            held = changed(held, x=trial.x, y=trial.y)
+        if trial.without is not None:
+            local = here.local
+            here = changed(here, local=changed(local, batches=Without(batches=local.batches, position=trial.without)))
+        if trial.cohort is not None:
+            here = changed(here, cohort=trial.cohort)
+        state = algorithms.init(here, model, held, trial.key)
+        if trial.params is not None:
+            state = state._replace(params=ravel(state.params)[1](trial.params))
+
+        def advance(state: Any, _: Any) -> tuple[Any, Any]:
+            state = state._replace(rules=jax.tree.map(jnp.zeros_like, state.rules))  # a clean sheet every round
+            new, _ = algorithms.run_round(here, model, held, trial.key, state, execution)
+            return new, (
+                new.rules.gradients if isinstance(new.rules, Noted) else (),
+                ravel(new.params)[0],
+                state.upload,
+            )
+
+        start = ravel(state.params)[0]
+        _, (gradients, params, upload) = lax.scan(advance, state, length=rounds)
+        return Seen(gradients, jnp.concatenate([start[None], params]), upload)
+
+    return jax.vmap(one)(setup)
+
+
+# Trials are small and programs many, so what the compiler saves by trying less is most of a check's time.
+QUICK = {"xla_backend_optimization_level": 0}
+_observe = jax.jit(unjitted, static_argnames=("model", "rounds", "execution"), compiler_options=QUICK)
+
+
+def size_of(model: Model) -> int:
+    """Number of parameters."""
+    shapes = jax.eval_shape(model.init, run_key(0))
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
+
+
+def require_private(algorithm: Algorithm) -> None:
+    """Refuse an algorithm that claims nothing."""
+    reason = unprotected(algorithm, natural_view(algorithm))
+    if reason or noise_of(algorithm) is None:
+        raise errors.refuse("algorithm", reason or "one without noise", "one that has an epsilon, for this check")
+
+
+class Claim(NamedTuple):
+    """What the accountants are told of each client's noise."""
+
+    noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
+    adjacency: Adjacency
+    unit: Unit
+    resolution: float = 0.0  # of a ring, if the noise is of integers
+    norm: float = 1.0  # bound on a member's vector over the clip norm; above 1 where it is rounded
+
+
+def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model) -> Claim:
+    """Reads the ledger's events; of several releases of a round, the least noise."""
+    unit = unit_of(algorithm)
+    view = "uploads" if unit is Unit.RECORD else None
+    once = 1 if unit is Unit.RECORD else rounds
+    events = training_of(algorithm, data, once, 0, "worst", view, model=model)
+    steps = [[step for step, _ in event.leaves()] for event in events]
+    noise = np.array([min(step.noise_multiplier for step in each) for each in steps])
+    first = steps[0][0]
+    if isinstance(first, SkellamSums):
+        resolution = algorithm.transport.resolution
+        clip = float(algorithm.upload.clip_norm) / resolution  # type: ignore[attr-defined]
+        return Claim(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
+    assert isinstance(first, GaussianSteps)
+    source = getattr(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload, "source", None)
+    if source is not None and not source.fresh:
+        noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
+    return Claim(noise, first.adjacency, unit)
+
+
+def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:
+    """By how much correlation over releases raises the sensitivity that the event was divided by."""
+    coefficients = np.asarray(source.bands, float)
+    if unit_of(algorithm) is Unit.CLIENT:
+        apart = algorithm.cohort.spacing(data.num_clients)
+        return correlated.sensitivity(coefficients, rounds, -(-rounds // apart), apart)
+    local = algorithm.local
+    steps = local.batches.count(local.steps, int(records)) + sum(c.extra_gradients for c in local.corrections)
+    sampling = local.batches.sampling(int(records))
+    return correlated.sensitivity(coefficients, steps, steps // getattr(sampling, "steps_per_epoch", 1), 1)
+
+
+def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np.ndarray:
+    """What one record can change in the gradient of each step by joining, as the noise takes it.
+
+    Shape: `(rounds, clients, steps)`. C / B where records are clipped, C where the batch is. Noise on the upload: what
+    the round's steps can move, C times the sum of their rates, over the rate that the noise is about to be multiplied
+    by; 0 stands for a step that adds no noise or is not taken.
+    Raises: ConfigurationError for a privatizer without clip_norm.
+    """
+    local, privatizer = algorithm.local, algorithm.local.privatizer
+    clip = getattr(privatizer, "clip_norm", None)
+    if clip is None:
+        raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
+    sizes = np.asarray(data.sizes)
+    most = local.batches.count(local.steps, data.largest)
+    taken = np.array([local.batches.count(local.steps, int(n)) for n in sizes])
+    live = np.broadcast_to(np.arange(most) < taken[:, None], (rounds, len(sizes), most))
+    if privatizer.on_upload:
+        rates = np.array([np.asarray(local.rates(jnp.int32(t), data.largest), float) for t in range(rounds)])
+        last = np.arange(most) == most - 1
+        factor = (
+            rates[0, -1] if getattr(privatizer, "literal", False) else rates
+        )  # the ledger counts literal noise at the smallest rate
+        reach = float(clip) * rates.sum(1, keepdims=True) / factor
+        return np.where(last | getattr(privatizer, "every_step", False), reach, 0.0)[:, None] + np.zeros(live.shape)
+    unit = np.array([privatizer.unit(local.batches.divisor(int(n))) for n in sizes], float)
+    return np.where(live, float(clip) * unit[:, None], 0.0)
+
+
+def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
+    """What a client whose update is at the clip norm can move the mean by joining."""
+    shares = np.asarray(data.shares)
+    rates = algorithm.cohort.rates(shares)
+    members = algorithm.cohort.members(data.num_clients)
+    return clip * float(algorithm.aggregate.reach(shares, rates, members))
+
+
+def told_multiplier(algorithm: Algorithm, claim: Claim) -> Any:
+    """The noise on the updates alone: an adaptive clip norm pays its bits from the same budget."""
+    upload = algorithm.upload
+    bit_noise = getattr(upload, "bit_noise", None)
+    if bit_noise is not None:
+        return (claim.noise**-2 - (2 * float(bit_noise)) ** -2) ** -0.5
+    return claim.noise
+
+
+def silent(algorithm: Algorithm) -> Algorithm:
+    """The same without noise; the same program, with another number."""
+    noise = noise_of(algorithm)
+    return algorithm if noise is None else with_noise(algorithm, 0.0 * np.asarray(noise, np.float32))
+
+
+def own_records(data: FederatedData, records: int | None = None) -> FederatedData:
+    """Only the records that clients hold, one client's after the other's, as the model sees them.
+
+    records  so many for every client: the first of its own, copied again where it has fewer.
+    """
+    starts, own = np.asarray(data.offsets), np.asarray(data.sizes)
+    sizes = own if records is None else np.full_like(own, records)
+    held = np.concatenate([start + np.arange(n) % has for start, n, has in zip(starts, sizes, own)])
+    rows = data.row_numbers[held]
+    return changed(
+        data, x=np.asarray(data.features(jnp.asarray(data.x[rows]))), y=np.asarray(data.y)[rows], scale=1.0, shift=0.0,
+        rows=np.arange(len(rows), dtype=np.int32), offsets=(np.cumsum(sizes) - sizes).astype(np.int32), sizes=sizes,
+        largest=int(sizes.max()),
+    )  # fmt: skip

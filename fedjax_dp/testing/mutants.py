@@ -1,0 +1,400 @@
+"""Named wrong programs, as they stand in published code: what a check must reject to be worth its name.
+
+Each takes an algorithm and returns one that says the same of itself (the same event for the accountants, and parts of
+the same classes) and does something else, but `missing_factor_two`, which does the same and says more. All refuse an
+algorithm on which they would not be wrong, or to which they do not apply, with a ConfigurationError.
+
+>>> import fedjax_dp as fdp
+>>> from fedjax_dp.testing import WRONG
+>>> right = fdp.dp_sgd(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1, noise_multiplier=1.0)
+>>> type(WRONG["half_noise"](right).local.privatizer).__name__
+'RecordGaussian_with_half_noise'
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Event
+from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
+from fedjax_dp.data.store import Client
+from fedjax_dp.gradients import clip_factors
+from fedjax_dp.models import Model
+from fedjax_dp.parts.batches import Batch
+from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
+from fedjax_dp.parts.corrections import Correction, Memory, Setting
+from fedjax_dp.parts.facts import restates
+from fedjax_dp.parts.local_training import LocalResult, LocalSgd, Received
+from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.record_privacy import RecordGaussian
+from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
+from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
+from fedjax_dp.rounds.algorithm import Algorithm
+
+Wrong = Callable[[Algorithm], Algorithm]
+
+
+@functools.cache
+def _posing_class(kind: Any, method: str, deed: Callable) -> type:
+    def instead(self: Any, *args: Any) -> Any:
+        honest = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        return deed(honest, *args)
+
+    name = f"{kind.__name__}_with_{deed.__name__.strip('_')}"
+    made = type(name, (kind,), {method: instead, "__doc__": deed.__doc__, "__module__": __name__})
+    return value(restates(kind)(made))
+
+
+def posing(part: Any, method: str, deed: Callable) -> Any:
+    """A value that is a `part` in all it says of itself, but whose `method` is deed(part, *arguments).
+
+    Its class is a subclass of that of `part` with the same fields. `deed` is a module-level function, so that the same
+    wrong program is compiled once.
+    """
+    kind: Any = type(part)
+    cls = _posing_class(kind, method, deed)
+    return cls(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
+
+
+def _with_privatizer(algorithm: Algorithm, method: str, deed: Callable) -> Algorithm:
+    local = algorithm.local
+    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, method, deed)))
+
+
+def _require_noise_on_records(algorithm: Algorithm) -> None:
+    if not noises_steps(algorithm) or algorithm.upload.unit is not None:
+        raise errors.refuse(
+            "algorithm", f"{type(algorithm.local.privatizer).__name__} and {type(algorithm.upload).__name__}",
+            "one that noises the gradients of records in every local step, for this wrong program",
+            "use dpnfl, or another entry with RecordGaussian",
+        )  # fmt: skip
+
+
+def _law(algorithm: Algorithm) -> Sampling:
+    """What the batches of a large client say of themselves."""
+    return algorithm.local.batches.sampling(2**31 - 1)
+
+
+def _require_own_noise(algorithm: Algorithm) -> None:
+    if getattr(algorithm.local.privatizer, "noise_multiplier", None) is None:
+        name = type(algorithm.local.privatizer).__name__
+        raise errors.refuse("privatizer", name, "one with a noise_multiplier, for this wrong program")
+
+
+def _require_several_steps(algorithm: Algorithm) -> None:
+    if algorithm.local.steps == 1 and algorithm.local.batches.even:
+        told = "there is no step to confuse it with"
+        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", told)
+
+
+def _require_clipped_records(algorithm: Algorithm) -> None:
+    _require_noise_on_records(algorithm)
+    if not clips_records(algorithm):
+        raise errors.refuse("bound", "another", "ClipRecords for this wrong program")
+
+
+def _scaled(mechanism: Any, factor: Any) -> Any:
+    """The mechanism with `factor` times the noise."""
+    return changed(mechanism, noise_multiplier=factor * jnp.asarray(mechanism.noise_multiplier))
+
+
+# Noise of the wrong size
+
+
+def half_noise(algorithm: Algorithm) -> Algorithm:
+    """The standard deviation of the noise is half of what is told. For every mechanism that has noise."""
+    return _with_noise_times(algorithm, _half_noise)
+
+
+def _half_noise(mechanism: Any, method: str, *args: Any) -> Any:
+    return getattr(_scaled(mechanism, 0.5), method)(*args)
+
+
+def faint_noise(algorithm: Algorithm) -> Algorithm:
+    """The standard deviation of the noise is 5% below what is told. For every mechanism that has noise."""
+    return _with_noise_times(algorithm, _faint_noise)
+
+
+def _faint_noise(mechanism: Any, method: str, *args: Any) -> Any:
+    return getattr(_scaled(mechanism, 0.95), method)(*args)
+
+
+@functools.cache
+def _bound_to(method: str, deed: Callable) -> Callable:
+    def done(mechanism: Any, *args: Any) -> Any:
+        return deed(mechanism, method, *args)
+
+    done.__name__, done.__doc__ = deed.__name__, deed.__doc__
+    return done
+
+
+def _with_noise_times(algorithm: Algorithm, deed: Callable) -> Algorithm:
+    upload = algorithm.upload
+    if upload.unit is not None:
+        method = "message" if upload.shared_noise else "release"
+        return changed(algorithm, upload=posing(upload, method, _bound_to(method, deed)))
+    _require_own_noise(algorithm)
+    return _with_privatizer(algorithm, "gradient", _bound_to("gradient", deed))
+
+
+def noise_inside_rate(algorithm: Algorithm) -> Algorithm:
+    """The noise is multiplied by the learning rate once more. Right at rate 1."""
+    _require_noise_on_records(algorithm)
+    return _with_privatizer(algorithm, "gradient", _noise_inside_rate)
+
+
+def _noise_inside_rate(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+    return _scaled(right, place.rate).gradient(key, place, *rest)
+
+
+def stale_std(algorithm: Algorithm) -> Algorithm:
+    """The noise has standard deviation z / B: the clip norm is forgotten. Right at clip norm 1."""
+    _require_noise_on_records(algorithm)
+    return _with_privatizer(algorithm, "gradient", _stale_std)
+
+
+def _stale_std(right: Any, *args: Any) -> Any:
+    return _scaled(right, 1 / jnp.asarray(right.clip_norm)).gradient(*args)
+
+
+def silent_last_step(algorithm: Algorithm) -> Algorithm:
+    """The last local step of a round adds no noise; with one step, none does."""
+    _require_noise_on_records(algorithm)
+    return _with_privatizer(algorithm, "gradient", _silent_last_step)
+
+
+def _silent_last_step(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+    return _scaled(right, jnp.where(place.last, 0.0, 1.0)).gradient(key, place, *rest)
+
+
+def one_leaf_noise(algorithm: Algorithm) -> Algorithm:
+    """Noise joins the first parameter tensor alone. Refuses, when it is traced, a model of a single tensor."""
+    _require_noise_on_records(algorithm)
+    return _with_privatizer(algorithm, "gradient", _one_leaf_noise)
+
+
+def _one_leaf_noise(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+    first = _several(tensor_sizes(params))[0]
+    noisy, told = right.gradient(key, place, model, params, records)
+    silent, _ = _scaled(right, 0.0).gradient(key, place, model, params, records)
+    return jnp.where(jnp.arange(noisy.size) < first, noisy, silent), told
+
+
+def missing_factor_two(algorithm: Algorithm) -> Algorithm:
+    """The accountants are told twice the noise multiplier: exchanging a record is taken to move the sum by C, not 2 C.
+
+    The one wrong program whose claim is wrong, not its deed. For neighbours that differ by exchange.
+    """
+    _require_noise_on_records(algorithm)
+    if isinstance(_law(algorithm), Poisson):
+        raise errors.refuse(
+            "batches", str(_law(algorithm)), "of a fixed size", "add-remove neighbours have no factor two"
+        )
+    return _with_privatizer(algorithm, "event", _missing_factor_two)
+
+
+def _missing_factor_two(right: RecordGaussian, *args: Any) -> Event:
+    return right.event(*args).scaled(2.0)
+
+
+# Gradients that are not bounded as told
+
+
+def clip_per_batch(algorithm: Algorithm) -> Algorithm:
+    """The mean gradient of the batch is clipped to C, and noised as if each record's gradient were. Right at B = 1."""
+    _require_clipped_records(algorithm)
+    return _with_bound(algorithm, _clip_per_batch)
+
+
+def _clip_per_batch(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
+    return ClipBatch().apply(model, params, records, clip_norm)._replace(unit=clip_norm / records.divisor)
+
+
+def unclipped_bias(algorithm: Algorithm) -> Algorithm:
+    """Of each record's gradient the largest tensor is clipped to C; the others, biases say, join as they are.
+
+    Refuses, when it is traced, a model of a single tensor.
+    """
+    _require_clipped_records(algorithm)
+    return _with_bound(algorithm, _unclipped_bias)
+
+
+def _unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
+    def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
+        return jax.value_and_grad(lambda p: model.loss(p, x, y, None))(params)
+
+    sizes = _several(tensor_sizes(params))
+    losses, per_record = jax.vmap(one)(records.x, records.y)
+    leaves, shape = jax.tree.flatten(per_record)
+    rows = [leaf.reshape(records.mask.size, -1) for leaf in leaves]
+    largest = rows[sizes.index(max(sizes))]
+    factors = clip_factors(jnp.sum(largest * largest, -1), records.mask, clip_norm)
+    joined = [jnp.where((factors > 0)[:, None], row, 0.0) * (factors[:, None] if row is largest else 1) for row in rows]
+    total = [row.sum(0).reshape(leaf.shape[1:]) for row, leaf in zip(joined, leaves, strict=True)]
+    mean = ravel(jax.tree.unflatten(shape, total))[0] / records.divisor
+    kept = jnp.where(records.mask, losses, 0.0)
+    present = jnp.maximum(records.mask.sum(), 1)
+    told = StepReport(kept.sum() / present, jnp.mean(factors < 1, dtype=jnp.float32), jnp.vdot(mean, mean))
+    return Bounded(mean, clip_norm / records.divisor, told)
+
+
+def realised_denominator(algorithm: Algorithm) -> Algorithm:
+    """The noised sum over a Poisson batch is divided by the number of records that came, not by the public one."""
+    _require_noise_on_records(algorithm)
+    if not isinstance(_law(algorithm), Poisson):
+        told = "batches of a fixed size have one denominator"
+        raise errors.refuse("batches", str(_law(algorithm)), "PoissonBatches for this wrong program", told)
+    return _with_privatizer(algorithm, "gradient", _realised_denominator)
+
+
+def _realised_denominator(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+    came = jnp.maximum(records.mask.sum(dtype=jnp.int32), 1)
+    return right.gradient(key, place, model, params, records._replace(divisor=came))
+
+
+def _with_bound(algorithm: Algorithm, deed: Callable) -> Algorithm:
+    privatizer: Any = algorithm.local.privatizer
+    honest = changed(privatizer, bound=posing(privatizer.bound, "apply", deed))
+    return changed(algorithm, local=changed(algorithm.local, privatizer=honest))
+
+
+# Randomness that is not fresh
+
+
+def first_records(algorithm: Algorithm) -> Algorithm:
+    """Every batch is the client's first records, though they are told to be sampled. Wrong where batches are drawn."""
+    batches = algorithm.local.batches
+    if isinstance(_law(algorithm), FullBatch | Shuffled):
+        raise errors.refuse("batches", type(batches).__name__, "drawn afresh in every step for this wrong program")
+    return changed(algorithm, local=changed(algorithm.local, batches=posing(batches, "sample", _first_records)))
+
+
+def _first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    drawn = right.sample(key, records, steps, largest)
+    at = jnp.broadcast_to(jnp.arange(drawn.positions.shape[1], dtype=jnp.int32), drawn.positions.shape)
+    mask = at < right.size
+    return drawn._replace(positions=jnp.where(mask, jnp.minimum(at, records - 1), 0), mask=mask)
+
+
+def reused_step_key(algorithm: Algorithm) -> Algorithm:
+    """Every local step of a round adds the same noise."""
+    _require_noise_on_records(algorithm)
+    _require_several_steps(algorithm)
+    return _with_privatizer(algorithm, "gradient", _reused_step_key)
+
+
+def _reused_step_key(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+    return right.gradient(key, place._replace(step=jnp.zeros_like(place.step)), *rest)
+
+
+def shared_key(algorithm: Algorithm) -> Algorithm:
+    """All clients of a round add the same noise: its key is made of run and round alone. Other runs have other noise.
+
+    The noise of steps and rounds stays fresh, and so do all batches. A warm start is not touched.
+    """
+    _require_own_noise(algorithm)
+    return _with_noise_key(algorithm, _shared_key)
+
+
+def _shared_key(right: LocalSgd, *args: Any) -> LocalResult:
+    return _run_with_noise_key(right, _of_round, *args)
+
+
+def reused_round_key(algorithm: Algorithm) -> Algorithm:
+    """A client adds the same noise in every round: its key is made of run and client alone."""
+    _require_own_noise(algorithm)
+    return _with_noise_key(algorithm, _reused_round_key)
+
+
+def _reused_round_key(right: LocalSgd, *args: Any) -> LocalResult:
+    return _run_with_noise_key(right, _of_client, *args)
+
+
+def _of_round(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Array:
+    return jax.random.fold_in(key, round_index)
+
+
+def _of_client(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Array:
+    return jax.random.fold_in(key, client.id)
+
+
+@value
+class RunWords(Correction):
+    """Two words that are the same for all clients and differ from run to run, told to everybody; changes no gradient.
+
+    Nothing else in a client's round knows the run without the client. A key of the run's start makes them.
+    """
+
+    def init(self, setting: Setting) -> Memory:
+        return Memory(setting.look(_words)[0])
+
+
+def _words(key: jax.Array, *rest: Any) -> jax.Array:
+    return jax.random.key_data(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Keyed:
+    """A privatizer that is deaf to the key it is given."""
+
+    privatizer: Any
+    key: jax.Array
+
+    def gradient(self, key: jax.Array, *rest: Any) -> Any:
+        return self.privatizer.gradient(self.key, *rest)
+
+
+def _run_with_noise_key(
+    right: LocalSgd, key_of: Callable, key: jax.Array, round_index: jax.Array, client: Client, received: Received,
+    *rest: Any,
+) -> LocalResult:  # fmt: skip
+    run_key = jax.random.wrap_key_data(received.server[-1], impl=jax.random.key_impl(key))
+    keyed: Any = _Keyed(right.privatizer, key_of(run_key, round_index, client))
+    return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
+
+
+def _with_noise_key(algorithm: Algorithm, deed: Callable) -> Algorithm:
+    local = changed(algorithm.local, corrections=(*algorithm.local.corrections, RunWords()))
+    return changed(algorithm, local=posing(local, "run", deed))
+
+
+def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
+    """The mean of the updates carries the same noise in every round; shares of it that clients add never change."""
+    upload = algorithm.upload
+    if upload.unit is None:
+        raise errors.refuse("upload", type(upload).__name__, "one with noise on whole clients for this wrong program")
+    if upload.shared_noise:
+        return changed(algorithm, upload=posing(upload, "message", _frozen_shares))
+    return changed(algorithm, upload=posing(upload, "release", _frozen_server_noise))
+
+
+def _frozen_server_noise(right: Any, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+    return right.release(key, jnp.zeros_like(round_index), *rest)
+
+
+def _frozen_shares(right: Any, key: jax.Array, *rest: Any) -> Any:
+    return right.message(jax.random.key(0, impl=jax.random.key_impl(key)), *rest)
+
+
+def _several(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if len(sizes) < 2:
+        raise errors.refuse("model", "one parameter tensor", "of at least 2 tensors for this wrong program")
+    return sizes
+
+
+WRONG: dict[str, Wrong] = {
+    wrong.__name__: wrong
+    for wrong in (
+        half_noise, noise_inside_rate, shared_key, clip_per_batch, realised_denominator, missing_factor_two,
+        one_leaf_noise, silent_last_step, unclipped_bias, first_records,
+    )
+}  # fmt: skip
+
+MORE_WRONG: dict[str, Wrong] = {
+    wrong.__name__: wrong for wrong in (faint_noise, stale_std, reused_step_key, reused_round_key, frozen_server_noise)
+}

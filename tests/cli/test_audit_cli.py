@@ -1,0 +1,204 @@
+"""`fedjax-dp audit` as a user meets it, in a terminal and in a pipeline, and the picture of an audit."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shlex
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from helpers import ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp import accounting, cli
+from fedjax_dp.cli.audit import AuditOptions
+from fedjax_dp.experiments.config import RunConfig
+
+RUN = ["--batches", "full", "--rounds", "2", "--local-steps", "1", "--cohort-size", "10", "--parameters", "8"]
+SMALL = [*RUN, "--trials", "1200", "--lanes", "64"]
+CLAIMED = [*SMALL, "--claim", "0.1"]
+
+
+def asked(capsys, *words):
+    """Exit code and the JSON object, which is all that stdout holds."""
+    code = cli.main(["audit", *words, "--json"])
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return code, json.loads(out)
+
+
+def lasting(told):
+    """What must be the same when an audit is repeated."""
+    return {name: value for name, value in told.items() if name not in ("seconds", "options", "repeat")}
+
+
+def is_picture(path):
+    picture = plt.imread(path)
+    return picture.shape[1] > 800 and picture.std() > 0.05
+
+
+@pytest.mark.slow
+def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(capsys):
+    assert cli.main(["audit", *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("consistent: epsilon 3.999 is stated at delta 0.001 for one record of client 0 against")
+    labels = [line[:10].strip() for line in lines[1:]]
+    assert labels == ["stated", "proved", "", "always", "noise", "attack", "errors", "untested", "paper", "time"]
+    assert "one record of one client (replace-one neighbours)" in lines[1]
+    assert "with confidence 95%; 800 runs counted, 400 more used to choose the attack" in lines[2]
+    assert "if noise and sampling are of the stated kind" in lines[3]
+    assert "canary gradient in record 0 of client 0, all other gradients opposite to it" in lines[6]
+    assert "of 400 runs without it, missed in" in lines[7]
+
+
+def test_a_violated_claim_ends_in_1_and_the_printed_command_repeats_it(capsys):
+    code, told = asked(capsys, *CLAIMED, "--seed", "3", "--plot", "its picture.png")
+    assert code == 1
+    assert told["violated"] is True
+    assert told["verdict"].startswith("VIOLATED: epsilon 0.1 is claimed")
+    assert 0.1 < told["epsilon_lower"] <= told["guarantee"]["epsilon"]
+    assert {"config", "options", "versions", "device", "errors", "attack", "noise_at_most"} <= set(told)
+    assert told["config"]["seed"] == 3
+    assert told["options"]["claim"] == 0.1
+    assert is_picture("its picture.png")
+    assert shlex.split(told["repeat"]) == ["fedjax-dp", "audit", *CLAIMED, "--seed", "3"]
+    code, again = asked(capsys, *shlex.split(told["repeat"])[2:])
+    assert code == 1
+    assert lasting(again) == lasting(told)
+    assert cli.main(["audit", *CLAIMED, "--seed", "3"]) == 1
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"; repeat: {told['repeat']}")
+
+
+def test_a_file_of_a_run_is_an_audit_and_options_without_effect_are_named(capsys):
+    pathlib.Path("c.toml").write_text(
+        'batches = "full"\nrounds = 2\nlocal_steps = 1\ncohort_size = 10\nout = "somewhere"\nevaluate_every = 1\n'
+    )
+    code, by_file = asked(capsys, "c.toml", *SMALL[-6:])
+    assert code == 0
+    assert cli.main(["audit", *SMALL, "--evaluate-every", "1", "--out", "somewhere", "--json"]) == 0
+    out = capsys.readouterr()
+    assert "of no effect on an audit: --evaluate-every, --out" in out.err
+    assert lasting(json.loads(out.out)) == lasting(by_file)
+    assert not pathlib.Path("somewhere").exists()
+
+
+@pytest.mark.slow
+def test_one_run_with_many_canaries(capsys):
+    assert cli.main(["audit", *RUN, "--lanes", "1", "--one-run", "60", "--plot", "one.png"]) == 0
+    out = capsys.readouterr().out
+    assert "by one run with 60 canaries, " in out.splitlines()[0]
+    assert "canary gradient in 60 records of client 0" in out
+    assert is_picture("one.png")
+
+
+def test_help_lists_the_options_of_run_and_those_of_the_audit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["audit", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    names = [field.name for field in dataclasses.fields(AuditOptions)]
+    for name in names:
+        assert f"--{name.replace('_', '-')} " in out
+    assert out.count("(default") == len(names)
+    own = set(AuditOptions.__annotations__)
+    assert {"trials", "canary", "record", "client", "significance", "claim", "parameters", "lanes", "plot"} <= own
+    assert not own & {field.name for field in dataclasses.fields(RunConfig)}
+
+
+BAD = [
+    (["--algorithm", "fedavg"], "algorithm must be one that has a Guarantee to be tested, got no epsilon; gradients"),
+    (["--noise-multiplier", "0"], "gradients are clipped but noise_multiplier is 0"),
+    ([*RUN, "--noise-multiplier", "0.001"], "use more noise, or test a smaller claim"),
+    ([*RUN, "--trials", "100"], "trials must be at least 410, got 100; with fewer not even"),
+    (["--trials", "0"], "trials must be an integer of at least 1, got 0"),
+    (["--trials", "many"], "--trials must be an integer, got 'many'"),
+    (["--trails", "9"], "got '--trails'; did you mean --trials?"),
+    (["--canary", "gradint"], "canary must be one of gradient, label-flip, blank, mislabelled, got 'gradint'; did you"),
+    (["--view", "upload"], "got 'upload'; did you mean uploads?"),
+    (["--view", "secure_sum"], "here the server sees every upload"),
+    ([*RUN, "--client", "10"], "client must be an integer from 0 to 9, got 10"),
+    ([*RUN, "--record", "999"], "record must be an integer from 0 to 142, got 999; client 0 has 143 records"),
+    (["--rounds", "1", "--cohort-size", "1", "--client", "5"], "client must be one that takes part, got 5"),
+    ([*RUN, "--lanes", "0"], "lanes must be an integer of at least 1, got 0"),
+    ([*RUN[:-1], "1"], "parameters must be an integer from 2 to"),
+    (["--claim", "nan"], "claim must be zero or positive, and finite, got nan"),
+    (["--significance", "1"], "significance must be strictly between 0 and 1, got 1.0"),
+    (["--plot", "no/where.png"], "plot must be in a folder that exists and can be written to, got no/where.png"),
+    (["--plot", "x.jpg"], "plot must be a file name that ends in .png, got x.jpg"),
+    (["absent.toml"], "configuration file must be an existing TOML file, got absent.toml"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD, ids=[" ".join(words[-2:]) for words, _ in BAD])
+def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
+    assert cli.main(["audit", *words]) == 2
+    out = capsys.readouterr()
+    assert expected in out.err
+    told = [
+        line for line in out.err.splitlines() if not line.startswith("calibrating noise")
+    ]  # told where it takes long
+    assert len(told) == 1
+    assert told[0].startswith("fedjax-dp: ")
+    assert out.out == ""
+    assert not list(pathlib.Path().iterdir())
+
+
+@pytest.mark.slow
+def test_a_canary_that_changes_nothing_is_refused(capsys):
+    x, y = np.zeros((30, 4), np.float32), np.arange(30) % 2
+    np.savez("blank.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    words = ["--dataset", "npz:blank.npz", "--num-clients", "2", "--cohort-size", "2", "--batches", "full"]
+    assert cli.main(["audit", *words, *RUN[2:6], "--canary", "blank", "--lanes", "1"]) == 2
+    err = capsys.readouterr().err
+    assert err == (
+        "fedjax-dp: canary must be one that leaves a trace once gradients are clipped, got blank at client 0; take "
+        "another canary, record or client\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A small audit of steps on Poisson batches."""
+    algorithm = fdp.dp_sgd(
+        cohort_size=None, batch_size=4, batches="poisson", local_steps=1, learning_rate=0.1, clip_norm=1.0,
+        noise_multiplier=1.0,
+    )  # fmt: skip
+    return fdp.audit(algorithm, ragged_data([10, 8]), rounds=2, delta=1e-3, trials=1000, parameters=4, lanes=64)
+
+
+def flawless(found):
+    """Worlds that do not overlap, a few scores far out."""
+    absent, present = np.zeros(found.outcome.absent.size), np.full(found.outcome.present.size, 1e3)
+    absent[0], present[0] = -1e37, 1e37
+    bounds = accounting.error_bounds(0, absent.size, 0, present.size)
+    outcome = found.outcome._replace(bounds=bounds, absent=absent, present=present, threshold=500.0)
+    return dataclasses.replace(found, outcome=outcome, proved=True, lower=90.0, of_any=5.0, noise=0.1)
+
+
+def blind(found):
+    """All scores alike."""
+    absent, present = np.zeros(found.outcome.absent.size), np.zeros(found.outcome.present.size)
+    bounds = accounting.error_bounds(0, absent.size, present.size, present.size)
+    outcome = found.outcome._replace(bounds=bounds, absent=absent, present=present, threshold=0.0)
+    return dataclasses.replace(found, outcome=outcome, lower=0.0, of_any=0.0, noise=math.inf)
+
+
+def claimed(found):
+    """A claim next to what is stated, and claims of papers."""
+    claims = tuple(
+        accounting.Claim(f"{name} Theorem 1", epsilon, 1e-3, accounting.Verdict.WRONG, "a test")
+        for name, epsilon in (("000", 0.02), ("001", 70.0), ("002", None))
+    )
+    promise = dataclasses.replace(found.guarantee, claims=claims)
+    return dataclasses.replace(found, guarantee=promise, claim=0.0, lower=0.5, proved=True)
+
+
+@pytest.mark.parametrize("change", [lambda found: found, flawless, blind, claimed], ids=["sound", "flawless", "blind",
+                                                                                         "claimed"])  # fmt: skip
+def test_every_kind_of_audit_has_a_picture(change, found):
+    fdp.plot_audit(change(found), "a.png")
+    assert is_picture("a.png")
+    assert not plt.get_fignums()

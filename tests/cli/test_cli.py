@@ -1,0 +1,388 @@
+"""The command line as a user meets it."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+import fedjax_dp
+from fedjax_dp import algorithms, cli
+from fedjax_dp.experiments import config
+from fedjax_dp.rounds import simulation
+
+QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
+
+
+def command(*words):
+    return [sys.executable, "-m", "fedjax_dp", *map(str, words)]
+
+
+def test_default_run_trains_privately_well_above_chance(capsys):
+    assert cli.main(["run", "--json"]) == 0
+    out = capsys.readouterr()
+    told = json.loads(out.out)
+    assert out.out.count("\n") == 1
+    assert told["test_accuracy"] > 0.7
+    assert told["guarantee"]["epsilon"] <= 4.0
+    assert told["guarantee"]["epsilon"] > 3.9
+    assert {"algorithm", "dataset", "rounds", "seed", "test_accuracy", "test_loss", "history", "guarantee", "timing",
+            "versions", "device"} <= set(told)  # fmt: skip
+    assert {
+        "epsilon",
+        "delta",
+        "unit",
+        "adjacency",
+        "view",
+        "accountant",
+        "epsilon_min",
+        "epsilon_median",
+        "claims",
+    } <= (set(told["guarantee"]))
+    assert {"compile_s", "round_s_median", "total_s"} <= set(told["timing"])
+    assert {"round", "test_accuracy", "test_loss"} <= set(told["history"][0])
+    assert told["history"][-1]["round"] == told["rounds"] == 40
+
+
+def test_run_folder_holds_everything_and_a_picture_of_the_run():
+    assert cli.main(["run", *QUICK, "--out", "here"]) == 0
+    folder = pathlib.Path("here")
+    assert config.RunConfig(**config.read(folder / "config.toml")).rounds == 4
+    assert [point["round"] for point in json.loads((folder / "metrics.json").read_text())] == [2, 4]
+    result = json.loads((folder / "result.json").read_text())
+    assert json.loads((folder / "guarantee.json").read_text()) == result["guarantee"]
+    assert {"versions", "device", "data", "devices"} <= set(json.loads((folder / "run.json").read_text()))
+    picture = plt.imread(folder / "run.png")
+    assert picture.shape[1] > 800
+    assert picture.std() > 0.05
+
+
+def test_human_output_is_one_guarantee_and_no_traceback(capsys):
+    assert cli.main(["run", *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert " at delta 0.001 for one record of one client (replace-one neighbours)" in out
+    assert "protects nobody" in out
+    assert pathlib.Path("runs/digits-dpnfl-s0").is_dir()
+    assert cli.main(["run", *QUICK]) == 0  # a second run gets a folder of its own
+    assert pathlib.Path("runs/digits-dpnfl-s0-2").is_dir()
+
+
+def test_non_private_run_says_no_privacy(capsys):
+    assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--json"]) == 0
+    guarantee = json.loads(capsys.readouterr().out)["guarantee"]
+    assert guarantee["epsilon"] is None
+    assert guarantee["statement"].startswith("no privacy")
+
+
+def test_toml_and_flags_are_the_same_configuration(capsys):
+    assert cli.main(["run", *QUICK, "--clip-norm", "0.5", "--seed", "3", "--out", "a", "--json"]) == 0
+    by_flags = json.loads(capsys.readouterr().out)
+    text = pathlib.Path("a/config.toml").read_text()
+    pathlib.Path("b.toml").write_text(text.replace('out = "a"', 'out = "b"'))
+    assert cli.main(["run", "b.toml", "--json"]) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    assert by_file["history"] == by_flags["history"]
+    assert by_file["guarantee"] == by_flags["guarantee"]
+
+
+def test_help_shows_every_option_with_its_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for name in config.RunConfig.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')}" in out
+    assert out.count("(default") == len(config.RunConfig.__dataclass_fields__)
+
+
+BAD = [
+    ([], "usage: fedjax-dp run"),
+    (["rnu"], "command must be one of run, sweep, best,"),
+    (["rnu"], "got 'rnu'; did you mean run?"),
+    (["run", "--epsilonn", "1"], "did you mean --epsilon?"),
+    (["run", "--rounds", "ten"], "--rounds must be an integer, got 'ten'"),
+    (["run", "--rounds"], "--rounds must be followed by a value"),
+    (
+        ["run", "--algorithm", "dpnlf"],
+        "got 'dpnlf'; did you mean dpnfl?",
+    ),
+    (["run", "--dataset", "mnits"], "did you mean mnist?"),
+    (["run", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
+    (["run", "--batch-size", "200"], "batch_size must be at most the 143 records of the smallest client, got 200"),
+    (["run", "--cohort-size", "11"], "cohort_size must be at most the 10 clients, got 11"),
+    (["run", "--num-clients", "2000"], "num_clients must be at most the 1437 records"),
+    (["run", "--learning-rate", "nan"], "learning_rate must be positive and finite, got nan"),
+    (["run", "--clip-norm", "-1"], "clip_norm must be positive and finite, got -1.0"),
+    (["run", "--epsilon", "0"], "epsilon must be positive and finite, got 0.0"),
+    (["run", "--delta", "1"], "delta must be strictly between 0 and 1, got 1.0"),
+    (["run", "--epsilon", "1e-9", "--delta", "1e-12"], "epsilon must be reachable"),
+    (["run", "--accountant", "tcdp"], "tCDP subsampling needs a batch rate in (0, 0.1], got 0.1399"),
+    (["run", "--accountant", "tcdp", "--batches", "poisson"], "use accountant pld"),
+    (["run", "--accountant", "gaussian"], "the exact Gaussian formula needs unsampled sums"),
+    (["run", "--view", "upload"], "did you mean uploads?"),
+    (["run", "--algorithm", "fedavg", "--epsilon", "1"], "epsilon must be left out for fedavg"),
+    (["run", "--epsilon", "1", "--noise-multiplier", "1"], "epsilon must be left out when noise_multiplier is given"),
+    (["run", "--partition", "natural"], "partition must be used with a data set that has client_ids"),
+    (["run", "--partition", "labels", "--labels-per-client", "11"], "labels_per_client must be between 1 and the 10"),
+    (["run", "--dataset", "npz:absent.npz"], "npz file must be an existing file, got absent.npz"),
+    (["run", "--dataset", "mnist", "--data-dir", "absent"], "data_dir must be an existing folder, got absent"),
+    (["run", "absent.toml"], "configuration file must be an existing TOML file, got absent.toml"),
+    (["run", "--resume", "absent"], "resume must be a run folder with a config.toml, got absent"),
+    (["run", "--out", "full"], "out must be a new or empty folder, got full"),
+    (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out for full batches"),
+    (["run", "--dataset", "mnist:x"], "dataset must be mnist without a path"),
+    (["run", "--seed", "-1"], "seed must be an integer in [0, 2^32), got -1"),
+    (["run", "--b1", "1", "--algorithm", "addpnfl"], "b1 must be in [0, 1), got 1.0"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD, ids=[" ".join(words) or "nothing" for words, _ in BAD])
+def test_bad_input_ends_in_one_line_with_code_2_before_anything_compiles(words, expected, capsys):
+    pathlib.Path("full").mkdir()
+    pathlib.Path("full/mine.txt").write_text("precious")
+    before = simulation.advance._cache_size()
+    assert cli.main(words) == 2
+    out = capsys.readouterr()
+    assert expected in out.err
+    assert words == [] or len([line for line in out.err.splitlines() if line.startswith("fedjax-dp:")]) == 1
+    assert "Traceback" not in out.err
+    assert out.out == ""
+    assert simulation.advance._cache_size() == before
+    assert pathlib.Path("full/mine.txt").read_text() == "precious"
+    assert not pathlib.Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds = ", "must be valid TOML"), ("roundz = 3", "did you mean rounds?"), ("rounds = 'x'", "an integer"),
+        ("rounds = 2.5", "rounds must be an integer, got 2.5"), ("seed = true", "seed must be an integer, got True"),
+    ],
+)  # fmt: skip
+def test_bad_toml_ends_in_one_line(text, expected, capsys):
+    pathlib.Path("c.toml").write_text(text)
+    assert cli.main(["run", "c.toml"]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_divergence_stops_with_round_and_clients_and_keeps_the_last_good_checkpoint(capsys):
+    words = ["run", "--algorithm", "fedavg", "--rounds", "30", "--learning-rate", "1e38", "--schedule", "constant",
+             "--l2", "0.4", "--checkpoint-every", "1", "--evaluate-every", "1", "--out", "d"]  # fmt: skip
+    assert cli.main(words) == 1
+    err = capsys.readouterr().err
+    assert "diverged in round" in err
+    assert "clients" in err
+    assert not pathlib.Path("d/result.json").exists()
+
+
+def arrays_of(folder):
+    from fedjax_dp.rounds.checkpoint import Checkpoints
+
+    settings = config.RunConfig(**config.read(folder / "config.toml"))
+    data = config.build_data(settings)
+    value = config.build_algorithm(settings, data)
+    from fedjax_dp.models import logistic_regression
+    from fedjax_dp.rounds import algorithm
+
+    model = logistic_regression(data.record_shape, data.classes)
+    like = simulation.all_devices().place(algorithm.init(simulation.numbers(value), model, data, simulation.run_key(0)))
+    store = Checkpoints(folder)
+    state = store.restore(like)
+    store.close()
+    return state
+
+
+def same_state(first, second):
+    import jax
+
+    for a, b in zip(*map(jax.tree.leaves, (arrays_of(first), arrays_of(second))), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_resume_of_another_configuration_is_refused(capsys):
+    assert cli.main(["run", *QUICK, "--out", "r"]) == 0
+    assert cli.main(["run", "--resume", "r", "--rounds", "9"]) == 2
+    assert "rounds of the resumed run must be 4, as in r/config.toml, got 9" in capsys.readouterr().err
+    about = json.loads(pathlib.Path("r/run.json").read_text())
+    pathlib.Path("r/run.json").write_text(json.dumps(about | {"data": "00000000"}))
+    assert cli.main(["run", "--resume", "r"]) == 2
+    assert "data of the resumed run must be unchanged" in capsys.readouterr().err
+
+
+def test_a_configuration_that_was_edited_is_not_promised_for(capsys):
+    """Noise, rounds, delta: what is resumed is what began, or the Guarantee would be another run's."""
+    assert cli.main(["run", "--out", "edited", *QUICK]) == 0
+    file = pathlib.Path("edited/config.toml")
+    for before, after in (("local_steps = 2", "local_steps = 1"), ("seed = 0", "seed = 1")):
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after))
+        assert cli.main(["run", "--resume", "edited"]) == 2
+        assert "config.toml of the resumed run must be the one that the run began with" in capsys.readouterr().err
+        file.write_text(text)
+    assert cli.main(["run", "--resume", "edited"]) == 0
+
+
+def test_resume_of_another_version_is_refused(capsys):
+    assert cli.main(["run", *QUICK, "--out", "r"]) == 0
+    about = json.loads(pathlib.Path("r/run.json").read_text())
+    pathlib.Path("r/run.json").write_text(json.dumps({name: about[name] for name in about if name != "model_devices"}))
+    capsys.readouterr()
+    assert cli.main(["run", "--resume", "r"]) == 2
+    assert "run folder must be of this one, got r, of another version" in capsys.readouterr().err
+
+
+def test_resume_of_a_finished_run_tells_the_same_result(capsys):
+    assert cli.main(["run", *QUICK, "--out", "r", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert cli.main(["run", "--resume", "r", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["history"] == first["history"]
+    assert again["guarantee"] == first["guarantee"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(2))
+def test_run_killed_at_a_random_moment_resumes_bit_for_bit(attempt):
+    words = ["--algorithm", "addpnfl", "--rounds", "400", "--local-steps", "40", "--checkpoint-every", "3",
+             "--evaluate-every", "7"]  # fmt: skip
+    subprocess.run(command("run", *words, "--out", "whole"), check=True, capture_output=True)
+    kills = 0
+    process = subprocess.Popen(
+        command("run", *words, "--out", "cut"), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    while not pathlib.Path("cut/checkpoints").exists():
+        time.sleep(0.05)
+    for _ in range(3):
+        time.sleep(random.Random(attempt).uniform(0.2, 2.0))
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+        process = subprocess.Popen(
+            command("run", "--resume", "cut"), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        time.sleep(4.0)
+    assert process.wait() == 0
+    assert kills > 0
+    same_state(pathlib.Path("whole"), pathlib.Path("cut"))
+    whole, cut = (json.loads(pathlib.Path(name, "result.json").read_text()) for name in ("whole", "cut"))
+    assert whole["history"] == cut["history"]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [([], []), pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.slow)],
+)
+def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
+    if then and len(jax.devices()) < 2:
+        pytest.skip("there is one device: run with JAX_NUM_CPU_DEVICES=2")
+    assert cli.main(["run", *QUICK, *first, "--out", "whole"]) == 0
+    original = simulation.advance
+
+    def failing(algorithm, state, *rest, **named):
+        if int(state.round) == 3:
+            raise KeyboardInterrupt
+        return original(algorithm, state, *rest, **named)
+
+    monkeypatch.setattr(simulation, "advance", failing)
+    assert cli.main(["run", *QUICK, *first, "--out", "cut"]) == 130
+    monkeypatch.setattr(simulation, "advance", original)
+    assert cli.main(["run", "--resume", "cut", *then]) == 0
+    same_state(pathlib.Path("whole"), pathlib.Path("cut"))
+
+
+@pytest.mark.slow
+def test_progress_stays_off_stdout_and_off_pipes():
+    done = subprocess.run(command("run", *QUICK, "--json"), capture_output=True, text=True, check=True)
+    json.loads(done.stdout)
+    assert "\r" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.slow
+def test_users_own_arrays_and_natural_clients_run(capsys):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 5)).astype(np.float32)
+    np.savez("mine.npz", x_train=x, y_train=(x[:, 0] > 0).astype(int), x_test=x, y_test=(x[:, 0] > 0).astype(int),
+             client_ids=np.repeat(np.arange(6), 15))  # fmt: skip
+    words = ["run", "--dataset", "npz:mine.npz", "--partition", "natural", "--batch-size", "5", "--json", *QUICK]
+    assert cli.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["test_accuracy"] > 0.4
+
+
+def test_names_are_public_and_documented():
+    for name in fedjax_dp.__all__:
+        assert getattr(fedjax_dp, name).__doc__, name
+    with pytest.raises(AttributeError):
+        _ = fedjax_dp.no_such_name
+
+
+PRIVATE_ENTRIES = [name for name in algorithms.CATALOGUE if "noise_multiplier" in algorithms.options_of(name)]
+
+
+def runs(entry, capsys, *words):
+    assert cli.main(["run", "--algorithm", entry, *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["algorithm"] == entry
+    assert told["traffic"]["up"] > 0
+    promise = told["guarantee"]
+    assert (promise["epsilon"] is not None) == (entry in PRIVATE_ENTRIES)
+    if promise["epsilon"] is not None:
+        assert promise["epsilon"] <= (told["config"]["epsilon_high"] or told["config"]["epsilon"]) * (1 + 1e-6)
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["rfedavg", "dp_fedavg"])
+def test_an_entry_runs_and_prints_its_guarantee(entry, capsys):
+    runs(entry, capsys, *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", [name for name in algorithms.CATALOGUE if name not in ("rfedavg", "dp_fedavg")])
+def test_every_entry_runs_and_prints_its_guarantee(entry, capsys):
+    runs(entry, capsys, *QUICK, "--local-steps", "1" if entry == "dp_sgd" else "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", list(algorithms.CATALOGUE))
+def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
+    runs(entry, capsys, "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "2")
+
+
+def test_a_dtype_that_is_not_offered_is_refused(capsys):
+    assert cli.main(["run", "--dtype", "float16"]) == 2
+    assert "dtype must be one of float32, bfloat16, got 'float16'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_in_bfloat16_learns_under_the_same_guarantee(tmp_path, capsys):
+    told = {}
+    for dtype in ("float32", "bfloat16"):
+        assert cli.main(["run", "--dtype", dtype, "--out", str(tmp_path / dtype), "--json"]) == 0
+        told[dtype] = json.loads(capsys.readouterr().out)
+    assert told["bfloat16"]["guarantee"] == told["float32"]["guarantee"]
+    assert 0 < abs(told["bfloat16"]["test_loss"] - told["float32"]["test_loss"]) < 0.05
+
+
+def test_an_option_of_another_algorithm_is_refused(capsys):
+    assert cli.main(["run", "--algorithm", "fedavg", "--mu", "0.1"]) == 2
+    assert "mu must be left out for fedavg, which does not take it, got 0.1; it belongs to fedprox" in (
+        capsys.readouterr().err
+    )
+    assert cli.main(["run", "--algorithm", "rfedavg", "--model", "logistic"]) == 2
+    assert "use --model mlp" in capsys.readouterr().err
+    assert cli.main(["run", "--view", "secure_sum"]) == 2
+    assert "here the server sees every upload" in capsys.readouterr().err
+    assert cli.main(["run", "--secure", "maybe"]) == 2
+    assert "--secure must be true or false" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""A store on disk holds the same clients as memory does, and one that is damaged is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+from helpers import scattered_data
+
+import fedjax_dp as fdp
+from fedjax_dp import errors
+from fedjax_dp.cli import main
+from fedjax_dp.data import Dataset, federate, load, noted_checksum, open_store, save_store
+
+
+@pytest.mark.parametrize(
+    "case", [{}, {"kind": np.uint8}, {"kind": np.int32, "tokens": True}, {"kind": np.float16, "tested": True}]
+)
+def test_what_is_written_is_read(case, tmp_path):
+    data = scattered_data(**case)
+    save_store(data, tmp_path / "store")
+    back = open_store(tmp_path / "store")
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+    for i in range(data.num_clients):
+        for a, b in (data, back), (back, data):
+            own, other = (d.row_numbers[d.offsets[i] : d.offsets[i] + d.sizes[i]] for d in (a, b))
+            np.testing.assert_array_equal(a.x[own], b.x[other])
+            np.testing.assert_array_equal(a.y[own], b.y[other])
+    for name in ("x_test", "y_test", "shares", "sizes", "test_clients"):
+        np.testing.assert_array_equal(getattr(data, name), getattr(back, name))
+    for name in ("scale", "shift", "classes", "largest", "tokens", "learnt", "name", "record_shape"):
+        assert getattr(data, name) == getattr(back, name)
+    assert back.x.dtype == data.x.dtype
+
+
+def test_records_stay_on_disk_until_they_are_used(tmp_path):
+    x, y = np.ones((20_000, 50), np.float32), np.zeros(20_000, np.int32)
+    data = federate(Dataset("ones", x, y, x[:1], y[:1], classes=1), np.split(np.arange(20_000), 100))
+    save_store(data, tmp_path / "store")
+    before = pa.total_allocated_bytes()
+    back = open_store(tmp_path / "store")
+    assert pa.total_allocated_bytes() - before < x.nbytes / 100
+    assert not back.x.flags.owndata
+
+
+def test_disk_equals_memory_bit_for_bit(tmp_path):
+    data = scattered_data()
+    save_store(data, tmp_path / "store")
+    algorithm = fdp.dpnfl(
+        cohort_size=3, batch_size=1, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0
+    )
+    ends = [fdp.simulate(algorithm, d, rounds=3).params for d in (data, open_store(tmp_path / "store"))]
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_converted_clients_are_those_of_the_same_options(tmp_path, capsys):
+    options = ["--num-clients", "20", "--partition", "dirichlet"]
+    assert main(["data", "convert", "digits", *options, "--out", "store"]) == 0
+    capsys.readouterr()
+    told = [main(["data", *named, "--json"]) or json.loads(capsys.readouterr().out)
+            for named in (["digits", *options], ["store:store"])]  # fmt: skip
+    assert {**told[0], "options": None} == {**told[1], "options": None}
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_a_store_only_while_its_records_are_the_same(tmp_path, capsys):
+    assert main(["data", "convert", "digits", "--out", "store"]) == 0
+    run = ["run", "--dataset", "store:store", "--rounds", "4", "--checkpoint-every", "2", "--out", "run"]
+    assert main(run) == 0
+    assert main(["run", "--resume", "run"]) == 0
+    data = open_store("store")
+    y = np.array(data.y)
+    y[0] = (y[0] + 1) % data.classes
+    shutil.rmtree("store")
+    save_store(dataclasses.replace(data, y=y), "store")
+    capsys.readouterr()
+    assert main(["run", "--resume", "run"]) == 2
+    assert "data of the resumed run" in capsys.readouterr().err
+
+
+def damaged(folder, how):
+    """A store with something wrong."""
+    save_store(scattered_data(), folder)
+    about = json.loads((folder / "store.json").read_text())
+    records = (folder / "records.arrow").read_bytes()
+    change = {
+        "no folder": lambda: (folder / "store.json").unlink(),
+        "not json": lambda: (folder / "store.json").write_text("[1"),
+        "a list": lambda: (folder / "store.json").write_text("[1]"),
+        "another version": lambda: (folder / "store.json").write_text(json.dumps(about | {"version": 99})),
+        "a key less": lambda: (folder / "store.json").write_text(json.dumps({"version": about["version"]})),
+        "truncated": lambda: (folder / "records.arrow").write_bytes(records[: len(records) // 2]),
+        "half a file": lambda: (folder / "records.arrow").write_bytes(b""),
+        "a file less": lambda: (folder / "clients.arrow").unlink(),
+        "fewer records": lambda: (folder / "records.arrow").write_bytes((folder / "test.arrow").read_bytes()),
+        "other sizes": lambda: (folder / "store.json").write_text(json.dumps(about | {"largest": 99})),
+    }
+    change[how]()
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [("no folder", "store.json"), ("not json", "description of a store"), ("a list", "description of a store"),
+     ("another version", "must be 2, got 99"), ("a key less", "whole"), ("truncated", "records.arrow"),
+     ("half a file", "records.arrow"), ("a file less", "clients.arrow"), ("fewer records", "as in store.json"),
+     ("other sizes", "sizes of clients")],
+)  # fmt: skip
+def test_a_damaged_store_is_refused_in_one_line(how, wanted, tmp_path, capsys):
+    damaged(tmp_path / "store", how)
+    assert main(["run", "--dataset", "store:store", "--out", "run"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert wanted in told[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [(["data", "convert", "digits"], "data convert"), (["data", "digits", "--out", "x"], "data convert"),
+     (["run", "--dataset", "store:"], "store:FOLDER"), (["run", "--dataset", "store:s", "--pca", "3"], "pca"),
+     (["run", "--dataset", "store:s", "--num-clients", "3"], "num_clients")],
+)  # fmt: skip
+def test_bad_input_is_one_line(asked, wanted, capsys):
+    assert main(asked) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert wanted in told[0]
+
+
+def test_nothing_is_overwritten(tmp_path):
+    save_store(scattered_data(), tmp_path / "store")
+    with pytest.raises(errors.ConfigurationError, match="does not exist"):
+        save_store(scattered_data(), tmp_path / "store")
+    with pytest.raises(errors.ConfigurationError, match="open_store"):
+        load("store:store")
+
+
+def test_a_store_knows_the_checksum_of_its_records(tmp_path):
+    data = scattered_data()
+    for name, held in (("one", data), ("same", data), ("other", dataclasses.replace(data, y=data.y[::-1].copy()))):
+        save_store(held, tmp_path / name)
+    one, same, other = (noted_checksum(tmp_path / name) for name in ("one", "same", "other"))
+    assert one == same != other

@@ -1,0 +1,414 @@
+"""Several processes share a run: the same run as in one, or one line that says why not."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from helpers import scattered_data
+
+import fedjax_dp
+import fedjax_dp as fdp
+from fedjax_dp import errors
+from fedjax_dp.cli import main
+from fedjax_dp.execution import distributed
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments import run_folder as folder
+from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.simulation import run_key
+
+PLAIN = ["--algorithm", "fedavg", "--rounds", "6", "--checkpoint-every", "3", "--evaluate-every", "2"]
+SOURCE = pathlib.Path(fedjax_dp.__file__).parent.parent
+LIMIT_S = 150
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def begin(words, *, devices=1, inside=(), environment=None, folder=None):
+    """A process in a folder that sees `devices` CPU devices; `inside`: a command that runs it elsewhere."""
+    return subprocess.Popen(
+        [*inside, sys.executable, *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(SOURCE)}
+        | (environment or {}),
+    )  # fmt: skip
+
+
+def ended(process):
+    """Exit code, stdout, stderr."""
+    try:
+        told = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        told = process.communicate()
+        pytest.fail(f"a process did not end: {told[1][-500:]}")
+    return process.returncode, *told
+
+
+def run_words(words, port, count, index):
+    place = ["--coordinator", f"localhost:{port}", "--processes", str(count), "--process", str(index)]
+    return ["-m", "fedjax_dp", "run", *words, *place, "--timeout", "100"]
+
+
+def run_together(words, count=2, each=lambda index: {}):
+    """`fedjax-dp run` in `count` processes; what each ended with."""
+    port = free_port()
+    started = [begin(run_words(words, port, count, index), **each(index)) for index in range(count)]
+    return [ended(process) for process in started]
+
+
+def run_alone(words, devices):
+    code, out, told = ended(begin(["-m", "fedjax_dp", "run", *words], devices=devices))
+    assert code == 0, told
+    return out
+
+
+def metrics(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+BAD_WORDS = {
+    "no port": ("host", "2", "0", None), "port": ("host:x", "2", "0", None), "large": ("h:99999", "2", "0", None),
+    "count": ("h:1", "two", "0", None), "none": ("h:1", "0", "0", None), "index": ("h:1", "2", "2", None),
+    "half": ("h:1", "2", None, None), "timeout": ("h:1", "2", "0", "0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS)
+def test_words_that_name_no_process_are_refused(words):
+    with pytest.raises(errors.ConfigurationError, match="must be"):
+        distributed.group_of(*words)
+
+
+def test_words_that_name_a_process():
+    assert distributed.group_of("h:1", "3", "2", "9") == distributed.Group("h:1", 3, 2, 9)
+    assert distributed.group_of("auto", None, None, None) == distributed.Group()
+
+
+def test_a_port_in_use_is_refused():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(errors.ConfigurationError, match=f"port of the coordinator must be free .* got {port}"):
+            distributed._check_port(port)
+    distributed._check_port(port)
+
+
+FACTS = {"data": "1", "code": "2"}
+OTHERS = {
+    "alike": (FACTS, None), "data": (FACTS | {"data": "3"}, "data of process 1 must be that of process 0, 1, got 3"),
+    "missing": ({"code": "2"}, "data of process 1 must be that of process 0, 1, got not given"),
+    "refused": ({"refused": "no such folder"}, "process 1 has stopped: no such folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_processes_go_on_only_if_all_agree(name, monkeypatch):
+    other, wanted = OTHERS[name]
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "_gathered", lambda told: [told, other])
+    if wanted is None:
+        assert distributed.together(lambda: "made", lambda made: FACTS) == "made"
+        return
+    with pytest.raises(errors.ConfigurationError) as found:
+        distributed.together(lambda: "made", lambda made: FACTS)
+    assert wanted in str(found.value)
+
+
+def test_a_refusal_of_this_process_is_told_to_the_others(monkeypatch):
+    told = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "_gathered", lambda facts: told.append(facts) or [FACTS, facts])
+
+    def prepare():
+        raise errors.ConfigurationError("mine")
+
+    with pytest.raises(errors.ConfigurationError, match="mine"):
+        distributed.together(prepare, lambda made: FACTS)
+    assert told == [{"refused": "mine"}]
+
+
+def test_the_checksum_of_the_code_tells_changes(tmp_path, monkeypatch):
+    assert distributed.code() == distributed.code()
+    copy = tmp_path / "fedjax_dp"
+    shutil.copytree(
+        pathlib.Path(distributed.__file__).parent.parent, copy, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    before = distributed.code()
+    monkeypatch.setattr(distributed, "__file__", str(copy / "execution" / "distributed.py"))
+    assert distributed.code() == before
+    (copy / "server.py").write_text((copy / "server.py").read_text() + "\n")
+    assert distributed.code() != before
+
+
+WATCHED = """
+import os, signal, sys
+from fedjax_dp.cli.watch import watched
+def work():
+    os.write(1, b"from C++"), os.write(2, {log!r}.encode())
+    print("to stdout"); print("to stderr", file=sys.stderr)
+    {end}
+sys.exit(watched(work))
+"""
+FATAL = "Terminating process because the JAX distributed service detected fatal errors. absl::Status: "
+ENDS = {
+    "done": ("", "return 0", 0, ""),
+    "refused": ("", "return 2", 2, ""),
+    "killed": ("", "os.kill(os.getpid(), signal.SIGKILL)", 1, "this process was stopped by SIGKILL"),
+    "others": (FATAL + "UNAVAILABLE", "os.abort()", 1, "another of its processes is gone"),
+    "late": (FATAL + "DEADLINE_EXCEEDED RegisterTask", "os.abort()", 2, "processes must be all started"),
+    "unwanted": (FATAL + "INVALID: task\nRegisterTask", "os.abort()", 2, "one of --processes, got one that"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_whatever_ends_a_process_is_told_in_one_line(name):
+    log, end, code, line = ENDS[name]
+    found, out, told = ended(begin(["-c", WATCHED.format(log=log, end=end)]))
+    assert found == code
+    assert out == "to stdout\n", "what libraries print must not reach stdout"
+    lines = told.splitlines()
+    assert lines[0] == "to stderr"
+    assert len(lines) == 1 + bool(line)
+    assert line in lines[-1]
+
+
+def test_a_coordinator_without_a_cluster_is_refused():
+    code, _, told = ended(begin(["-m", "fedjax_dp", "run", "--coordinator", "auto"]))
+    assert code == 2
+    assert told.count("\n") == 1
+    assert "auto where JAX finds no cluster" in told
+
+
+def test_devices_of_processes_are_taken_alike(monkeypatch):
+    class Device:
+        platform = "cpu"
+
+        def __init__(self, index):
+            self.process_index = index
+
+    found = [Device(index) for index in (0, 0, 0, 1, 1)]
+    monkeypatch.setattr(jax, "devices", lambda: found)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr("fedjax_dp.execution.mesh.Mesh", lambda devices, names: list(devices))
+    assert fdp.some_devices(2).mesh == [found[0], found[3]]
+    assert fdp.all_devices().mesh == found
+    with pytest.raises(errors.ConfigurationError, match="a multiple of the 2 processes, got 3"):
+        fdp.some_devices(3)
+
+
+CASES = {  # what passes between processes: sums, tables by client in parts, masked integers, cohorts that vary, looks
+    "plain": [], "tables": ["--algorithm", "scaffold"],
+    "tables on devices": ["--algorithm", "scaffold", "--records", "devices"],
+    "masks": ["--algorithm", "cpfed", "--epsilon", "50"],
+    "poisson": ["--algorithm", "dp_fedavg", "--cohort", "poisson", "--noise-multiplier", "1"],
+    "looks": ["--algorithm", "rfedavg_plus"], "models in parts": ["--model-devices", "2"],
+    "records": ["--records", "devices", "--train-metrics", "true"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_one_process_is_two(name, tmp_path):
+    words = [*PLAIN, *CASES[name]]
+    run_alone([*words, "--out", str(tmp_path / "one")], devices=2)
+    (code, out, told), other = run_together([*words, "--out", str(tmp_path / "two")])
+    assert code == 0, told
+    assert other == (0, "", ""), "only the first process speaks"
+    assert "in 2 processes" in told
+    assert "test accuracy" in out
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
+    assert (tmp_path / "two" / "run.png").is_file()
+
+
+@pytest.mark.slow
+def test_a_fixed_order_gives_the_same_bits_on_any_processes_and_stdout_is_clean(tmp_path):
+    words = [*PLAIN, "--deterministic", "4", "--json"]
+    alone = json.loads(run_alone([*words, "--out", str(tmp_path / "1")], devices=1))
+    for count, devices in ((2, 2), (3, 1)):
+        out = tmp_path / f"{count} {devices}"
+        first, *others = run_together([*words, "--out", str(out)], count, lambda index, n=devices: {"devices": n})
+        assert json.loads(first[1])["history"] == alone["history"]
+        assert all(other == (0, "", "") for other in others)
+
+
+PROGRAM = """
+import json, sys
+import jax
+jax.distributed.initialize("localhost:{port}", 2, int(sys.argv[1]))
+import numpy as np
+import fedjax_dp as fdp
+from fedjax_dp import feed
+read, copied = [], feed.Feed._copied
+feed.Feed._copied = lambda self, rows: (read.append(rows.tolist()), copied(self, rows))[1]
+feed.MOST = 1
+algorithm = fdp.fedavg(cohort_size=4, batch_size=1, local_steps=2, learning_rate=0.1)
+run = fdp.simulate(algorithm, fdp.open_store({store!r}), rounds=3, on_host=True)
+state = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(run.params)]
+print("told", json.dumps([read, state]))
+"""
+
+
+@pytest.mark.slow
+def test_from_python_each_process_reads_the_records_of_its_own_clients(tmp_path):
+    data = scattered_data()
+    fdp.save_store(data, tmp_path / "store")
+    program = PROGRAM.format(port=free_port(), store=str(tmp_path / "store"))
+    started = [begin(["-c", program, str(index)]) for index in range(2)]
+    told = []
+    for process in started:
+        code, out, text = ended(process)
+        assert code == 0, text
+        told.append(json.loads(next(line for line in out.splitlines() if "told" in line).partition("told ")[2]))
+    algorithm = fdp.fedavg(cohort_size=4, batch_size=1, local_steps=2, learning_rate=0.1)
+    alone = fdp.simulate(algorithm, data, rounds=3)
+    for (_, params), leaf_by_leaf in zip(told, [jax.tree.leaves(alone.params)] * 2, strict=True):
+        for found, wanted in zip(params, leaf_by_leaf, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    key = role_key(run_key(0), "cohort")
+    held = [np.arange(start, start + size) for start, size in zip(data.offsets, data.sizes, strict=True)]
+    for index, (one, other) in enumerate(zip(*(read for read, _ in told), strict=True)):
+        cohort = np.asarray(algorithm.cohort.sample(jax.random.fold_in(key, index), index, data.shares).ids)
+        assert sorted(one + other) == sorted(np.concatenate([held[client] for client in cohort]).tolist())
+        assert not set(one) & set(other)
+
+
+def started_long(out, port):
+    """Two processes of a run that goes on, once its first checkpoint is whole."""
+    words = [
+        *PLAIN,
+        "--deterministic",
+        "2",
+        "--rounds",
+        "1000000",
+        "--checkpoint-every",
+        "50",
+        "--evaluate-every",
+        "50",
+    ]
+    started = [begin(run_words([*words, "--out", str(out)], port, 2, index)) for index in range(2)]
+    until = time.monotonic() + LIMIT_S
+    while not (out / "checkpoints" / "50").is_dir() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert all(process.poll() is None for process in started)
+    return started
+
+
+def shorten(out, rounds):
+    """Make a run of `rounds` out of a longer one, which nobody else may: its configuration is held to its checksum."""
+    config = dataclasses.replace(configs.RunConfig(**configs.read(out / "config.toml")), rounds=rounds)
+    (out / "config.toml").write_text(configs.to_toml(config))
+    about = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(about | {"configuration": folder.decided(config)}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
+def test_a_killed_process_ends_the_run_with_one_line_and_others_continue_it(victim, how, tmp_path):
+    out = tmp_path / "run"
+    started = started_long(out, free_port())
+    started[victim].send_signal(how)
+    code, printed, told = ended(started[1 - victim])
+    assert (code, printed) == (1, ""), told
+    assert told.splitlines()[-1].startswith("fedjax-dp: the run has ended: another of its processes is gone; fedjax-dp")
+    assert "Traceback" not in told
+    assert ended(started[victim])[0] in (1, -how)
+    rounds = max(int(step.name) for step in (out / "checkpoints").iterdir() if step.name.isdecimal()) + 7
+    shorten(out, rounds)
+    shutil.copytree(out, tmp_path / "again")
+    run_alone(["--resume", str(out)], devices=1)
+    for code, _, told in run_together(["--resume", str(tmp_path / "again")], 3):
+        assert code == 0, told
+    assert metrics(out)[-1]["round"] == rounds
+    assert metrics(out) == metrics(tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_processes_that_disagree_are_refused(tmp_path):
+    def refused(words, each, wanted):
+        for code, out, told in run_together([*PLAIN, "--out", str(tmp_path / "out"), *words], 2, each):
+            assert (code, out) == (2, "")
+            assert wanted in told.splitlines()[-1], told
+            assert "Traceback" not in told
+        assert not (tmp_path / "out").exists()
+
+    code = tmp_path / "code"
+    shutil.copytree(SOURCE / "fedjax_dp", code / "fedjax_dp")
+    path = code / "fedjax_dp" / "server.py"
+    path.write_text(path.read_text() + "\n")
+    other = {"environment": {"PYTHONPATH": str(code)}}
+    refused([], lambda index: other if index else {}, "code of process 1 must be that of process 0")
+
+    for index, kind in enumerate((np.float32, np.float16)):
+        (tmp_path / f"{index}").mkdir()
+        fdp.save_store(scattered_data(kind), tmp_path / f"{index}" / "store")
+    words = ["--dataset", "store:store", "--cohort-size", "3", "--batch-size", "1"]
+    refused(words, lambda index: {"folder": tmp_path / f"{index}"}, "data of process 1 must be that of process 0")
+
+
+@pytest.mark.slow
+def test_slurm_tells_processes_who_they_are(tmp_path):
+    def environment(index):
+        told = {"JOB_ID": "4711", "STEP_NODELIST": "localhost", "NTASKS": 2, "PROCID": index, "LOCALID": index}
+        return {f"SLURM_{name}": str(value) for name, value in told.items()}
+
+    words = ["-m", "fedjax_dp", "run", *PLAIN, "--coordinator", "auto", "--out", str(tmp_path / "out")]
+    for code, _, told in map(ended, [begin(words, environment=environment(index)) for index in range(2)]):
+        assert code == 0, told
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces with an address each and a wire between them."""
+    names = [f"fedjax{os.getpid()}{end}" for end in "ab"]
+    etc = [pathlib.Path("/etc/netns") / name for name in names]
+    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", names[0]], capture_output=True).returncode:
+        pytest.skip("network namespaces need ip and the right to make them")
+    try:
+        script = [["ip", "netns", "add", names[1]]]
+        script.append(["ip", "link", "add", "v0", "netns", names[0], "type", "veth", "peer", "v1", "netns", names[1]])
+        for index, name in enumerate(names):
+            address = f"10.77.0.{index + 1}"
+            script.append(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", f"v{index}"])
+            script += [["ip", "-n", name, "link", "set", device, "up"] for device in ("lo", f"v{index}")]
+            etc[index].mkdir(parents=True)
+            (etc[index] / "hosts").write_text(f"{address} {socket.gethostname()}\n127.0.0.1 localhost\n")
+        if any(subprocess.run(words, capture_output=True).returncode for words in script):
+            pytest.skip("this machine makes no wires between network namespaces")
+        yield [("ip", "netns", "exec", name) for name in names]
+    finally:
+        for name, folder in zip(names, etc, strict=True):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one(two_hosts, tmp_path):
+    words = [*PLAIN, "--out", str(tmp_path / "two"), "--coordinator", "10.77.0.1:7700", "--processes", "2"]
+    started = [
+        begin(["-m", "fedjax_dp", "run", *words, "--process", str(index)], inside=host)
+        for index, host in enumerate(two_hosts)
+    ]
+    for code, _, told in map(ended, started):
+        assert code == 0, told
+    run_alone([*PLAIN, "--out", str(tmp_path / "one")], devices=2)
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
+
+
+def test_help_names_the_processes(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "--coordinator HOST:PORT --processes P --process I" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,112 @@
+"""What travels and what is kept: counted, and compared with what a compiled round really carries."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import ragged_data, states_of
+
+import fedjax_dp as fdp
+from fedjax_dp import cli
+from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.experiments import catalogue_table
+from fedjax_dp.models import logistic_regression, mlp
+from fedjax_dp.parts.feature_matching import serialised_bytes
+from fedjax_dp.parts.transport import PlainSum
+from fedjax_dp.pytrees import value
+
+README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1}
+
+
+@value
+class Noting(PlainSum):
+    """A plain sum that notes how many numbers a message has."""
+
+    def message(self, key, round_index, position, ids, invited, flat):
+        NOTED.append(flat.size)
+        return PlainSum.message(self, key, round_index, position, ids, invited, flat)
+
+
+NOTED = []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["fedavg", "scaffold", "q_fedavg", "rfedavg", "dp_fedavg"])
+def test_bytes_up_are_those_of_the_message_that_a_round_carries(entry):
+    data, model = ragged_data([4, 5, 6, 4]), mlp((3,), 3, (5,))
+    extra = {"clip_norm": 1.0, "noise_multiplier": 1.0, "adaptive_clip": True} if entry == "dp_fedavg" else {}
+    algorithm = CATALOGUE[entry](**COMMON, **extra)
+    sent = fdp.traffic(algorithm, model, data)
+    NOTED.clear()
+    states_of(dataclasses.replace(algorithm, transport=Noting()), model, data, 1)
+    apart = 5 if entry == "rfedavg" else 0  # mean features travel beside the sum
+    assert sent.up == 4 * (NOTED[0] + apart)
+    secret = dataclasses.replace(algorithm, transport=fdp.SecureSum(bits=64))
+    assert fdp.traffic(secret, model, data).up == 8 * NOTED[0] + 4 * apart
+
+
+class Wide(nn.Module):
+    """A model with features of a given width."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.relu(nn.Dense(self.width)(x)))
+
+
+@pytest.mark.parametrize(
+    ("members", "features", "table", "one"),
+    [(20, 512, 56_160, 2_808), (20, 256, 35_680, 1_784), (100, 512, 280_800, 2_808), (100, 256, 178_400, 1_784)],
+)
+def test_features_cost_what_001_table_iii_prints(members, features, table, one):
+    data, model = ragged_data([1] * members, shape=(1,)), fdp.model(Wide(features), (1,))
+    found = {}
+    for entry in ("rfedavg", "rfedavg_plus"):
+        algorithm = CATALOGUE[entry](**{**COMMON, "cohort_size": None, "batch_size": 1})
+        matching = algorithm.local.corrections[0]
+        vectors = matching.vectors(members, members)
+        found[entry] = serialised_bytes(vectors, features)
+        plain = fdp.traffic(CATALOGUE["fedavg"](**COMMON), model, data)
+        assert fdp.traffic(algorithm, model, data).down - plain.down == 4 * features * vectors  # the payload alone
+    assert found == {"rfedavg": table, "rfedavg_plus": one}
+
+
+def test_table_of_the_readme_is_todays():
+    table = catalogue_table.rows()
+    assert [row.entry for row in table] == list(CATALOGUE)
+    assert catalogue_table.markdown(table) in README
+
+
+def test_catalogue_command_prints_the_table(capsys):
+    assert cli.main(["catalogue", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["catalogue"]
+    assert {row["entry"] for row in printed} == set(CATALOGUE)
+    assert cli.main(["catalogue"]) == 0
+    assert capsys.readouterr().out.startswith("| entry |")
+    assert cli.main(["catalogue", "dpnfl"]) == 2
+    assert "--json or nothing" in capsys.readouterr().err
+
+
+def test_every_entry_documents_itself_and_refuses_unknown_options():
+    for name, entry in CATALOGUE.items():
+        assert entry.__doc__, name
+        assert catalogue_table.SOURCES[name]
+        needed = {"clip_norm": 1.0} if "clip_norm" in options_of(name) else {}
+        with pytest.raises(ValueError, match="option must be one of"):
+            entry(**COMMON, **needed, colour="red")
+
+
+def test_state_of_clients_is_updated_for_the_cohort_alone():
+    data, model = ragged_data([4] * 8), logistic_regression((3,), 3)
+    algorithm = CATALOGUE["scaffold"](**COMMON)
+    first, second = states_of(algorithm, model, data, 1)
+    counts = fdp.participations(algorithm, data, 1, 0)
+    moved = np.any(first.memories[0].clients != second.memories[0].clients, axis=1)
+    np.testing.assert_array_equal(moved, counts > 0)
+    assert jax.tree.leaves(second.memories[0].clients)[0].shape == (8, 12)

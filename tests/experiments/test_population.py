@@ -1,0 +1,217 @@
+"""The data part of a configuration, and the command that shows it."""
+
+import json
+import pathlib
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from helpers import refusal
+
+from fedjax_dp import cli, data, errors
+from fedjax_dp.experiments import config, plots
+from fedjax_dp.experiments.population import (
+    OPTIONS,
+    PARTITIONS,
+    POPULATIONS,
+    PopulationConfig,
+    build_data,
+    resolve_population,
+)
+
+
+def resolved(**changes):
+    plain = PopulationConfig(**changes)
+    return resolve_population(plain, POPULATIONS[plain.dataset.partition(":")[0]])
+
+
+def test_every_data_set_brings_every_option_and_a_way_to_train():
+    assert set(POPULATIONS) == set(data.DATASETS)
+    for name, preset in POPULATIONS.items():
+        assert set(preset) == {"partition", *OPTIONS} - {"client_ids"}, name
+        assert preset["partition"] in PARTITIONS
+        training = config.resolve(config.RunConfig(dataset=name))
+        assert training.rounds > 0, name
+
+
+WAYS = [
+    {"partition": "iid"}, {"partition": "labels", "labels_per_client": 3},
+    {"partition": "one-class", "num_clients": 30},
+    {"partition": "dirichlet", "concentration": 0.3}, {"partition": "dirichlet", "concentration_scale": "hsu"},
+    {"partition": "similarity", "similarity": 20.0}, {"sizes": "power-law"}, {"sizes": "zipf", "zipf_exponent": 0.5},
+    {"partition": "dirichlet", "sizes": "zipf"}, {"holdout": 0.25}, {"partition": "similarity", "holdout": 0.1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_partition_is_built_and_a_resolved_one_stays_as_it_is(way):
+    settings = resolved(seed=5, **way)
+    assert resolve_population(settings, POPULATIONS["digits"]) == settings
+    store = build_data(settings)
+    assert store.num_clients == settings.num_clients
+    used = store.sizes.sum() + (len(store.y_test) if settings.holdout else 0)
+    if settings.partition == "one-class":  # classes are not multiples of each other
+        assert (np.unique(store.sizes).size, data.summarise(store).labels_per_client) == (1, (1, 1, 1))
+    else:
+        assert 0 <= (1797 if settings.holdout else 1437) - used < store.num_clients
+    assert (store.test_clients is not None) == (settings.partition == "similarity" or settings.holdout is not None)
+
+
+def test_seed_decides_partition_sizes_and_synthetic_data():
+    for way in ({"partition": "similarity"}, {"sizes": "zipf"}, {"dataset": "synthetic:1,1,9"}):
+        one, same, other = (build_data(resolved(seed=seed, **way)) for seed in (1, 1, 2))
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(same), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert one.rows.shape != other.rows.shape or (one.x[one.rows] != other.x[other.rows]).any()
+
+
+def test_similarity_gives_each_client_test_records_of_its_own_labels():
+    store = build_data(resolved(partition="similarity", similarity=0.0))
+    for client in range(10):
+        own = store.y[store.rows[store.offsets[client] :][: store.sizes[client]]]
+        tested = store.y_test[store.test_clients == client]
+        assert len(tested) == 36
+        assert np.isin(tested, [*own, *(own + 1), *(own - 1)]).all()  # test labels have slightly other shares
+
+
+def test_natural_clients_bring_their_test_records_and_small_ones_can_be_dropped():
+    whole = build_data(resolved(dataset="synthetic:1,1,20"))
+    assert whole.num_clients == 20
+    assert np.unique(whole.test_clients).size == 20
+    least = int(np.median(whole.sizes)) + 1
+    fewer = build_data(resolved(dataset="synthetic:1,1,20", min_records=least))
+    assert fewer.sizes.tolist() == [size for size in whole.sizes if size >= least]
+    assert np.unique(fewer.test_clients).size == fewer.num_clients
+
+
+def test_clients_are_given_in_a_file():
+    pathlib.Path("ids.txt").write_text("\n".join(str(row % 7) for row in range(1437)))
+    store = build_data(resolved(partition="given", client_ids="ids.txt"))
+    assert store.num_clients == 7
+    np.testing.assert_array_equal(store.x[store.rows[: store.sizes[0]]], data.load("digits").x_train[::7])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"similarity": 10.0}, "similarity must be left out for partition iid with sizes equal, got 10.0; drop it"),
+        ({"min_records": 5}, "min_records must be left out for partition iid with sizes equal"),
+        ({"zipf_exponent": 1.0, "sizes": "power-law"}, "zipf_exponent must be left out"),
+        ({"partition": "dirichlet", "labels_per_client": 2}, "labels_per_client must be left out"),
+        ({"partition": "natural", "num_clients": 5}, "num_clients must be left out for partition natural"),
+        ({"partition": "natural", "sizes": "zipf"}, "sizes must be left out for partition natural"),
+        ({"partition": "similarity", "sizes": "equal"}, "sizes must be left out for partition similarity"),
+        ({"client_ids": "a.txt"}, "client_ids must be left out for partition iid"),
+        ({"partition": "given"}, "name a file with --client-ids"),
+        ({"partition": "labels", "labels_per_client": 0}, "labels_per_client must be an integer of at least 1"),
+        ({"partition": "dirichelt"}, "did you mean dirichlet?"), ({"sizes": "zip"}, "did you mean zipf?"),
+        ({"holdout": 1.0}, "holdout must be strictly between 0 and 1"), ({"seed": -1}, "seed must be an integer"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_option_that_means_nothing_here_is_refused(options, words):
+    assert words in refusal(lambda: resolved(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partition": "similarity", "similarity": 101.0}, "similarity must be between 0 and 100"),
+        ({"partition": "similarity", "num_clients": 2000}, "records must be at least 1"),
+        ({"partition": "dirichlet", "concentration": 0.0}, "concentration must be positive"),
+        ({"partition": "dirichlet", "concentration_scale": "x"}, "concentration_scale must be one of"),
+        ({"partition": "given", "client_ids": "absent"}, "client_ids must be an existing file"),
+        ({"partition": "natural"}, "client_ids"),
+        ({"sizes": "zipf", "min_records": 200}, "min_records must be at most"),
+        ({"partition": "one-class", "num_clients": 3, "sizes": "power-law"}, "records left for client"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_partition_that_cannot_be_is_refused(options, words):
+    assert words in refusal(lambda: build_data(resolved(**options)))
+
+
+def test_holdout_of_natural_clients_needs_ids_of_test_records():
+    x, y = np.zeros((8, 2)), np.arange(8) % 2
+    ids = np.arange(8) % 3
+    np.savez("mine.npz", x_train=x, y_train=y, x_test=x, y_test=y, client_ids=ids)
+    settings = resolved(dataset="npz:mine.npz", partition="natural", holdout=0.5)
+    assert "test records have client ids" in refusal(build_data, settings)
+    np.savez("mine.npz", x_train=x, y_train=y, x_test=x, y_test=y, client_ids=ids, test_client_ids=ids)
+    assert build_data(settings).sizes.tolist() == [3, 3, 2]
+
+
+# The command
+
+
+def test_command_prints_a_table(capsys):
+    assert cli.main(["data"]) == 0
+    out = capsys.readouterr().out
+    for words in ("digits, partition iid, seed 0", "records per client", "143", "8 x 8 (uint8), one of 10 classes",
+                  "360 for testing (not divided among clients)", "label distance"):  # fmt: skip
+        assert words in out
+
+
+def test_command_prints_one_json_object_and_draws(capsys):
+    words = ["data", "synthetic:1,1,12", "--seed", "3", "--plot", "clients.png", "--json"]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    told = json.loads(out)
+    assert out.count("\n") == 1
+    assert (told["clients"], told["classes"], told["record_shape"]) == (12, 10, [60])
+    assert told["options"] == {"dataset": "synthetic:1,1,12", "seed": 3, "partition": "natural", "min_records": 1,
+                               "plot": "clients.png"}  # fmt: skip
+    assert plt.imread("clients.png").std() > 0.05
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (10, 10), (30, 2), (31, 62), (1000, 10)])
+def test_picture_is_drawn_for_few_and_for_many_clients(shape):
+    counts = np.random.default_rng(0).poisson(3, shape) + 1
+    plots.plot_clients(counts, "a title " * 20, "p.png")
+    picture = plt.imread("p.png")
+    assert picture.shape[1] > 800
+    assert picture.std() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["mnits"], "did you mean mnist?"), (["--partitoin", "iid"], "did you mean --partition?"),
+        (["--plot", "a.pdf"], "plot must be a file name that ends in .png"),
+        (["--plot", "absent/a.png"], "plot must be in an existing folder"),
+        (["--num-clients", "many"], "--num-clients must be an integer"), (["digits", "more"], "argument must be"),
+        (["--rounds", "3"], "argument must be an option of fedjax-dp data"),
+        (["tfds:cifar10", "--data-dir", "."], "where TensorFlow is installed run"),
+    ],
+)  # fmt: skip
+def test_bad_words_end_in_one_line(words, expected, capsys, monkeypatch):
+    assert cli.main(["data", *words]) == 2
+    out = capsys.readouterr()
+    assert expected in out.err
+    assert out.err.count("\n") == 1
+    assert out.out == ""
+
+
+def test_help_shows_every_option_with_its_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["data", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for name in [*PopulationConfig.__dataclass_fields__, "plot"]:
+        assert f"--{name.replace('_', '-')}" in out
+
+
+def test_features_are_normalised_by_public_numbers():
+    plain, other = (build_data(resolved(normalise=told)) for told in (None, "0.25,0.5"))
+    seen = np.asarray(plain.features(plain.x_test))
+    np.testing.assert_allclose(other.features(other.x_test), (seen - 0.25) / 0.5, rtol=1e-5, atol=1e-6)
+    for told in ("1", "0,0", "a,b", "nan,1"):
+        with pytest.raises(errors.ConfigurationError, match="normalise must be two numbers"):
+            build_data(resolved(normalise=told))
+
+
+def test_one_projection_at_a_time():
+    with pytest.raises(errors.ConfigurationError, match="pca must be left out"):
+        resolved(pca=3, cosines=3)

@@ -1,0 +1,691 @@
+"""Clipped sums: the fast way equals the plain one, and the bound holds for every input."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import quick, ragged_data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import fedjax_dp as fdp
+from fedjax_dp import errors, gradients
+from fedjax_dp.data import Dataset, federate
+from fedjax_dp.experiments.config import MODELS
+from fedjax_dp.gradients import clipped
+from fedjax_dp.models import Frozen, Linen, NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm
+from fedjax_dp.pytrees import ravel
+from fedjax_dp.testing import check_sensitivity
+
+
+class Mlp(nn.Module):
+    widths: tuple[int, ...]
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.widths[:-1]:
+            x = jnp.tanh(nn.Dense(width, use_bias=self.bias)(x))
+        return nn.Dense(self.widths[-1], use_bias=self.bias)(x)
+
+
+class Shared(nn.Module):
+    """One layer used twice: its gradient is the sum over both uses, and so not the sum of two squared norms."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(x.shape[-1])
+        return layer(jnp.tanh(layer(x)))
+
+
+class Leaking(nn.Module):
+    """A kernel that also reaches the output past its layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(3)
+        out = layer(x)
+        return out * layer.variables["params"]["kernel"].sum()
+
+
+class Tied(nn.Module):
+    """A kernel used again, transposed, on the way into a later layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(4)
+        return nn.Dense(3)(layer(x) @ layer.variables["params"]["kernel"].T)
+
+
+class Scaled(nn.Module):
+    """A parameter of no known layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) * self.param("scale", nn.initializers.ones, (3,))[None]
+
+
+class Sequence(nn.Module):
+    """Layers over positions, one after another, then class scores; `kinds` names them. Features are (positions, 4)."""
+
+    kinds: tuple[str, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        again = nn.Dense(4)
+        layers = {
+            "dense": lambda: nn.Dense(6, use_bias=False), "again": lambda: again,
+            "conv": lambda: nn.Conv(4, (3,), strides=(2,), use_bias=True),
+            "dilated": lambda: nn.Conv(5, (2,), kernel_dilation=(2,), padding="VALID", use_bias=False),
+            "layer": lambda: nn.LayerNorm(), "scale": lambda: nn.LayerNorm(use_bias=False),
+            "group": lambda: nn.GroupNorm(2), "rms": lambda: nn.RMSNorm(),
+            "lstm": lambda: nn.RNN(nn.OptimizedLSTMCell(3)), "old": lambda: nn.RNN(nn.LSTMCell(4)),
+        }  # fmt: skip
+        for kind in self.kinds:
+            x = nn.Dense(4)(x) if kind in ("again", "group") and x.shape[-1] != 4 else x
+            x = jnp.tanh(layers[kind]()(x))
+        return nn.Dense(3)(x.reshape(x.shape[0], -1))
+
+
+class Words(nn.Module):
+    """An embedding in which a word may occur more than once."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(3)(nn.Embed(7, 4)(tokens).sum(1))
+
+
+class Picture(nn.Module):
+    """A convolution over two dimensions whose gradient is cheaper by record (many positions) and one by Gram matrix."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(3, (3, 2), strides=2, padding=1)(x))
+        x = nn.Conv(40, (2, 2), padding=((0, 1), (1, 0)), use_bias=False)(nn.relu(x))
+        return nn.Dense(3)(nn.avg_pool(x, (2, 2)).reshape(x.shape[0], -1))
+
+
+class Twice(nn.Module):
+    """One pass of the loop below."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return jnp.tanh(nn.Dense(x.shape[-1])(x)), None
+
+
+class Looped(nn.Module):
+    """A layer inside a compiled loop."""
+
+    @nn.compact
+    def __call__(self, x):
+        loop = nn.scan(Twice, variable_broadcast="params", split_rngs={"params": False}, length=2)
+        return nn.Dense(3)(loop()(x, None)[0])
+
+
+class Gated(nn.Module):
+    """A recurrent layer without a rule."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.RNN(nn.GRUCell(4))(x.reshape(x.shape[0], 2, -1))[:, -1])
+
+
+class Grouped(nn.Module):
+    """A convolution in a form without a rule."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Conv(4, (2,), feature_group_count=2)(x.reshape(x.shape[0], 3, 2)).sum(1))
+
+
+def problem(module, records, features, seed=0, classes=3, scale=1.0, tokens=False):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shape = (features,) if isinstance(features, int) else features
+    model = NetworkModel(Linen(module), shape, tokens=tokens)
+    params = jax.tree.map(lambda w: w + 0.1, jax.jit(model.init)(keys[0]))
+    x = scale * jax.random.normal(keys[1], (records, *shape))
+    x = jax.random.randint(keys[1], (records, *shape), 0, 7) if tokens else x
+    return model, params, x, jax.random.randint(keys[2], (records,), 0, classes)
+
+
+compiled_sum = jax.jit(gradients.clipped_sum, static_argnums=0)
+
+
+def by_hand(model, params, x, y, mask, clip_norm):
+    """Gradients of single records, clipped and added one by one in float64 NumPy."""
+    one = jax.grad(lambda p, x, y: model.loss(p, x, y, None))
+    leaves = jax.tree.leaves(jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))(params, x, y))
+    total = [np.zeros(leaf.shape[1:]) for leaf in leaves]
+    for row in np.flatnonzero(np.asarray(mask)):
+        gradient = [np.asarray(leaf[row], np.float64) for leaf in leaves]
+        norm = np.sqrt(sum((part**2).sum() for part in gradient))
+        factor = min(1.0, clip_norm / norm) if norm > 0 else 1.0
+        total = [a + factor * b for a, b in zip(total, gradient)]
+    return total
+
+
+def clipped_sum(model, *arguments):
+    """The function under test, compiled as a round compiles it."""
+    return jax.jit(gradients.clipped_sum, static_argnums=0)(model, *arguments)
+
+
+@given(
+    records=st.integers(1, 6), features=st.integers(1, 7), hidden=st.lists(st.integers(1, 6), max_size=2),
+    bias=st.booleans(), clip_norm=st.floats(1e-3, 1e3), seed=st.integers(0, 99), real=st.integers(1, 6),
+)  # fmt: skip
+@settings(max_examples=8, deadline=None)
+@pytest.mark.slow
+def test_probes_equal_gradients_taken_one_by_one(records, features, hidden, bias, clip_norm, seed, real):
+    model, params, x, y = problem(Mlp((*hidden, 3), bias), records, features, seed)
+    assert all(weight.way == "factored" for weight in gradients.explain(model, params, x, y).weights)
+    mask = jnp.arange(records) < real
+    got = clipped_sum(model, params, x, y, mask, clip_norm)
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, mask, clip_norm)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    assert jax.tree.structure(got.total) == jax.tree.structure(params)
+
+
+def check_against_gradients_taken_one_by_one(model, params, x, y, clip_norm):
+    mask = jnp.arange(len(y)) < max(1, len(y) - 1)
+    got = clipped_sum(model, params, x, y, mask, clip_norm)
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, mask, clip_norm), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * clip_norm + 1e-6)
+    assert jax.tree.structure(got.total) == jax.tree.structure(params)
+    return got
+
+
+KINDS = ("dense", "again", "conv", "dilated", "layer", "scale", "group", "rms", "lstm", "old")
+
+
+@pytest.mark.slow
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), records=st.integers(1, 4),
+    positions=st.integers(7, 20), clip_norm=st.floats(1e-2, 10), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=5, deadline=None)
+def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, positions, clip_norm, seed):
+    kinds = [kind for i, kind in enumerate(kinds) if kind not in ("conv", "dilated") or kind not in kinds[:i]]
+    problem_ = problem(Sequence(tuple(kinds)), records, (positions, 4), seed)
+    check_against_gradients_taken_one_by_one(*problem_, clip_norm)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "tokens"),
+    [(Picture(), (7, 6, 2), False), (Words(), (6,), True), (Shared(), (3,), False),
+     (lstm((5,), 3, Frozen(np.eye(7)), hidden=4, layers=1).network.module, (5,), True),
+     *(pytest.param(*case, False, marks=pytest.mark.slow) for case in
+       ((cnn((8, 8), 3).network.module, (8, 8)), (Sequence(KINDS), (30, 4)),
+        (group_norm_cnn((8, 8), 3).network.module, (8, 8))))],
+)  # fmt: skip
+def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
+    problem_ = problem(module, 4, shape, tokens=tokens)
+    got = check_against_gradients_taken_one_by_one(*problem_, 0.5)
+    assert got.clipped[:3].any()  # else the clip would not have been tested
+
+
+@pytest.mark.parametrize(
+    ("module", "way", "told"),
+    [
+        (Leaking(), "direct", "is part of the result|goes into"), (Tied(), "factored", "dot_general \\(transposed\\)"),
+        (Scaled(), "direct", "goes into mul"), (Looped(), "factored", "2 positions"),
+        (Gated(), "factored", "dot_general"), (Grouped(), "factored", "2 x 2 x 2"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("microbatch", quick([None, 3], (None,)))
+def test_every_use_of_a_parameter_is_right_and_told(module, way, told, microbatch):
+    model, params, x, y = problem(module, 4, 6, classes=3)
+    weights = gradients.explain(model, params, x, y).weights
+    assert any(weight.way == way and re.search(told, weight.told) for weight in weights), weights
+    got = jax.jit(gradients.clipped_sum, static_argnums=(0, 6))(
+        model, params, x, y, jnp.ones(4, bool), 0.5, microbatch
+    )  # fmt: skip
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, np.ones(4), 0.5)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_norms_added_up_over_uses_of_a_layer_would_be_wrong():
+    """What the law above would reject: a layer used twice, its uses taken for two layers."""
+    model, params, x, y = problem(Shared(), 1, 3)
+    whole = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(clipped_sum(model, params, x, y, y < 3, 1e9).total)))
+    found = clipped_sum(model, params, x, y, y < 3, float(whole) * (1 + 1e-4))
+    assert not found.clipped.any()
+    assert clipped_sum(model, params, x, y, y < 3, float(whole) * (1 - 1e-4)).clipped.all()
+
+
+def test_a_norm_that_cancels_between_positions_is_not_taken_for_small():
+    """Two positions that cancel to 1e-4 of their size: the clipped gradient keeps its bound."""
+    model = fdp.model((lambda key: {"w": jnp.zeros((300, 40))}, lambda p, x: x @ p["w"]), (2, 300), loss=cancelling)
+    params, x = model.init(jax.random.key(0)), jnp.full((1, 2, 300), 100.0)
+    assert "pairs of positions" in str(gradients.explain(model, params, x, jnp.zeros(1, int)))
+    found = gradients.clipped_sum(model, params, x, jnp.zeros(1, int), jnp.ones(1, bool), 1.0)
+    exact = np.sqrt(300 * 40) * 100 * 1e-4
+    assert exact <= found.norms[0] <= 40 * exact
+    assert jnp.linalg.norm(found.total["w"]) <= 1
+
+
+def cancelling(scores, label):
+    return scores[0].sum() - 0.9999 * scores[1].sum()
+
+
+def test_a_module_that_keeps_statistics_is_refused():
+    class Mixing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.BatchNorm(use_running_average=True)(nn.Dense(3)(x))
+
+    with pytest.raises(errors.ConfigurationError, match="use GroupNorm or LayerNorm"):
+        fdp.model(Mixing(), (4,))
+
+
+class Apart(nn.Module):
+    """A network made of one function of a batch."""
+
+    function: Callable
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(self.function(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda x: x - x.mean(0, keepdims=True), "reduce_sum"),
+        (lambda x: x / jnp.abs(x).max(), "reduce_max"),
+        (lambda x: x + jnp.where(x.max() > 255, x.mean(0, keepdims=True), 0), "reduce_max"),  # only for large inputs
+        (lambda x: x @ (x.T @ x), "dot_general"),
+        (lambda x: jnp.cumsum(x, 0), "cumsum"), (lambda x: jnp.sort(x, 0), "sort"), (lambda x: x[::-1], "rev"),
+        (lambda x: x - x[:1], "slice"), (lambda x: x * (x.sum() > 0), "reduce_sum"),
+        (lambda x: lax.scan(lambda c, r: (c + r, c), jnp.zeros(5), x)[1], "scan"),
+        (lambda x: jax.jit(lambda x: jax.nn.standardize(x, axis=0))(x), "reduce_sum"),
+        (lambda x: x - x.reshape(-1).mean(), "reduce_sum"), (lambda x: jnp.roll(x, 1, 0), "slice"),
+    ],
+)  # fmt: skip
+def test_what_a_network_does_over_a_batch_is_found_in_its_program(function, what):
+    with pytest.raises(errors.ConfigurationError, match=f"{what}.*runs over the records of a batch"):
+        fdp.model(Apart(function), (5,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x - x.mean(1, keepdims=True), lambda x: x.T.T, lambda x: lax.map(lambda r: r / r.sum(), x),
+        lambda x: jnp.stack([2 * r for r in x]), lambda x: x[jnp.arange(x.shape[0]), ::-1],
+        lambda x: (x.reshape(-1) * 2).reshape(x.shape), lambda x: jnp.einsum("ni,nj->nij", x, x).sum(2),
+        lambda x: jax.vmap(lambda r: jnp.sort(r) - jnp.max(r))(x),
+        lambda x: jnp.broadcast_to(x[:, None], (x.shape[0], 2, 5)).sum(1),
+        lambda x: lax.scan(lambda c, r: (c + r, c), jnp.zeros(x.shape[0]), x.T)[1].T,
+    ],
+)  # fmt: skip
+def test_what_treats_each_record_alone_is_no_matter_how_it_is_written(function):
+    model = fdp.model(Apart(function), (5,))
+    params, x = model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (4, 5))
+    np.testing.assert_allclose(
+        gradients.logits(model, params, x), model.network.run(params, x, None), rtol=1e-5, atol=1e-6
+    )  # fmt: skip
+
+
+class TimeMajor(nn.Module):
+    """Dense layers over activations whose first axis is time; records are the second."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.tanh(nn.Dense(6)(x.swapaxes(0, 1)))
+        return nn.Dense(3)(h.sum(0))
+
+
+class Placed(nn.Module):
+    """A table of positions, as transformers have: what it looks up does not depend on the record."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.tanh(x + nn.Embed(x.shape[1], x.shape[2])(jnp.arange(x.shape[1]))[None]).sum(1))
+
+
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.WeightNorm(nn.Dense(3))(x.reshape(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("module", [TimeMajor(), Placed(), Normed()])
+@pytest.mark.parametrize("length", quick([4, 7], (4,)))
+def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(module, length):
+    """Batches of 4 records: time or positions as many as records were taken for records, or raised a TypeError."""
+    model, params, x, y = problem(module, 4, (length, 3), scale=3.0)
+    everyone, others = jnp.ones(4, bool), jnp.arange(4) != 2
+    whole, rest = (compiled_sum(model, params, x, y, mask, 0.5) for mask in (everyone, others))
+    for a, b in zip(jax.tree.leaves(whole.total), by_hand(model, params, x, y, everyone, 0.5), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    assert jnp.linalg.norm(ravel(whole.total)[0] - ravel(rest.total)[0]) <= 0.5 * (1 + 1e-5)
+
+
+def test_the_scale_of_a_weight_norm_is_trained():
+    model, params, x, y = problem(Normed(), 4, (2, 3))
+    total = compiled_sum(model, params, x, y, jnp.ones(4, bool), 1.0).total
+    assert any("scale" in jax.tree_util.keystr(path) and (jnp.abs(leaf) > 1e-3).any()
+               for path, leaf in jax.tree_util.tree_leaves_with_path(total))  # fmt: skip
+
+
+def balanced(scores, labels):
+    """Written for a batch: each record weighs by how many have its label."""
+    weights = 1 / jnp.bincount(labels, length=3)[labels]
+    return weights * gradients_of_a_batch(scores, labels)
+
+
+def gradients_of_a_batch(scores, labels):
+    return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1)[:, 0]
+
+
+def use(model):
+    params = model.init(jax.random.key(0))
+    return gradients.clipped_sum(model, params, jnp.ones((4, 5)), jnp.zeros(4, int), jnp.ones(4, bool), 1.0)
+
+
+def test_a_loss_that_is_balanced_over_a_batch_cannot_be_written():
+    model = fdp.model(Apart(lambda x: x), (5,), loss=balanced)
+    with pytest.raises(errors.ConfigurationError, match=r"the loss that fails on one record in .*test_gradients.py"):
+        use(model)
+
+
+class Noisy(nn.Module):
+    """Dropout that asks for a key."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_each_record_has_a_key_of_its_own_and_none_where_a_model_is_looked_at():
+    model = fdp.model(Noisy(), (40,))
+    params, x, y = model.init(jax.random.key(0)), jnp.ones((6, 40)), jnp.zeros(6, int)
+    keys = jax.random.split(jax.random.key(1), 6)
+    found = gradients.clipped_sum(model, params, x, y, jnp.ones(6, bool), 0.7, keys=keys)
+    one = jax.vmap(jax.grad(model.loss), (None, 0, 0, 0))(params, x, y, keys)
+    rows = np.concatenate([np.asarray(g).reshape(6, -1) for g in jax.tree.leaves(one)], 1)
+    norms = np.linalg.norm(rows, axis=1)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    wanted = (np.minimum(1, 0.7 / norms)[:, None] * rows).sum(0)
+    np.testing.assert_allclose(
+        np.concatenate([np.ravel(g) for g in jax.tree.leaves(found.total)]), wanted, rtol=1e-4, atol=1e-6
+    )
+    assert np.unique(np.round(norms, 5)).size > 1  # the same record, other masks
+    looked = gradients.losses(model, params, x, y)
+    assert np.ptp(looked) == 0
+
+
+def test_dropout_differs_from_step_to_step_and_trains():
+    data = ragged_data([20, 30, 25])
+    value = fdp.dpnfl(
+        cohort_size=2, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0
+    )
+    ends = [fdp.simulate(value, data, rounds=1, model=fdp.model(net, data)).params for net in (Noisy(), Plain3())]
+    assert all(np.isfinite(leaf).all() for end in ends for leaf in jax.tree.leaves(end))
+    assert not np.allclose(*(ravel(end)[0] for end in ends))
+
+
+class Plain3(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+class Odd(nn.Module):
+    """A primitive that JAX cannot batch."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(odd.bind(x))
+
+
+odd = jax.extend.core.Primitive("odd")
+odd.def_abstract_eval(lambda a: a)
+odd.def_impl(lambda a: a)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: fdp.model(Apart(lambda x: x), (5,), loss=lambda s, y: s), r"a loss that is float32\[3\]"),
+        (lambda: fdp.model(Apart(lambda x: x), (5,), loss=lambda s, y: y), r"a loss that is int32\[\]"),
+        (lambda: fdp.model(Apart(lambda x: x.astype(jnp.float16)), (5,)), None),
+        (lambda: fdp.model((lambda key: jnp.ones(5), half), (5,)),
+         r"overflow in it, got .* in float16 in .*test_gradients.py"),
+        (lambda: fdp.model(Odd(), (5,)), r"the primitive odd in .*test_gradients.py"),
+        (lambda: fdp.model(Forgetful(), (5,)), "Forgetful that fails on one record.*InvalidRngError"),
+        (lambda: fdp.model((lambda key: jnp.ones(5), unknown), (5,)), r"a loop of unknown length in .*use scan"),
+        (lambda: fdp.model(3, (5,)), "a int; give"),
+        (lambda: fdp.model(Apart(lambda x: x.sum()), (5,)), "fails on one record|makes"),
+        (lambda: fdp.model(Apart(lambda x: x @ jnp.ones((7, 2))), (5,)),
+         "fails on one record in .*test_gradients.py.*TypeError"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_one_line_with_the_place_in_the_code(make, told):
+    if told is None:  # only records are narrow, no gradient is
+        assert jnp.isfinite(ravel(use(make()).total)[0]).all()
+        return
+    with pytest.raises(errors.ConfigurationError, match=told) as caught:
+        use(make())
+    assert "\n" not in str(caught.value)
+
+
+def half(params, x):
+    return (params.astype(jnp.float16) * x.astype(jnp.float16))[:3].astype(jnp.float32)
+
+
+def unknown(params, x):
+    return lax.while_loop(lambda h: h.sum() < 9, lambda h: h + params * params, x)[:3]
+
+
+class Forgetful(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class Batched:
+    """A model as it was before records were apart by construction."""
+
+    def init(self, key):
+        return jnp.zeros(3)
+
+    def losses(self, params, x, y):
+        return x @ params
+
+    def logits(self, params, x):
+        return x
+
+
+def test_a_spectrum_is_complex_and_its_gradients_are_right():
+    model = fdp.model((lambda key: jnp.linspace(0.5, 1.0, 15).reshape(5, 3), spectrum), (5,))
+    params, x, y = model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (4, 5)), jnp.arange(4) % 3
+    got = gradients.clipped_sum(model, params, x, y, jnp.ones(4, bool), 0.1)
+    np.testing.assert_allclose(got.total, by_hand(model, params, x, y, np.ones(4), 0.1)[0], rtol=1e-4, atol=1e-6)
+
+
+def spectrum(params, x):
+    return jnp.abs(jnp.fft.fft(x)[:, None] * params).sum(0) + jnp.real(x.astype(jnp.complex64) @ (1j + params))
+
+
+def test_a_loss_that_asks_other_devices_is_refused():
+    """Inside a round the devices have a name, by which a loss could read records of other clients."""
+    model = fdp.model(Plain3(), (3,), loss=lambda scores, y: lax.psum(scores.sum(), "cohort"))
+    value = fdp.dpnfl(cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1, clip_norm=1.0)
+    with pytest.raises(errors.ConfigurationError, match="unbound axis name"):
+        fdp.simulate(value, ragged_data([20, 30, 25]), rounds=1, model=model)
+
+
+def test_a_model_of_batches_is_told_what_to_implement():
+    value = fdp.fedavg(cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1)
+    with pytest.raises(errors.ConfigurationError, match="Batched without loss"):
+        fdp.simulate(value, ragged_data([20, 30, 25]), rounds=1, model=Batched())
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """The same loss as another model."""
+
+    other: NetworkModel
+
+    def loss(self, params, x, y, key):
+        return self.other.loss(params, x, y, key)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, Plain])
+def test_zero_huge_and_nan_gradients_stay_bounded(wrap):
+    model, params, x, y = problem(Mlp((4, 3)), 5, 3)
+    x = x.at[1].set(jnp.nan).at[2].set(1e30).at[3].set(0.0)
+    total = clipped_sum(wrap(model), params, x, y, jnp.ones(5, bool), 1.0).total
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(total)))
+    assert np.isfinite(norm)
+    assert norm <= 4 * (1 + 1e-6)  # five records, of which the NaN one contributes zero
+    without = clipped_sum(wrap(model), params, x, y, jnp.arange(5) != 1, 1.0).total
+    for a, b in zip(jax.tree.leaves(total), jax.tree.leaves(without)):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("dense",), ("again", "again"), ("conv", "dilated"), ("layer", "scale"), ("group", "rms"), ("lstm",)]
+)
+@pytest.mark.parametrize("spoilt", quick([jnp.nan, jnp.inf, -3e38, 1e30], (jnp.nan,)))
+def test_a_record_that_is_not_finite_moves_the_sum_by_at_most_the_clip_norm(kinds, spoilt):
+    """Whatever layer it passes; what is zero times the clip factor must not come out as NaN."""
+    model, params, x, y = problem(Sequence(kinds), 5, (7, 4))
+    others, spoiled = jnp.arange(5) != 2, x.at[2].set(spoilt)
+    total, without = (ravel(compiled_sum(model, params, spoiled, y, m, 0.5).total)[0] for m in (others | True, others))
+    clean = ravel(compiled_sum(model, params, x, y, others, 0.5).total)[0]
+    np.testing.assert_array_equal(without, clean)
+    assert jnp.linalg.norm(total - without) <= 0.5 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, Plain])
+def test_padding_records_contribute_exactly_zero(wrap):
+    model, params, x, y = problem(Mlp((4, 3)), 6, 3)
+    mask = jnp.arange(6) < 4
+    spoiled = x.at[4:].set(jnp.nan)
+    a = clipped_sum(wrap(model), params, x, y, mask, 0.3)
+    b = clipped_sum(wrap(model), params, spoiled, y, mask, 0.3)
+    for first, second in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        np.testing.assert_array_equal(first, second)
+
+
+@given(seed=st.integers(0, 200), clip_norm=st.floats(0.01, 10), scale=st.sampled_from([1e-3, 1.0, 1e3]))
+@settings(max_examples=10, deadline=None)
+def test_neighbours_move_the_sum_by_at_most_the_sensitivity(seed, clip_norm, scale):
+    model, params, x, y = problem(logistic_regression((4,), 3).network.module, 5, 4, seed, scale=scale)
+    everyone = jnp.ones(5, bool)
+
+    def total(x, mask):
+        leaves = jax.tree.leaves(clipped_sum(model, params, x, y, mask, clip_norm).total)
+        return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in leaves])
+
+    exchanged = x.at[2].set(-scale * jax.random.normal(jax.random.key(seed + 1), (4,)))
+    rounding = 1e-5 * clip_norm * 5
+    assert np.linalg.norm(total(x, everyone) - total(exchanged, everyone)) <= 2 * clip_norm + rounding
+    assert np.linalg.norm(total(x, everyone) - total(x, jnp.arange(5) != 2)) <= clip_norm + rounding
+
+
+def test_a_clip_of_the_batch_breaks_the_sensitivity_that_records_have():
+    """The check above can fail: clipping the mean gradient lets one record move the sum by far more than 2 C."""
+    model, params, x, y = problem(logistic_regression((4,), 3).network.module, 5, 4, scale=5.0)
+    other = x.at[2].set(-200 * x[2])
+
+    def batch_clip(x):
+        leaves = jax.tree.leaves(gradients.plain_sum(model, params, x, y, jnp.ones(5, bool)).total)
+        mean = np.concatenate([np.asarray(leaf).ravel() for leaf in leaves]) / 5
+        return 5 * mean * min(1, 0.1 / np.linalg.norm(mean))
+
+    assert np.linalg.norm(batch_clip(x) - batch_clip(other)) > 2 * 0.1 * (1 + 1e-3)
+
+
+def test_loose_clip_equals_the_plain_gradient():
+    model, params, x, y = problem(Mlp((5, 3)), 6, 4)
+    loose = clipped_sum(model, params, x, y, jnp.ones(6, bool), 1e9)
+    plain = gradients.plain_sum(model, params, x, y, jnp.ones(6, bool))
+    for a, b in zip(jax.tree.leaves(loose.total), jax.tree.leaves(plain.total)):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loose.losses, plain.losses, rtol=1e-6)
+    assert not loose.clipped.any()
+
+
+def test_clip_factor_table():
+    squared = jnp.array([0.0, 4.0, 1.0, jnp.nan, jnp.inf, 9.0])
+    factors = clipped.clip_factors(squared, jnp.array([True] * 5 + [False]), 1.0)
+    np.testing.assert_allclose(factors, [1.0, 0.5, 1.0, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", quick(("logistic", "mlp", "cnn", "group_norm_cnn"), ("logistic",)))
+def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
+    """Forward and backward in bfloat16; norms and sums of what came out of them in float32."""
+    shape = {"logistic": (20,), "mlp": (20,), "cnn": (12, 12), "group_norm_cnn": (8, 8, 3)}[name]
+    wide = MODELS[name](shape, 4)
+    narrow = dataclasses.replace(wide, dtype=jnp.bfloat16)
+    params = jax.tree.map(
+        lambda p: p + 0.1 * jax.random.normal(jax.random.key(1), p.shape), wide.init(jax.random.key(0))
+    )
+    x, y = jax.random.normal(jax.random.key(2), (6, *shape)), jnp.arange(6) % 4
+    mask = jnp.ones(6, bool)
+    told = gradients.describe(narrow, params, x, y)
+    assert told.startswith("norms in the backward pass")
+    assert told.endswith("of gradients computed in bfloat16")
+    one = jax.vmap(jax.grad(narrow.loss), (None, 0, 0))
+    rows = jax.vmap(lambda g: ravel(g)[0])(jax.jit(one)(params, x, y))
+    for clip_norm in (1e6, 0.5):
+        sums = [compiled_sum(model, params, x, y, mask, clip_norm).total for model in (wide, narrow)]
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(sums))
+        a, b = (ravel(total)[0] for total in sums)
+        error = jnp.linalg.norm(a - b) / jnp.linalg.norm(a)
+        theirs = (jnp.minimum(1.0, clip_norm / jnp.linalg.norm(rows, axis=1))[:, None] * rows).sum(0)
+        by_records = jnp.linalg.norm(a - theirs) / jnp.linalg.norm(a)
+        assert 1e-5 < error < 1.5 * by_records  # another program, and no worse than bfloat16 gradients of records
+    for i in range(6):  # a record alone: what is summed has the norm that was clipped to
+        alone = ravel(compiled_sum(narrow, params, x[i : i + 1], y[i : i + 1], mask[:1], 0.5).total)[0]
+        assert jnp.linalg.norm(alone) <= 0.5 * (1 + 1e-5)
+
+
+class Transformer(nn.Module):
+    """One block of attention over tokens with positions, as many of them as a batch has records."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(9, 8)(tokens) + nn.Embed(tokens.shape[1], 8)(jnp.arange(tokens.shape[1]))[None]
+        x = x + nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x))
+        return nn.Dense(3)(nn.LayerNorm()(x + nn.Dense(8)(nn.gelu(nn.Dense(16)(x)))).mean(1))
+
+
+def tokens_of(sizes, length):
+    rng = np.random.default_rng(0)
+    records = sum(sizes)
+    x, y = rng.integers(0, 9, (records, length)), rng.integers(0, 3, records)
+    dataset = Dataset("tokens", x.astype(np.int32), y.astype(np.int32), x[:5].astype(np.int32), y[:5].astype(np.int32),
+                      classes=3, tokens=True)  # fmt: skip
+    return federate(dataset, np.split(np.arange(records), np.cumsum(sizes)[:-1]))
+
+
+@pytest.mark.slow
+def test_a_transformer_with_as_many_positions_as_records_keeps_its_sensitivity():
+    data = tokens_of([12, 15, 9], 4)
+    value = fdp.dpnfl(
+        cohort_size=2, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=0.5, noise_multiplier=1.0
+    )
+    reports = check_sensitivity(value, data, model=fdp.model(Transformer(), data))
+    assert any("C under" in str(report) or "clip" in str(report) for report in reports), reports
+
+
+@pytest.mark.slow
+def test_an_audit_of_a_transformer_finds_no_more_than_is_promised():
+    data = tokens_of([12, 15, 9], 4)
+    value = fdp.dpnfl(
+        cohort_size=2, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=0.5, noise_multiplier=1.0
+    )
+    found = fdp.audit(
+        value, data, rounds=2, delta=1e-3, trials=2_000, canary="mislabelled", model=fdp.model(Transformer(), data)
+    )
+    assert not found.violated

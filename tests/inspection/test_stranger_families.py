@@ -1,0 +1,738 @@
+"""Families of parts that users write: right ones get the price of what they do, wrong ones get no epsilon below it."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+import own_parts as own
+import pytest
+from helpers import ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp import errors
+from fedjax_dp.accounting import Adjacency, Poisson, WithoutReplacement
+from fedjax_dp.parts.aggregation import equally
+from fedjax_dp.parts.facts import FACTS, restates
+from fedjax_dp.pytrees import changed
+
+SIZES = [8, 8, 8, 10, 12, 9]
+DATA = ragged_data(SIZES)
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
+CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
+RECORD = fdp.dpnfl(**COMMON, **CLIP, l2=0.0, schedule="constant")
+CLIENT = fdp.dp_fedavg(**COMMON, **CLIP, cohort="uniform")
+OUTPUT = fdp.dp_fedavg_output(**COMMON, **CLIP)
+
+
+def epsilon(algorithm):
+    """The largest of all views that are not refused."""
+    return fdp.guarantee(algorithm, DATA, rounds=5, delta=1e-5, accountant="rdp").epsilon
+
+
+def steps(algorithm, **parts):
+    return changed(algorithm, local=changed(algorithm.local, **parts))
+
+
+def noised(algorithm, **parts):
+    return steps(algorithm, privatizer=changed(algorithm.local.privatizer, **parts))
+
+
+FULL = fdp.dpnfl(**{**COMMON, "batch_size": None}, **CLIP, batches="full", l2=0.0, schedule="constant")
+BATCH = noised(RECORD, bound=fdp.ClipBatch())
+# what a user wrote, and what of the catalogue does the same
+RIGHT = {
+    "shuffled cohort": (changed(RECORD, cohort=own.Shuffled(size=6)), changed(RECORD, cohort=fdp.AllClients())),
+    "shuffled cohort, whole clients": (changed(CLIENT, cohort=own.Shuffled(size=3)), CLIENT),
+    "coins, whole clients": (
+        changed(CLIENT, cohort=own.Coins(rate=0.5)), changed(CLIENT, cohort=fdp.PoissonCohort(size=3)),
+    ),
+    "halves": (changed(RECORD, cohort=own.Halves()), changed(RECORD, cohort=fdp.CyclicCohort(size=3))),
+    "halves, correlated": (
+        changed(fdp.dp_ftrl(**COMMON, **CLIP), cohort=own.Halves()), fdp.dp_ftrl(**COMMON, **CLIP, cohort="cyclic"),
+    ),
+    "batches by luck": (steps(RECORD, batches=own.Picks(size=2)), RECORD),
+    "batches by coins": (steps(RECORD, batches=own.RecordCoins(size=2)),
+                         steps(RECORD, batches=fdp.PoissonBatches(size=2))),
+    "all records": (steps(RECORD, batches=own.Everything()), FULL),
+    "own clipping": (noised(RECORD, bound=own.Normalise()), RECORD),
+    "own clipping, Poisson": (steps(noised(RECORD, bound=own.Normalise()), batches=fdp.PoissonBatches(size=2)),
+                              steps(RECORD, batches=fdp.PoissonBatches(size=2))),
+    "own batch clipping": (noised(RECORD, bound=own.ClampMean()), BATCH),
+    "own bound of a noised upload": (noised(OUTPUT, bound=own.ClampMean()), OUTPUT),
+    "JAX's normals": (noised(RECORD, source=own.JaxNormals()), RECORD),
+    "JAX's normals, whole clients": (changed(CLIENT, upload=changed(CLIENT.upload, source=own.JaxNormals())), CLIENT),
+    "noise taken back": (
+        noised(RECORD, source=own.TakesBack()), noised(RECORD, source=fdp.BandedNoise(coefficients=(1.0, -0.5))),
+    ),
+    "own privatizer": (steps(RECORD, privatizer=own.Noises(**CLIP)), RECORD),
+    "own privatizer, own names": (
+        steps(RECORD, privatizer=own.Within(radius=0.7, noise_multiplier=2.0)), RECORD,
+    ),
+    "every tensor clipped": (noised(RECORD, bound=own.EachTensor()), RECORD),
+    "own schedule": (steps(RECORD, schedule=lambda t: 1 / (1 + 0.1 * t)), RECORD),
+    "own privatizer, Poisson": (
+        steps(RECORD, privatizer=own.Noises(**CLIP), batches=fdp.PoissonBatches(size=2)),
+        steps(RECORD, batches=fdp.PoissonBatches(size=2)),
+    ),
+    "weight decay": (steps(RECORD, corrections=(own.Decay(strength=0.1),)), RECORD),
+    "weight decay under a noised upload": (steps(OUTPUT, corrections=(own.Decay(strength=0.1),)), OUTPUT),
+    "steps by sign": (steps(RECORD, corrections=(own.SignOnly(),)), RECORD),
+    "mean drift": (steps(RECORD, corrections=(own.Drift(),)), RECORD),
+    "one gradient more": (steps(FULL, corrections=(own.OneMore(),)), steps(FULL, steps=3)),
+    "own upload": (changed(CLIENT, upload=own.Clips(**CLIP)), CLIENT),
+    "own estimator": (changed(CLIENT, aggregate=own.Average()), CLIENT),
+    "own estimator of records": (changed(RECORD, aggregate=own.Average()), RECORD),
+    "own weights": (changed(CLIENT, aggregate=fdp.Estimator(weigh=own.small_first)), CLIENT),
+    "own transport": (changed(RECORD, transport=own.Open()), RECORD),
+    "own local steps": (changed(RECORD, local=own.Halved(**vars(RECORD.local))), RECORD),
+    "own server": (changed(CLIENT, server=own.Lazy(rate=0.5)), CLIENT),
+}  # fmt: skip
+
+
+@pytest.mark.slow  # each runs a round of its own
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_part_has_the_price_of_what_it_does(name):
+    theirs, ours = RIGHT[name]
+    promise = fdp.guarantee(theirs, DATA, rounds=5, delta=1e-5, accountant="rdp")
+    if name == "shuffled cohort":  # its schedule is another one, so all take part
+        assert promise.epsilon == pytest.approx(epsilon(ours), rel=1e-6)
+    else:
+        counted = {"rounds": 5, "delta": 1e-5, "accountant": "rdp", "participation": "worst"}
+        wanted = fdp.guarantee(ours, DATA, **counted).epsilon
+        assert fdp.guarantee(theirs, DATA, **counted).epsilon == pytest.approx(wanted, rel=1e-6)
+    assert math.isfinite(promise.epsilon)
+    if name not in ("own server", "own schedule"):
+        assert any(line.startswith("on the word of ") for line in promise.assumptions)
+    fdp.simulate(theirs, DATA, rounds=1)
+
+
+def without(part, name):
+    """The same class but for one statement."""
+    kind = type(part)
+    members = {k: v for k, v in vars(kind).items() if not k.startswith("__") or k in ("__annotations__", "__doc__")}
+    members.pop(name, None)
+    annotations = {k: v for k, v in members.pop("__annotations__", {}).items() if k != name}
+    for field in dataclasses.fields(kind):
+        if field.name in annotations and field.metadata.get("static"):
+            members[field.name] = fdp.structure()
+        else:
+            members.pop(field.name, None)
+    made = fdp.value(type(kind.__name__, (), {**members, "__annotations__": annotations}))
+    return made(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})
+
+
+SLOTS = {
+    "cohort": (own.Shuffled(size=3), lambda part: changed(RECORD, cohort=part)),
+    "batches": (own.Picks(size=2), lambda part: steps(RECORD, batches=part)),
+    "privatizer": (own.Noises(**CLIP), lambda part: steps(RECORD, privatizer=part)),
+    "bound": (own.Normalise(), lambda part: noised(RECORD, bound=part)),
+    "noise source": (own.JaxNormals(), lambda part: noised(RECORD, source=part)),
+    "upload": (own.Clips(**CLIP), lambda part: changed(CLIENT, upload=part)),
+    "estimator": (own.Average(), lambda part: changed(CLIENT, aggregate=part)),
+    "transport": (own.Open(), lambda part: changed(RECORD, transport=part)),
+}
+MISSING = [(slot, name) for slot in SLOTS for name in FACTS[slot]]
+
+
+@pytest.mark.parametrize(("slot", "name"), MISSING)
+def test_a_part_that_leaves_a_fact_unsaid_is_refused_in_one_line(slot, name):
+    part, place = SLOTS[slot]
+    with pytest.raises(errors.ConfigurationError, match=name) as caught:
+        epsilon(place(without(part, name)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_a_subclass_inherits_no_fact(slot):
+    part, place = SLOTS[slot]
+    for kind in (type(part), *([fdp.RecordGaussian] if slot == "privatizer" else [])):
+        heir = fdp.value(type("Heir", (kind,), {}))
+        given = {f.name: getattr(part, f.name, None) for f in dataclasses.fields(kind) if hasattr(part, f.name)}
+        with pytest.raises(errors.ConfigurationError, match="not believed of its subclasses"):
+            epsilon(place(heir(**given)))
+
+
+def lying(part, **members):
+    """A subclass that restates all facts, but for these members."""
+    kind = type(part)
+    made = fdp.value(restates(kind)(type(f"Lying{kind.__name__}", (kind,), members)))
+    return made(**{field.name: getattr(part, field.name) for field in dataclasses.fields(kind)})
+
+
+def says(result):
+    return lambda self, *arguments: result
+
+
+SHUFFLED, PICKS, COINS = own.Shuffled(size=3), own.Picks(size=2), own.Coins(rate=0.5)
+BOTH = {"of records": RECORD, "of clients": CLIENT}
+
+
+def twice_the_first(self, key, round_index, shares):
+    return own.answering(jnp.zeros(3, jnp.int32) + jax.random.randint(key, (), 0, shares.shape[0]))
+
+
+def counted_twice(self, key, round_index, shares):
+    found = own.Shuffled.sample(self, key, round_index, shares)
+    return found._replace(drawn=2 * found.drawn)
+
+
+def same_every_round(self, key, round_index, shares):
+    return own.answering(jax.random.permutation(jax.random.key(0), shares.shape[0])[: self.size])
+
+
+def first_ones(self, key, round_index, shares):
+    return own.answering(jnp.arange(self.size))
+
+
+def favourites(self, key, round_index, shares):
+    order = jnp.argsort(jax.random.uniform(key, shares.shape) - 0.3 * (jnp.arange(shares.shape[0]) < 2))
+    return own.answering(order[: self.size])
+
+
+def pairs(self, key, round_index, shares):
+    """Each as often as is told, but always with its neighbour."""
+    luck = jnp.repeat(jax.random.uniform(key, (shares.shape[0] // 2,)), 2)
+    return own.answering(jnp.arange(shares.shape[0]), invited=luck < self.rate)
+
+
+def often(self, key, round_index, shares):
+    return own.answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(key, shares.shape) < 0.8)
+
+
+def first_records(self, key, records, steps, largest):
+    found = own.Picks.sample(self, jax.random.key(0), records, steps, largest)
+    return found._replace(positions=jnp.broadcast_to(jnp.arange(self.size), found.positions.shape))
+
+
+def same_batch(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
+
+
+def same_after_two(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    return found._replace(positions=jnp.concatenate([found.positions[:2]] * steps)[:steps])
+
+
+def every_other_run(self, key, records, steps, largest):
+    """The last batch is the first one's in a tenth of the runs."""
+    found = own.Picks.sample(self, key, records, steps, largest)
+    again = jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1
+    return found._replace(positions=found.positions.at[-1].set(found.positions[jnp.where(again, 0, -1)]))
+
+
+def every_third_round(self, key, round_index, shares):
+    return own.Shuffled.sample(self, jax.random.fold_in(jax.random.key(0), round_index % 3), round_index, shares)
+
+
+def one_record_twice(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    return found._replace(positions=jnp.broadcast_to(found.positions[:, :1], found.positions.shape))
+
+
+def others_records(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    return found._replace(positions=found.positions + records)
+
+
+def realised(self, key, records, steps, largest):
+    found = own.RecordCoins.sample(self, key, records, steps, largest)
+    return found._replace(divisor=jnp.maximum(found.mask.sum(-1), 1))
+
+
+def last_idle(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    return found._replace(live=found.live.at[-1].set(0.0))
+
+
+def scaled_bound(factor, unit=1.0):
+    def apply(self, model, params, records, clip_norm):
+        found = own.Normalise.apply(self, model, params, records, factor * clip_norm)
+        return found._replace(unit=unit * clip_norm / records.divisor)
+
+    return apply
+
+
+def by_tensor_norm(self, model, params, records, clip_norm):
+    """The first coordinates decide how far all are scaled down."""
+    rows = own.by_records(model, params, records)[1]
+    norms = jnp.linalg.norm(rows[:, :3], axis=-1, keepdims=True)
+    kept = rows * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, 1e-9))
+    told = own.Normalise.apply(own.Normalise(), model, params, records, clip_norm)
+    return told._replace(mean=jnp.where(jnp.isfinite(kept), kept, 0.0).sum(0) / records.divisor)
+
+
+def unit_of_the_batch(self, model, params, records, clip_norm):
+    found = own.Normalise.apply(self, model, params, records, clip_norm)
+    _, rows = own.by_records(model, params, records)
+    norms = jnp.linalg.norm(jnp.where(jnp.isfinite(rows), rows, 0.0), axis=-1)
+    return found._replace(unit=jnp.maximum(jnp.median(norms), clip_norm) / records.divisor)
+
+
+def unclipped(self, model, params, records, clip_norm):
+    return fdp.Unbounded().apply(model, params, records, clip_norm)
+
+
+def realised_mean(self, model, params, records, clip_norm):
+    found = own.Normalise.apply(self, model, params, records, clip_norm)
+    return found._replace(mean=found.mean * records.divisor / jnp.maximum(records.mask.sum(), 1))
+
+
+def frozen(self, key, place, size):
+    return jax.random.normal(key, (size,))
+
+
+def one_number(self, key, place, size):
+    return jnp.broadcast_to(jax.random.normal(jax.random.fold_in(key, place.step), ()), (size,))
+
+
+def uniform(self, key, place, size):
+    return jax.random.uniform(jax.random.fold_in(key, place.step), (size,), minval=-(3**0.5), maxval=3**0.5)
+
+
+def fainter(self, key, place, size):
+    return 0.9 * jax.random.normal(jax.random.fold_in(key, place.step), (size,))
+
+
+def half_silent(self, key, place, size):
+    noise = jax.random.normal(jax.random.fold_in(key, place.step), (size,))
+    return jnp.where(jnp.arange(size) < size // 2, 2**0.5 * noise, 0.0)
+
+
+def faint_gradient(self, key, place, model, params, records):
+    return own.Noises.gradient(changed(own.Noises(**CLIP), noise_multiplier=1.0), key, place, model, params, records)
+
+
+def first_step_only(self, key, place, model, params, records):
+    quiet = own.Noises(clip_norm=self.clip_norm, noise_multiplier=jnp.where(place.step == 0, 2.8, 0.0))
+    return own.Noises.gradient(quiet, key, place, model, params, records)
+
+
+def same_noise(self, key, place, *rest):
+    return own.Noises.gradient(self, key, place._replace(step=jnp.zeros_like(place.step)), *rest)
+
+
+def event_of(**changes):
+    def event(self, noise, batches, records, steps, rates):
+        return dataclasses.replace(own.Noises.event(self, noise, batches, records, steps, rates), **changes)
+
+    return event
+
+
+def long_message(self, key, update, *rest):
+    return 2.0 * own.Clips.message(self, key, update, *rest)[0], ()
+
+
+def any_message(self, key, update, *rest):
+    return update, ()
+
+
+def faint_release(self, key, round_index, mean, extra, state, reach, expected):
+    return own.Clips.release(changed(own.Clips(**CLIP), noise_multiplier=1.0), key, round_index, mean, extra, state,
+                             reach, expected)  # fmt: skip
+
+
+def same_release(self, key, round_index, *rest):
+    return own.Clips.release(self, key, jnp.zeros_like(round_index), *rest)
+
+
+def no_reach(self, key, round_index, mean, extra, state, reach, expected):
+    return own.Clips.release(self, key, round_index, mean, extra, state, 0.1 * reach, expected)
+
+
+def upload_event(self, noise, attendance):
+    return own.Clips.event(self, 2 * noise, attendance)
+
+
+def heavy(self, weight, update, loss, rate):
+    return 3.0 * weight * update
+
+
+def by_those_here(self, total, members, shares, rates, params):
+    return total / jnp.maximum(members.drawn.sum(), 1.0)
+
+
+class Sender(fdp.Correction):
+    """What the corrections below have in common."""
+
+    pull = 0.0
+
+    def init(self, setting):
+        return fdp.parts.corrections.Memory(jnp.zeros(setting.size))
+
+    def absorb(self, server, total, num_clients):
+        return total
+
+
+def of_kind(**members):
+    return fdp.value(type("Wrong", (Sender,), {"pull": 0.0, **members}))()
+
+
+def looks_at_records(self, visit):
+    def see(key, params, client, data, model):
+        return data.gather(client, jnp.arange(1))[0].sum()
+
+    return visit.look(see, visit.start) + 0.0 * visit.end, ()
+
+
+def asks_unsaid(self, visit):
+    return visit.gradient(visit.end), ()
+
+
+def asks_under_vmap(self, visit):
+    return jax.vmap(visit.gradient)(jnp.stack([visit.start, visit.end])).sum(0), ()
+
+
+def label_step(self, gradient, step):
+    return jnp.where(step.records.y[0] == 0, gradient, -gradient)
+
+
+def looks_before(self, setting):
+    found = setting.look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
+    return fdp.parts.corrections.Memory(jnp.zeros(setting.size) + found.sum())
+
+
+def looks_after(self, memory, look, members, upcoming):
+    found = look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum(), members.ids)
+    return memory._replace(server=memory.server + found.sum())
+
+
+def same_for_all(self, key, round_index, client, *rest):
+    return fdp.LocalSgd.run(self, jax.random.fold_in(jax.random.key(7), round_index), round_index, client, *rest)
+
+
+class AllAtOnce:
+    """Batches of all records, whatever is drawn."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def __getattr__(self, name):
+        return getattr(self.of, name)
+
+    def sample(self, key, records, steps, largest):
+        found = self.of.sample(key, records, steps, largest)
+        rows = jnp.broadcast_to(jnp.arange(largest), (steps, largest))
+        return found._replace(positions=rows, mask=rows < records)
+
+
+def of_all_records(self, *arguments):
+    return fdp.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), *arguments)
+
+
+def of_one_key(self, key, *arguments):
+    """Every step's batch is drawn again with the same key: right numbers, but one batch for all."""
+    drawn = Repeats(self.batches)
+    return fdp.LocalSgd.run(dataclasses.replace(self, batches=drawn), key, *arguments)
+
+
+class Repeats(AllAtOnce):
+    def sample(self, key, records, steps, largest):
+        found = self.of.sample(key, records, steps, largest)
+        return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
+
+
+def past_the_privatizer(self, key, round_index, client, received, data, model, spread):
+    found = fdp.LocalSgd.run(self, key, round_index, client, received, data, model, spread)
+    x, _ = data.gather(client, jnp.arange(1))
+    return found._replace(update=found.update + 1e-3 * x.sum())
+
+
+LIES = {
+    **{f"cohort {name}, {of}": changed(algorithm, cohort=lying(part, **members))
+       for of, algorithm in BOTH.items() for name, (part, members) in {
+           "of one client thrice": (SHUFFLED, {"sample": twice_the_first}),
+           "same every round": (SHUFFLED, {"sample": same_every_round}),
+           "same every third round": (SHUFFLED, {"sample": every_third_round}),
+           "of the first": (SHUFFLED, {"sample": first_ones}),
+           "with favourites": (SHUFFLED, {"sample": favourites}),
+           "of a smaller law": (SHUFFLED, {"law": lambda self, shares: (0.1 + 0.0 * shares, 1)}),
+           "of more positions": (SHUFFLED, {"members": says(5)}),
+           "more often than told": (COINS, {"sample": often}),
+           "of a base that draws less": (SHUFFLED, {"base": property(lambda self: own.Shuffled(size=1))}),
+       }.items()},
+    "cohort of halves, wider apart": changed(fdp.dp_ftrl(**COMMON, **CLIP), cohort=lying(
+        own.Halves(), spacing=says(4))),
+    "cohort counted twice": changed(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
+    "cohort hidden as a smaller sample": changed(CLIENT, cohort=lying(
+        COINS, hidden=says((Poisson(0.1), Adjacency.ADD_REMOVE)))),
+    "cohort hidden as independent": changed(CLIENT, cohort=lying(COINS, sample=pairs)),
+    "cohort fixed though it is not": changed(CLIENT, cohort=lying(COINS, fixed=True), aggregate=fdp.ESTIMATORS["mean"]),
+    **{f"batches {name}": steps(RECORD, batches=lying(part, **members)) for name, (part, members) in {
+        "of the first": (PICKS, {"sample": first_records}),
+        "same in every step": (PICKS, {"sample": same_batch}),
+        "of one record twice": (PICKS, {"sample": one_record_twice}),
+        "of others' records": (PICKS, {"sample": others_records}),
+        "over who came": (own.RecordCoins(size=2), {"sample": realised}),
+        "of a smaller law": (PICKS, {"sampling": says(WithoutReplacement(2, 80))}),
+        "Poisson at half the rate": (own.RecordCoins(size=2), {"sampling": says(Poisson(0.1))}),
+        "Poisson though of one size": (PICKS, {"sampling": says(Poisson(0.25))}),
+        "of another divisor": (PICKS, {"divisor": says(4)}),
+    }.items()},
+    **{f"batches {name}": steps(RECORD, steps=6, batches=lying(PICKS, sample=sample)) for name, sample in {
+        "same after two": same_after_two, "sometimes again": every_other_run,
+    }.items()},
+    "batches with an idle last step": steps(OUTPUT, batches=lying(PICKS, sample=last_idle)),
+    **{f"bound {name}": noised(RECORD, bound=lying(own.Normalise(), **members)) for name, members in {
+        "wider than told": {"apply": scaled_bound(1.5)},
+        "of a smaller unit": {"apply": scaled_bound(1.0, 0.5)},
+        "by a part of the tensors": {"apply": by_tensor_norm},
+        "of a unit made of the batch": {"apply": unit_of_the_batch},
+        "that does not clip": {"apply": unclipped},
+        "of the batch": {"apply": own.ClampMean.apply},
+    }.items()},
+    "bound of the batch, with the unit of records": noised(RECORD, bound=lying(
+        own.ClampMean(), per_record=True, apply=lambda self, model, params, records, clip: own.ClampMean.apply(
+            self, model, params, records, clip)._replace(unit=clip / records.divisor))),
+    "bound over who came": steps(noised(RECORD, bound=lying(own.Normalise(), apply=realised_mean)),
+                                 batches=fdp.PoissonBatches(size=2)),
+    "bound wider than told, noised upload": noised(OUTPUT, bound=lying(own.ClampMean(), apply=scaled_bound(1.5))),
+    **{f"noise {name}": noised(RECORD, source=lying(own.JaxNormals(), draw=draw)) for name, draw in {
+        "that never changes": frozen, "of one number": one_number, "of uniform law": uniform, "too faint": fainter,
+        "of half the coordinates": half_silent,
+    }.items()},
+    "noise fresh though it takes back": noised(RECORD, source=lying(own.TakesBack(), fresh=True, bands=(1.0,))),
+    "noise that takes back more than told": noised(RECORD, source=lying(own.TakesBack(), bands=(1.0, -0.1))),
+    "server noise that never changes": changed(CLIENT, upload=changed(
+        CLIENT.upload, source=lying(own.JaxNormals(), draw=frozen))),
+    **{f"privatizer {name}": steps(RECORD, privatizer=lying(own.Noises(**CLIP), **members)) for name, members in {
+        "of half the noise": {"gradient": faint_gradient},
+        "that noises the first step": {"gradient": first_step_only},
+        "of the same noise in every step": {"gradient": same_noise},
+        "of more noise in its event": {"event": event_of(noise_multiplier=4.0)},
+        "of one step in its event": {"event": event_of(count=1)},
+        "of a smaller sample in its event": {"event": event_of(sampling=WithoutReplacement(2, 800))},
+        "told to be of more noise": {"client_noise": says([4.0] * 6)},
+        "told to noise the upload": {"on_upload": True, "event": event_of(count=1)},
+    }.items()},
+    "privatizer of add-remove neighbours": steps(RECORD, batches=own.Everything(), privatizer=lying(
+        own.Noises(**CLIP), event=event_of(adjacency=Adjacency.ADD_REMOVE))),
+    **{f"correction {name}": steps(RECORD, corrections=(of_kind(**members),)) for name, members in {
+        "that looks": {"finish": looks_at_records}, "that asks unsaid": {"finish": asks_unsaid},
+        "that asks under vmap": {"finish": asks_under_vmap, "extra_gradients": 1},
+        "that turns by labels": {"gradient": label_step}, "that looks before": {"init": looks_before},
+        "that looks after": {"exchange": looks_after, "absorb": lambda self, server, total, clients: server},
+    }.items()},
+    "correction that sends under client noise": changed(CLIENT, local=changed(
+        CLIENT.local, corrections=(of_kind(finish=lambda self, visit: (visit.end - visit.start, ())),))),
+    **{f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members)) for name, members in {
+        "longer than told": {"message": long_message}, "unclipped": {"message": any_message},
+        "of half the noise": {"release": faint_release}, "of the same noise every round": {"release": same_release},
+        "whose noise forgets the reach": {"release": no_reach}, "of more noise in its event": {"event": upload_event},
+        "of shares": {"shared_noise": True}, "of numbers beside": {"extra": 1},
+    }.items()},
+    **{f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members)) for name, members in {
+        "of half the reach": {"reach": lambda self, shares, rates, members: 0.5 / jnp.sum(rates)},
+        "heavier than told": {"contribution": heavy},
+    }.items()},
+    "estimator over who came": changed(CLIENT, cohort=fdp.PoissonCohort(size=3), aggregate=lying(
+        own.Average(), combine=by_those_here)),
+    "estimator of equal weights that are not": changed(CLIENT, aggregate=lying(
+        own.Average(), weights=lambda self, members, shares, rates: members.drawn * 40 * shares[members.ids])),
+    "local steps of one noise for all": changed(RECORD, local=lying(RECORD.local, run=same_for_all)),
+    "local steps of all records": changed(RECORD, local=lying(RECORD.local, run=of_all_records)),
+    "local steps of one batch": changed(RECORD, local=lying(RECORD.local, run=of_one_key)),
+    "local steps under a noised upload": changed(OUTPUT, local=lying(OUTPUT.local)),
+    "local steps past the privatizer": changed(RECORD, local=lying(RECORD.local, run=past_the_privatizer)),
+    "transport of shares in the open": changed(
+        fdp.dp_fedavg(**COMMON, **CLIP, noise="shared", secure=True, fractional_bits=6),
+        transport=lying(own.Open(), secret=True, resolution=2.0**-6, hidden_among=lambda self, m, h: m - h)),
+}  # fmt: skip
+
+
+# What two reviews found that had been accepted.
+
+
+def scaled_mean(self, key, t, mean, *rest):
+    update, state = own.Clips.release(self, key, t, mean, *rest)
+    return update + 9.0 * mean, state
+
+
+def growing(self, key, update, sizes, state, sent):
+    norm = jnp.linalg.norm(update)
+    kept = update * jnp.minimum(1.0, state * self.clip_norm / (norm + 1e-9))
+    return jnp.where(jnp.isfinite(norm), kept, 0.0), ()
+
+
+def doubled_state(self, key, t, mean, extra, state, *rest):
+    return own.Clips.release(self, key, t, mean, extra, (), *rest)[0], 2.0 * state
+
+
+def momentum(self, key, t, mean, extra, state, *rest):
+    state = 0.9 * state + mean
+    return own.Clips.release(self, key, t, state, extra, (), *rest)[0], state
+
+
+def raw_norm(self, key, update, *rest):
+    return own.Clips.message(self, key, update, *rest)[0], jnp.linalg.norm(update)
+
+
+def without_reach(self, key, t, mean, extra, state, reach, expected):
+    return own.Clips.release(self, key, t, mean, extra, state, 0.3, expected)
+
+
+def quiet_later(self, key, t, mean, extra, state, reach, expected):
+    loud = own.Clips.release(self, key, t, mean, extra, state, reach, expected)[0]
+    return jnp.where(t < 3, loud, mean), state
+
+
+def one_round(self, noise, attendance):
+    return own.Clips.event(self, noise, attendance._replace(rounds=1, times=1.0))
+
+
+def thousandfold(self, noise, attendance):
+    return own.Clips.event(self, noise, attendance._replace(sampling=WithoutReplacement(1, 1000)))
+
+
+def signs(self, weight, update, loss, rate):
+    return weight * jnp.sign(update)
+
+
+def unit_length(self, weight, update, loss, rate):
+    return weight * update / jnp.maximum(jnp.linalg.norm(update), 1e-12)
+
+
+def per_rate(self, weight, update, loss, rate):
+    return weight * update / rate
+
+
+def normalised(self, total, members, shares, rates, params):
+    mean = total / jnp.sum(rates)
+    return mean / jnp.maximum(jnp.linalg.norm(mean), 1e-12)
+
+
+def louder(self, key, round_index, ids, invited, present, summed):
+    return 10.0 * summed
+
+
+def one_bit(self, key, round_index, position, ids, invited, flat):
+    return jnp.sign(flat), jnp.bool_(False)
+
+
+def unit_of_rows(self, model, params, records, clip_norm):
+    return own.Normalise.apply(self, model, params, records, clip_norm)._replace(unit=clip_norm / records.mask.size)
+
+
+def unit_of_present(self, model, params, records, clip_norm):
+    found = own.Normalise.apply(self, model, params, records, clip_norm)
+    return found._replace(unit=clip_norm / jnp.maximum(records.mask.sum(), 1))
+
+
+def naive(self, model, params, records, clip_norm):
+    _, rows = own.by_records(model, params, records)
+    norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
+    found = own.Normalise.apply(self, model, params, records, clip_norm)
+    return found._replace(mean=(rows * jnp.minimum(1.0, clip_norm / norms)).sum(0) / records.divisor)
+
+
+def times_rate(self, key, place, size):
+    return place.rate * own.JaxNormals.draw(self, key, place, size)
+
+
+def silent_late(self, key, place, size):
+    return jnp.where(place.step < 4, 1.0, 0.0) * own.JaxNormals.draw(self, key, place, size)
+
+
+def own_seed(self, key, round_index, shares):
+    return own.Coins.sample(self, jax.random.fold_in(jax.random.key(3), round_index), round_index, shares)
+
+
+def fewer_others(self, num_clients, known):
+    size = self.size if known == 0 else 1
+    return WithoutReplacement(size, num_clients - known), Adjacency.REPLACE_ONE
+
+
+def middle_sizes(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    first = jnp.broadcast_to(jnp.arange(self.size), found.positions.shape)
+    return found._replace(positions=jnp.where((records > 8) & (records < 12), first, found.positions))
+
+
+@fdp.value
+class SignRule(fdp.LocalRule):
+    """Its `plain` is inherited: it says that it is not there."""
+
+    def transform(self):
+        return optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (jnp.sign(g), s))
+
+
+@fdp.value
+@restates(fdp.LocalRule)
+class SignRuleTold(SignRule):
+    pass
+
+
+@fdp.value
+class LateDecay(fdp.Correction):
+    """A contraction at the rates of the first rounds."""
+
+    pull = 0.0
+
+    def gradient(self, gradient, step):
+        return gradient + 2.0 * step.params
+
+
+def late(at):
+    return jnp.where(at > 4, 12.0, 1.0)
+
+
+def up_and_down(at):
+    return jnp.where(at % 2 == 0, 1.0, -0.99)
+
+
+ONE = {"init": lambda self: jnp.float32(1)}
+LIES |= {
+    **{f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members)) for name, members in {
+        "of ten means": {"release": scaled_mean},
+        "of a growing clip": {"message": growing, "release": doubled_state, **ONE},
+        "of momentum before noise": {"release": momentum, "init": lambda self: jnp.zeros(12)},
+        "of a raw norm beside": {"message": raw_norm}, "without its reach": {"release": without_reach},
+        "quiet after some rounds": {"release": quiet_later}, "of one round in its event": {"event": one_round},
+        "of a smaller sample in its event": {"event": thousandfold},
+    }.items()},
+    **{f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members)) for name, members in {
+        "of signs": {"contribution": signs}, "of unit lengths": {"contribution": unit_length},
+        "per rate": {"contribution": per_rate}, "of a normalised mean": {"combine": normalised},
+    }.items()},
+    "transport ten times as loud": changed(CLIENT, transport=lying(own.Open(), total=louder)),
+    "transport of one bit": changed(CLIENT, transport=lying(own.Open(), message=one_bit)),
+    **{f"bound {name}, Poisson": steps(noised(RECORD, bound=lying(own.Normalise(), apply=apply)),
+                                       batches=fdp.PoissonBatches(size=2)) for name, apply in {
+        "with a unit of its rows": unit_of_rows, "with a unit of those present": unit_of_present,
+    }.items()},
+    "bound that is not finite": noised(RECORD, bound=lying(own.Normalise(), apply=naive)),
+    "noise times the rate": noised(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
+    "noise that falls silent": noised(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
+    "cohort of a seed of its own": changed(CLIENT, cohort=lying(COINS, sample=own_seed)),
+    "cohort hidden among fewer": changed(CLIENT, cohort=lying(SHUFFLED, hidden=fewer_others)),
+    "batches wrong for some sizes": steps(RECORD, batches=lying(PICKS, sample=middle_sizes)),
+    "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
+    "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
+    "correction at a late rate": steps(OUTPUT, corrections=(LateDecay(),), schedule=late),
+    "schedule that changes sign": steps(OUTPUT, schedule=up_and_down),
+}  # fmt: skip
+
+
+QUICK = ("cohort hidden as independent", "bound that does not clip", "privatizer of half the noise")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LIES]
+)
+def test_a_part_that_says_what_is_not_so_is_refused_in_one_line(name):
+    with pytest.raises(errors.ConfigurationError) as caught:
+        epsilon(LIES[name])
+    assert "\n" not in str(caught.value)
+    assert "fails under vmap" not in str(caught.value), caught.value
+
+
+def test_there_are_enough_of_them():
+    assert len(RIGHT) >= 20
+    assert len(MISSING) + len(LIES) >= 100
+
+
+def test_the_same_weights_by_name_and_by_function():
+    named = fdp.Estimator(weigh=equally, normalised=True)
+    assert epsilon(changed(CLIENT, aggregate=named)) == pytest.approx(epsilon(CLIENT))

@@ -1,0 +1,343 @@
+"""Noise on whole clients: bounds by brute force over neighbours, noise by counting, and what does not fit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import FlatModel, GivenCohorts, ragged_data, states_of, with_given
+
+import fedjax_dp as fdp
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import (
+    Adjacency,
+    FullBatch,
+    GaussianSteps,
+    Poisson,
+    Unit,
+    View,
+    WithoutReplacement,
+    correlated,
+)
+from fedjax_dp.parts.aggregation import ESTIMATORS, BoundedMean
+from fedjax_dp.parts.client_privacy import Attendance, ClientGaussian, ClientSkellam, Sent, clipped, server_noise
+from fedjax_dp.parts.cohorts import Members, PoissonCohort, UniformCohort
+from fedjax_dp.parts.noise import BandedNoise, Place, WhiteNoise
+from fedjax_dp.privacy import ledger
+from fedjax_dp.rounds import algorithm, simulation
+
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.5}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ragged_data([4, 6, 5, 8, 7, 4])
+
+
+def test_clipping_bounds_whatever_a_client_computes():
+    sizes = (2, 3)
+    for update in ([3.0, 4.0, 0, 0, 0], [np.nan] * 5, [np.inf, 0, 0, 0, 0], [1e30] * 5, [0.0] * 5):
+        for parts in ((5,), sizes):
+            kept, within = clipped(jnp.array(update, jnp.float32), 2.0, parts)
+            assert float(jnp.linalg.norm(kept)) <= 2.0 * (1 + 1e-6)
+            assert bool(within) == (np.linalg.norm(update) <= 2.0)
+    kept, _ = clipped(jnp.array([3.0, 4.0, 0, 0, 1.0]), 2.0, sizes)  # each of two tensors to 2 / sqrt(2)
+    np.testing.assert_allclose(kept, [3 * np.sqrt(2) / 5, 4 * np.sqrt(2) / 5, 0, 0, 1.0], rtol=1e-6)
+
+
+AGGREGATES = {
+    "f_f": (BoundedMean(cap=0.2), PoissonCohort(size=3)),
+    "f_f, alike": (BoundedMean(), PoissonCohort(size=3)),
+    "f_c": (BoundedMean(cap=0.2, least=0.5), PoissonCohort(size=3)),
+    "mean": (ESTIMATORS["mean"], UniformCohort(size=3)),
+    "wor_delta": (ESTIMATORS["wor_delta"], UniformCohort(size=3)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_no_neighbouring_cohort_moves_the_mean_further_than_the_noise_counts(name, data):
+    """Random and worst-case updates of norm 1; one client joins (Poisson) or is exchanged (fixed size, twice)."""
+    aggregate, cohort = AGGREGATES[name]
+    shares = jnp.asarray(data.shares)
+    rates, rng = cohort.rates(shares), np.random.default_rng(0)
+    reach, worst = float(aggregate.reach(shares, rates, 3)), 0.0
+    exchanged = isinstance(cohort, UniformCohort)
+
+    def mean(ids, updates):
+        padded = np.array([*ids, *[0] * (6 - len(ids))])
+        drawn = np.array([1.0] * len(ids) + [0.0] * (6 - len(ids)), np.float32)
+        members = Members(jnp.asarray(padded), jnp.asarray(drawn), jnp.zeros(6, jnp.int32), jnp.asarray(drawn > 0))
+        total = aggregate.weights(members, shares, rates) @ jnp.asarray(updates[padded], jnp.float32)
+        return np.asarray(aggregate.combine(total, members, shares, rates, jnp.zeros(2)))
+
+    for trial in range(200):
+        updates = rng.normal(size=(6, 2))
+        if trial % 2:
+            updates[:, 1] = 0.0
+        updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+        ids = rng.permutation(6)[: 3 if exchanged else rng.integers(1, 5)].tolist()
+        other = [i for i in range(6) if i not in ids]
+        if exchanged:
+            again = updates.copy()
+            again[ids[0]] = -updates[ids[0]]
+            gap = np.linalg.norm(mean(ids, updates) - mean(ids, again)) / 2
+        else:
+            if trial % 4 == 1:
+                updates[other[0]] = -updates[ids[0]]
+            gap = np.linalg.norm(mean(ids, updates) - mean([*ids, other[0]], updates))
+        worst = max(worst, gap)
+    assert worst <= reach * (1 + 1e-5)
+    if name != "f_c":  # whose bound is McMahan's lemma, not attained here
+        assert worst > 0.8 * reach  # half the noise would be caught
+
+
+def test_the_server_adds_z_times_the_clip_norm_times_the_reach(data):
+    value = fdp.dp_fedavg(**{**COMMON, "learning_rate": 1e-12}, clip_norm=0.5, noise_multiplier=3.0)
+    size = 20_000
+    states = states_of(value, FlatModel(size), data, 2)
+    first = np.asarray(states[1].params, float)
+    expected = 3.0 * 0.5 / 3  # over the expected size of the cohort, never the realised one
+
+    def z(std):
+        return (first.std() / std - 1) * np.sqrt(2 * size)
+
+    assert abs(z(expected)) < 4.89
+    for wrong in (3.0 * 0.5, 3.0 / 3, 0.95 * expected):  # on the sum, without C, off by 5%
+        assert abs(z(wrong)) > 4.89
+    second = np.asarray(states[2].params, float) - first
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4.89 / np.sqrt(size)  # fresh every round
+
+
+def test_banded_noise_is_the_stated_combination_of_white_noise():
+    source = BandedNoise(coefficients=np.array([1.0, -0.5, -0.125]))
+    key = jax.random.key(1, impl="threefry2x32")
+    white = [np.asarray(server_noise(WhiteNoise(), key, jnp.int32(t), 50)) for t in range(5)]
+    for t in range(5):
+        expected = white[t] - 0.5 * (white[t - 1] if t else 0) - 0.125 * (white[t - 2] if t > 1 else 0)
+        np.testing.assert_allclose(server_noise(source, key, jnp.int32(t), 50), expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_sums_of_correlated_noise_are_smaller_at_the_same_epsilon():
+    """dp_ftrl with 8 bands against 1: calibrated alike, the noise in the final model is less."""
+    data = ragged_data([3] * 40)
+    options = {**COMMON, "cohort_size": 4, "clip_norm": 1.0, "momentum": 0.0}
+    epsilon, noise = [], []
+    for bands in (1, 8):
+        value = fdp.calibrate(fdp.dp_ftrl(**options, bands=bands), data, rounds=20, epsilon=4.0, delta=1e-3)
+        epsilon.append(fdp.guarantee(value, data, rounds=20, delta=1e-3).epsilon)
+        quiet = dataclasses.replace(value, local=dataclasses.replace(value.local, learning_rate=1e-12))
+        noise.append(np.asarray(states_of(quiet, FlatModel(4000), data, 20)[-1].params).std())
+    assert np.allclose(epsilon, 4.0, rtol=1e-3)
+    assert noise[1] < 0.75 * noise[0]
+
+
+def test_guarantee_of_whole_clients_names_unit_sampling_and_view(data):
+    value = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=2.0)
+    promise = fdp.guarantee(value, data, rounds=9, delta=1e-3)
+    event = GaussianSteps(2.0, Poisson(0.5), Adjacency.ADD_REMOVE, 9, Unit.CLIENT)
+    assert promise.epsilon == accounting.epsilon_of(event, 1e-3)
+    assert (promise.unit, promise.view) == (Unit.CLIENT, View.BROADCAST)
+    assert promise.claims[0].verdict == "holds"
+    fixed = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=2.0, cohort="uniform")
+    event = GaussianSteps(2.0, WithoutReplacement(3, 5), Adjacency.REPLACE_ONE, 9, Unit.CLIENT)  # of the other five
+    promise = fdp.guarantee(fixed, data, rounds=9, delta=1e-3)
+    assert promise.epsilon == accounting.epsilon_of(event, 1e-3)
+    assert promise.claims[0].verdict == "wrong"  # the moments accountant is for Poisson cohorts
+    for view in ("uploads", "secure_sum"):
+        seen = fdp.guarantee(
+            dataclasses.replace(value, transport=fdp.SecureSum()), data, rounds=9, delta=1e-3, view=view
+        )
+        assert "before the server adds noise" in str(seen)
+
+
+def test_adaptive_clipping_pays_for_its_bits(data):
+    value = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=2.0, adaptive_clip=True, bit_noise=1.5)
+    plain = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=2.0)
+    options = {"rounds": 9, "delta": 1e-3}
+    assert fdp.guarantee(value, data, **options).epsilon == fdp.guarantee(plain, data, **options).epsilon
+    key = jax.random.key(0, impl="threefry2x32")
+    zero = jnp.zeros(20_000)
+    given = (key, jnp.int32(0), zero, jnp.float32(0.0), value.upload.init(), 1.0, 3.0)
+    released, state = value.upload.release(*given)
+    on_updates = float(released.std()) / 0.5
+    assert on_updates**-2 + (2 * 1.5) ** -2 == pytest.approx(2.0**-2, rel=0.03)  # Andrew et al., theorem 1
+    assert state.clip_norm != 0.5
+    with pytest.raises(errors.ConfigurationError, match="bit_noise must be above half"):
+        fdp.guarantee(fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=4.0, adaptive_clip=True, bit_noise=1.5),
+                      data, **options)  # fmt: skip
+
+
+def test_correlated_noise_is_one_release_of_the_whole_run(data):
+    value = fdp.dp_ftrl(**{**COMMON, "cohort_size": 2}, clip_norm=0.5, noise_multiplier=6.0, bands=4)
+    promise = fdp.guarantee(value, data, rounds=9, delta=1e-3)
+    reach = correlated.sensitivity(correlated.inverse_root_bands(4), 9, 3, 3)  # 6 clients, 2 at a time: every third
+    event = GaussianSteps(6.0 / reach, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1, Unit.CLIENT)
+    assert promise.epsilon == pytest.approx(accounting.epsilon_of(event, 1e-3), rel=1e-6)
+
+
+def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data):
+    value = fdp.dpnfl(**COMMON, clip_norm=1.0, noise_multiplier=5.0)
+    source = BandedNoise(coefficients=correlated.inverse_root_bands(2))
+    private = dataclasses.replace(value.local.privatizer, source=source)
+    value = dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private))
+    (event, *_) = ledger.ledger_of(value, data, 4, 0, "worst")
+    reach = correlated.sensitivity(np.asarray(source.coefficients), 2, 2, 1)
+    assert event.noise_multiplier == pytest.approx(5.0 / reach)
+    assert (event.count, type(event.sampling)) == (4, accounting.FullBatch)
+    assert "counted as one release without sampling" in " ".join(
+        fdp.guarantee(value, data, rounds=4, delta=1e-3).assumptions
+    )
+
+
+@pytest.mark.slow
+def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
+    value = fdp.dp_fedavg(**{**COMMON, "learning_rate": 1e-12}, clip_norm=0.5, noise_multiplier=2.0, noise="shared",
+                          fractional_bits=8)  # fmt: skip
+    size = 4000
+    state = states_of(value, FlatModel(size), data, 1)[-1]
+    total = np.asarray(state.params, float) * 3  # the sum of three clients
+    steps = np.round(total * 2**8).astype(int)
+    assert np.gcd.reduce(steps) == 1  # no digit of the sum is without noise
+    np.testing.assert_allclose(total * 2**8, np.round(total * 2**8), atol=1e-2)  # integers of the ring
+    assert abs(total.std() / (2.0 * 0.5) - 1) * np.sqrt(2 * size) < 4.89
+    whole = Attendance(FullBatch(), Adjacency.REPLACE_ONE, rounds=1, times=1, spacing=1, members=3, honest=3,
+                       resolution=2.0**-8, size=size)  # fmt: skip
+    event = value.upload.event(2.0, whole)
+    assert event.variance == pytest.approx((2.0 * 0.5 * 2**8) ** 2)
+    assert event.l2 == pytest.approx(0.5 * 2**8 + np.sqrt(size) / 2)
+
+
+def test_shared_noise_is_accounted_in_the_secure_sum_and_for_colluders(data):
+    value = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=6)
+    options = {"rounds": 4, "delta": 1e-3, "accountant": "rdp", "participation": "worst"}
+    promise = fdp.guarantee(value, data, **options)
+    assert promise.view is View.SECURE_SUM
+    gaussian = accounting.epsilon_of(
+        GaussianSteps(8.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 4, Unit.CLIENT), 1e-3, "rdp"
+    )  # fmt: skip
+    assert gaussian < promise.epsilon < 1.15 * gaussian
+    assert fdp.guarantee(value, data, **options, colluders=2).epsilon > 1.5 * promise.epsilon
+    assert "only a share of the noise" in str(fdp.guarantee(value, data, **options, view="uploads"))
+    with pytest.raises(errors.ConfigurationError, match="use accountant rdp"):
+        fdp.guarantee(value, data, **{**options, "accountant": "pld"})
+    calibrated = fdp.calibrate(value, data, **options, epsilon=2.0)
+    assert 1.99 < fdp.guarantee(calibrated, data, **options).epsilon <= 2.0
+
+
+CONTROLS = fdp.dp_scaffold(**COMMON, clip_norm=1.0).local
+UNFIT = [
+    ({"local": CONTROLS}, "none under noise on whole clients"),
+    ({"estimator": ESTIMATORS["wor_model"]}, "one that bounds what a client can move"),
+    ({"cohort": fdp.Dropout(cohort=fdp.MultinomialCohort(draws=3), rate=0.1)}, "draws a client at most once a round"),
+    ({"cohort": fdp.FirstResponders(cohort=PoissonCohort(size=3), size=2)}, "of a cohort of fixed size"),
+    ({"transport": fdp.SecureSum(), "estimator": BoundedMean(cap=0.2)}, "one of equal weights"),
+    ({"estimator": ESTIMATORS["renorm"]}, "one that bounds what a client can move"),
+    ({"estimator": fdp.FairRatio(q=1.0)}, "one that bounds what a client can move"),
+    ({"cohort": fdp.MultinomialCohort(draws=3)}, "draws a client at most once a round"),
+    ({"cohort": PoissonCohort(size=3), "estimator": ESTIMATORS["mean"]}, "of a fixed size for a mean over it"),
+    ({"cohort": fdp.Dropout(cohort=UniformCohort(size=3), rate=0.1), "estimator": ESTIMATORS["mean"]}, "a fixed size"),
+    ({"upload": ClientSkellam(clip_norm=1.0, noise_multiplier=1.0)}, "shared only in secure sums"),
+    ({"upload": ClientGaussian(clip_norm=1.0, noise_multiplier=np.ones(6))}, "one number for noise that the server"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parts", "words"), UNFIT)
+def test_parts_that_do_not_fit_are_refused_before_anything_compiles(parts, words, data):
+    value = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=1.0)
+    renamed = {{"estimator": "aggregate"}.get(name, name): part for name, part in parts.items()}
+    before = simulation.advance._cache_size()
+    with pytest.raises(errors.ConfigurationError) as caught:
+        simulation.simulate(dataclasses.replace(value, **renamed), data, rounds=1)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert simulation.advance._cache_size() == before
+
+
+@pytest.mark.slow
+def test_parts_combine_freely_and_are_accounted(data):
+    """DP-SCAFFOLD through a secure sum, with dropouts and an Adam server."""
+    value = fdp.dp_scaffold(
+        **{**COMMON, "estimator": "wor_delta"}, clip_norm=1.0, noise_multiplier=2.0, secure=True, ring_bits=64,
+        fractional_bits=32, dropout=0.4,
+    )  # fmt: skip
+    adam = fdp.fedadam(**COMMON, server_learning_rate=0.1).server
+    value = dataclasses.replace(value, server=adam)
+    masked = states_of(value, fdp.logistic_regression((3,), 3), data, 4)
+    plain = states_of(dataclasses.replace(value, transport=fdp.PlainSum()), fdp.logistic_regression((3,), 3), data, 4)
+    for a, b in zip(jax.tree.leaves(masked[-1]), jax.tree.leaves(plain[-1]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    promise = fdp.guarantee(value, data, rounds=4, delta=1e-3)
+    assert promise.view is View.SECURE_SUM
+    counts = fdp.participations(value, data, 4, 0)
+    assert counts.sum() == 12  # messages that never arrive are counted: they may have been seen on their way
+    assert promise.epsilon == fdp.guarantee(value, data, rounds=4, delta=1e-3, view="uploads").epsilon
+
+
+def test_overflow_of_the_ring_stops_the_run_and_names_the_client():
+    data = ragged_data([4, 4, 4])
+    spoiled = dataclasses.replace(data, x=np.asarray(data.x) * np.repeat([1, 1e6, 1], 4)[:, None].astype(np.float32))
+    value = fdp.fedavg(cohort_size=None, batch_size=2, local_steps=1, learning_rate=1.0, secure=True)
+    with pytest.raises(errors.RingOverflowError, match=r"round 0: .* clients 1;") as caught:
+        simulation.simulate(value, spoiled, rounds=3)
+    assert caught.value.clients == [1]
+
+
+@pytest.mark.slow
+def test_a_round_without_anybody_changes_nothing_but_the_noise():
+    data = ragged_data([4, 4])
+    nobody = GivenCohorts(ids=np.zeros((2, 2)), counts=np.zeros((2, 2)), rate=np.full(2, 0.5), size=2)
+    for value in (fdp.fedavg(**COMMON, estimator="mean"), fdp.scaffold(**COMMON), fdp.q_fedavg(**COMMON)):
+        states = states_of(with_given(value, cohort=nobody), fdp.logistic_regression((3,), 3), data, 1)
+        for a, b in zip(jax.tree.leaves(states[0].params), jax.tree.leaves(states[1].params), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_place_of_server_noise_is_the_round():
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Watch:
+        def draw(self, key, place, size):
+            seen.append(place)
+            return jnp.zeros(size)
+
+    server_noise(Watch(), jax.random.key(0), jnp.int32(7), 3)
+    assert isinstance(seen[0], Place)
+    assert (int(seen[0].round), int(seen[0].step)) == (7, 7)
+    assert isinstance(algorithm.Algorithm.__dataclass_fields__["upload"].default, fdp.PlainUpload)
+
+
+def test_noise_that_float32_cannot_carry_is_refused(data):
+    """With many fractional bits Poisson numbers saturate, and their difference is no noise at all."""
+    value = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=16)
+    with pytest.raises(errors.ConfigurationError, match="fractional_bits must be few enough for exact integer noise"):
+        fdp.guarantee(value, data, rounds=4, delta=1e-3, accountant="rdp")
+
+
+def test_what_is_summed_stays_within_the_clip_norm_after_rounding():
+    size, ring = 5000, fdp.SecureSum(fractional_bits=6)
+    upload, sent = ClientGaussian(clip_norm=1.0, noise_multiplier=1.0), Sent(3, ring.resolution)
+    update = jnp.asarray(np.random.default_rng(0).normal(size=size), jnp.float32)
+    kept, _ = upload.message(jax.random.key(0), update, (size,), (), sent)
+    words, _ = ring.encode(kept, 3)
+    assert float(jnp.linalg.norm(ring.decode(words))) <= 1.0
+    loose, _ = upload.message(jax.random.key(0), 0.0314 * jnp.ones(size) * (jnp.arange(size) < 1000), (size,), (),
+                              Sent(3, 0.0))  # fmt: skip
+    words, _ = fdp.SecureSum(fractional_bits=4).encode(loose, 3)
+    assert float(jnp.linalg.norm(loose)) <= 1.0 < float(jnp.linalg.norm(fdp.SecureSum(fractional_bits=4).decode(words)))
+
+
+def test_clients_that_help_know_more(data):
+    """In view broadcast the adversary takes part itself: it knows its share of the noise, and when it was drawn."""
+    shared = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=6)
+    options = {"rounds": 4, "delta": 1e-3, "accountant": "rdp", "participation": "worst"}
+    sums = fdp.guarantee(shared, data, **options, view="secure_sum", colluders=1).epsilon
+    assert fdp.guarantee(shared, data, **options, view="broadcast").epsilon == sums
+    fixed = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=5.0, cohort="uniform")
+    told = [
+        fdp.guarantee(fixed, data, rounds=9, delta=1e-3, view=view).epsilon for view in ("final_model", "broadcast")
+    ]
+    assert told[0] < told[1]

@@ -1,0 +1,195 @@
+"""Sampling for personal budgets (paper 003): worked examples, closed forms, and the conditions of an optimum."""
+
+import json
+import pathlib
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import budgeted_participations, noise_terms, sampling_probabilities
+from fedjax_dp.accounting.participation import WAISSI_ROSSIN_SLOPE, lemma1_003, participation_quantile
+from fedjax_dp.accounting.personal import RAREST
+
+GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "worked_examples.json").read_text())["expected"]
+WORKED = GOLDEN["acs_q"]
+SHARES, NORMS, TERMS = (np.array(WORKED[name]) for name in "pGB")
+
+
+def close(values, expected):
+    return values == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_worked_example_noise_terms():
+    terms = noise_terms(WORKED["eps"], WORKED["s"], WORKED["K"], WORKED["R"], WORKED["delta"])
+    assert close(terms, WORKED["B"])
+
+
+def test_worked_example_probabilities():
+    assert close(sampling_probabilities(SHARES, NORMS, TERMS, WORKED["K"]), WORKED["q_lambda1_cap"])
+    assert close(sampling_probabilities(SHARES, NORMS, TERMS, 1), WORKED["q_lambda1_nocap"])
+    assert close(sampling_probabilities(SHARES, NORMS, TERMS, 1, strength=0), WORKED["q_lambda0_nocap"])
+    assert close(sampling_probabilities(SHARES, 0 * NORMS, TERMS, 1), WORKED["q_onlyB_nocap"])
+
+
+def test_worked_example_with_a_binding_cap():
+    case = GOLDEN["acs_q_capbinding"]
+    probabilities = sampling_probabilities(case["p"], case["G"], case["B"], case["K"])
+    assert close(probabilities, case["q"])
+    assert probabilities[2] == 1 / case["K"]
+
+
+def test_worked_example_budgeted_participations():
+    probabilities = np.array(WORKED["q_lambda1_cap"])
+    budgets = budgeted_participations(probabilities, WORKED["K"], WORKED["R"], WORKED["delta"], WAISSI_ROSSIN_SLOPE)
+    assert GOLDEN["acs_Tstar"]["k"] == pytest.approx(WAISSI_ROSSIN_SLOPE, rel=1e-12)
+    assert close(budgets, GOLDEN["acs_Tstar"]["Tstar"])
+
+
+def test_the_usual_slope_is_that_of_lemma_1():
+    budgets = budgeted_participations([0.1, 0.3], 3, 70, 1e-3)
+    assert budgets == pytest.approx([lemma1_003(210, rate, 2.5e-4) for rate in (0.1, 0.3)], rel=1e-12)
+    assert (budgets >= [participation_quantile(210, rate, 2.5e-4) for rate in (0.1, 0.3)]).all()
+
+
+positive = st.floats(0.01, 100.0)
+
+
+@st.composite
+def clients(draw):
+    count = draw(st.integers(1, 12))
+    columns = [np.array(draw(st.lists(positive, min_size=count, max_size=count))) for _ in range(3)]
+    return *columns, draw(st.integers(1, count)), draw(st.sampled_from([0.0, 0.1, 1.0, 10.0]))
+
+
+def slopes_of(shares, norms, terms, strength, q):
+    return (shares * norms / q) ** 2 + strength / 2 * (shares * terms) ** 2 / q**1.5
+
+
+@given(clients())
+@settings(max_examples=200, deadline=None)
+def test_conditions_of_an_optimum_hold(case):
+    shares, norms, terms, draws, strength = case
+    q = sampling_probabilities(shares, norms, terms, draws, strength)
+    assert q.sum() == pytest.approx(1, abs=1e-12)
+    assert (q > 0).all()
+    assert (q <= 1 / draws).all()
+    slopes = slopes_of(shares, norms, terms, strength, q)
+    inside = (q < 1 / draws) & (q > RAREST / len(q))
+    if inside.any():
+        multiplier = slopes[inside].mean()
+        assert slopes[inside] == pytest.approx(multiplier, rel=1e-9)
+        assert (slopes[q == 1 / draws] >= multiplier * (1 - 1e-9)).all()  # these would like more
+        assert (slopes[q == RAREST / len(q)] <= multiplier * (1 + 1e-9)).all()  # and these less
+
+
+@given(clients())
+@settings(max_examples=100, deadline=None)
+def test_no_nearby_probabilities_are_better(case):
+    shares, norms, terms, draws, strength = case
+    q = sampling_probabilities(shares, norms, terms, draws, strength)
+
+    def objective(q):
+        return np.sum((shares * norms) ** 2 / q + strength * (shares * terms) ** 2 / np.sqrt(q))
+
+    uniform = np.full(len(q), 1 / len(q))
+    for share in (1e-4, 0.1, 1.0):
+        assert objective(q) <= objective((1 - share) * q + share * uniform) * (1 + 1e-9)
+
+
+@given(clients())
+@settings(max_examples=100, deadline=None)
+def test_larger_gradients_and_noise_mean_more_draws(case):
+    """Theorem 3."""
+    shares, norms, terms, draws, strength = case
+    order = np.argsort(shares * norms)
+    norms, shares = norms[order], shares[order]
+    terms = np.sort(shares * terms) / shares
+    q = sampling_probabilities(shares, norms, terms, draws, strength)
+    assert (np.diff(q) >= -1e-12).all()
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-5, 1e100])
+def test_units_do_not_matter(scale):
+    q = sampling_probabilities(SHARES, NORMS, TERMS, 2)
+    assert sampling_probabilities(SHARES, scale * NORMS, scale * TERMS, 2) == pytest.approx(q, rel=1e-12)
+    assert sampling_probabilities(scale * SHARES, NORMS, TERMS, 2) == pytest.approx(q, rel=1e-12)
+
+
+def test_closed_forms():
+    rng = np.random.default_rng(0)
+    shares, norms, terms = rng.dirichlet(np.ones(50)), rng.lognormal(size=50), rng.lognormal(size=50)
+    for q, weight in (
+        (sampling_probabilities(shares, norms, terms, 1, strength=0), shares * norms),
+        (sampling_probabilities(shares, norms, 0 * terms, 1), shares * norms),
+        (sampling_probabilities(shares, 0 * norms, terms, 1), (shares * terms) ** (4 / 3)),
+    ):
+        assert q == pytest.approx(weight / weight.sum(), rel=1e-11)
+    assert sampling_probabilities(shares, norms, terms, 50).tolist() == [1 / 50] * 50
+    assert sampling_probabilities([0.3], [1.0], [2.0], 1).tolist() == [1.0]
+
+
+def test_clients_without_gradient_or_noise_are_still_drawn():
+    norms, nothing = np.array([0.0, 3.0, 1.0, 0.0]), np.zeros(4)
+    equal = np.full(4, 0.25)
+    least = RAREST / 4
+    rare = sampling_probabilities(equal, norms, nothing, 1)
+    assert rare == pytest.approx([least, 0.75 * (1 - 2 * least), 0.25 * (1 - 2 * least), least], rel=1e-9)
+    filled = sampling_probabilities(equal, norms, nothing, 2)  # the cap leaves nothing for the others
+    assert filled == pytest.approx([least, 0.5, 0.5 - 2 * least, least], rel=1e-9)
+    assert sampling_probabilities(equal, norms, nothing, 3) == pytest.approx([1 / 6, 1 / 3, 1 / 3, 1 / 6], rel=1e-12)
+    assert sampling_probabilities(equal, nothing, nothing, 2).tolist() == [0.25] * 4
+    assert sampling_probabilities(nothing, norms, norms, 2).tolist() == [0.25] * 4
+
+
+def test_a_hundred_thousand_clients():
+    rng = np.random.default_rng(1)
+    count = 100_000
+    columns = rng.dirichlet(np.ones(count)), *rng.lognormal(sigma=2, size=(2, count))
+    start = time.perf_counter()
+    q = sampling_probabilities(*columns, 1000)
+    assert time.perf_counter() - start < 5  # 0.3 s on an idle core
+    assert q.sum() == pytest.approx(1, abs=1e-12)
+    assert q.max() == 1 / 1000
+    inside = (q < 1 / 1000) & (q > RAREST / count)
+    slopes = slopes_of(*columns, 1.0, q)[inside]
+    assert slopes == pytest.approx(slopes[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"draws": 4}, "draws must be an integer from 1 to 3, got 4"),
+        ({"draws": 0}, "draws must be"),
+        ({"shares": [0.5, -0.5, 1.0]}, "shares must be zero or positive, and finite, got -0.5 for client 1"),
+        ({"gradient_norms": [1.0, 1.0, np.nan]}, "gradient_norms must be .* for client 2"),
+        ({"noise_terms": [np.inf, 1.0, 1.0]}, "noise_terms must be .* for client 0"),
+        ({"noise_terms": [1.0, 1.0]}, "equally many, got 3, 3 and 2"),
+        ({"strength": -1.0}, "strength must be"),
+        ({"strength": np.nan}, "strength must be"),
+        ({"shares": [[0.5], [0.5], [0.5]]}, "one number per client"),
+    ],
+)
+def test_refusals(change, told):
+    given = {"shares": SHARES, "gradient_norms": NORMS, "noise_terms": TERMS, "draws": 2} | change
+    with pytest.raises(errors.ConfigurationError, match=told) as caught:
+        sampling_probabilities(**given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"epsilons": [0.0]}, {"epsilons": [np.nan]}, {"rates": [-1.0]}, {"delta": 1.0}])
+def test_noise_terms_refuse(change):
+    with pytest.raises(errors.ConfigurationError):
+        noise_terms(**({"epsilons": [1.0], "rates": [0.1], "draws": 2, "rounds": 7, "delta": 1e-3} | change))
+
+
+def test_an_infinite_budget_needs_no_noise():
+    assert noise_terms([np.inf, 1.0], 0.1, 2, 7, 1e-3)[0] == 0
+
+
+def test_a_slope_must_be_positive():
+    with pytest.raises(errors.ConfigurationError, match="slope must be positive"):
+        budgeted_participations([0.1], 2, 7, 1e-3, slope=0.0)

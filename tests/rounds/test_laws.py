@@ -1,0 +1,150 @@
+"""Laws that hold over the catalogue: every knob has a value that recovers the simpler algorithm exactly."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import ProductModel, TwoLayerModel, ragged_data, states_of
+
+import fedjax_dp as fdp
+from fedjax_dp import gradients
+from fedjax_dp.algorithms import CATALOGUE
+from fedjax_dp.models import logistic_regression
+from fedjax_dp.parts.clipping import Records
+from fedjax_dp.parts.corrections import Step
+from fedjax_dp.parts.feature_matching import FeatureMatching
+
+pytestmark = pytest.mark.slow  # each compiles a round of its own; the worked examples run by default
+
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 3, "learning_rate": 0.3}
+PRIVATE = {"clip_norm": 0.7, "noise_multiplier": 0.5, "schedule": "constant", "l2": 0.0}
+MODEL = logistic_regression((3,), 3)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ragged_data([4, 6, 5, 8, 7])
+
+
+def final(entry, data, model=MODEL, rounds=3, **options):
+    state = states_of(CATALOGUE[entry](**{**COMMON, **options}), model, data, rounds)[-1]
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+
+
+PARENTS = {
+    "fedprox, mu = 0": (("fedprox", {"mu": 0.0}), ("fedavg", {})),
+    "q_fedavg, q = 0": (("q_fedavg", {"q": 0.0}), ("fedavg", {"estimator": "mean"})),
+    "fedavgm without momentum": (("fedavgm", {"momentum": 0.0}), ("fedavg", {})),
+    "dp_scaffold, one round": (("dp_scaffold", {**PRIVATE}), ("dp_fedavg_local", {**PRIVATE, "estimator": "mean"})),
+    "cpfed in the open": (("cpfed", {**PRIVATE, "secure": False}), ("dpnfl", {**PRIVATE, "estimator": "mean"})),
+    "dp_sgd": (("dp_sgd", {**PRIVATE, "local_steps": 1}), ("cpfed", {**PRIVATE, "secure": False, "local_steps": 1})),
+    "md draws over given shares": (("acs_pldp", {**PRIVATE}), ("dpnfl", {**PRIVATE, "cohort": "md"})),
+    "dp_fedavg, loose and silent": (
+        ("dp_fedavg", {"clip_norm": 1e6, "cohort": "uniform"}), ("fedavg", {"estimator": "mean"}),
+    ),
+    "dpnfl with momentum, loose and silent": (
+        ("dpnfl", {"clip_norm": 1e6, "momentum": 0.5, "l2": 0.0, "schedule": "constant"}),
+        ("fedavgm", {"momentum": 0.5}),
+    ),
+    "dp_ftrl with one band": (
+        ("dp_ftrl", {"clip_norm": 0.4, "noise_multiplier": 0.3, "bands": 1, "momentum": 0.0, "cohort": "uniform"}),
+        ("dp_fedavg", {"clip_norm": 0.4, "noise_multiplier": 0.3, "cohort": "uniform"}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_a_knob_at_zero_is_the_simpler_algorithm(name, data):
+    (entry, options), (parent, parents) = PARENTS[name]
+    rounds = 1 if "one round" in name else 3
+    np.testing.assert_allclose(
+        final(entry, data, rounds=rounds, **options), final(parent, data, rounds=rounds, **parents), rtol=1e-5,
+        atol=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ["rfedavg", "rfedavg_plus"])
+def test_without_feature_strength_it_is_fedavg(entry, data):
+    model = TwoLayerModel(3, 4)
+    parent = final("fedavg", data, model, estimator="renorm")
+    np.testing.assert_array_equal(final(entry, data, model, feature_strength=0.0), parent)
+    assert np.abs(final(entry, data, model, feature_strength=0.5) - parent).max() > 1e-3
+
+
+def test_both_penalties_of_001_have_the_same_gradient():
+    """Mean over the others of |phi - delta_j|^2, and |phi - mean delta_j|^2: same gradient, the second is smaller."""
+    rng = np.random.default_rng(0)
+    model, others = TwoLayerModel(3, 4), jnp.asarray(rng.normal(size=(5, 4)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(6, 3)), jnp.float32)
+    params = jnp.asarray(rng.normal(size=16), jnp.float32)
+    records = Records(x, jnp.zeros(6, jnp.int32), jnp.ones(6, bool), jnp.int32(6))
+
+    def each(params):
+        return jnp.mean(jnp.sum((gradients.features(model, params, x).mean(0)[None] - others) ** 2, -1))
+
+    step = Step(params, params, (), (), (others.mean(0), jnp.float32(1)), records, model, lambda flat: flat)
+    ours = FeatureMatching(strength=1.0).gradient(jnp.zeros(16), step)
+    np.testing.assert_allclose(ours, jax.grad(each)(params), rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
+    """SCAFFOLD's identity for option II, with clipping and noise: checked through the update it is read off."""
+    data = ragged_data([6, 6, 6])
+    value = CATALOGUE["dp_scaffold"](**{**COMMON, **PRIVATE, "cohort_size": None})
+    states = states_of(value, MODEL, data, 2)
+    for before, after in itertools.pairwise(states):
+        old, new = before.memories[0], after.memories[0]
+        np.testing.assert_allclose(new.server, new.clients.mean(0), atol=1e-5)  # c is the mean of the c_i
+        # summed over all clients: w_next - w = -rate * tau * mean(c_i_new) because the corrections cancel
+        moved = np.concatenate([np.ravel(a) - np.ravel(b) for a, b in zip(
+            jax.tree.leaves(after.params), jax.tree.leaves(before.params), strict=True)])  # fmt: skip
+        np.testing.assert_allclose(moved, -0.3 * 3 * new.clients.mean(0), rtol=1e-4, atol=1e-5)
+        assert np.abs(new.clients - old.clients).max() > 1e-3
+
+
+def test_rfedavg_and_plus_agree_in_the_first_round():
+    data, model = ragged_data([4, 4, 4], shape=(2,)), ProductModel()
+    options = {"feature_strength": 0.05, "cohort_size": None, "learning_rate": 0.05}
+    first = final("rfedavg", data, model, rounds=1, **options)
+    np.testing.assert_allclose(first, final("rfedavg_plus", data, model, rounds=1, **options), rtol=1e-6)
+    assert np.abs(final("rfedavg", data, model, **options) - final("rfedavg_plus", data, model, **options)).max() > 1e-6
+
+
+def test_a_client_drawn_twice_counts_twice_but_trains_once():
+    """All draws on one client: once gives its update, each gives the mean of fresh ones."""
+    data = ragged_data([6, 6])
+    chances = {"sampling": "optimal", "probabilities": np.array([1 - 1e-9, 1e-9]), **PRIVATE}
+    once = fdp.acs_pldp(**COMMON, **chances)
+    each = fdp.acs_pldp(**COMMON, **chances, one_by_one=True)
+    alone = dataclasses.replace(once, cohort=dataclasses.replace(once.cohort, draws=1))
+    runs = [np.asarray(states_of(v, MODEL, data, 1)[-1].params["Dense_0"]["kernel"]) for v in (once, each, alone)]
+    np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5, atol=1e-6)
+    assert np.abs(runs[1] - runs[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("entry", ["dp_scaffold", "rfedavg_plus", "dp_fedavg"])
+def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry, data):
+    model = TwoLayerModel(3, 4) if entry == "rfedavg_plus" else MODEL
+    extra = {} if entry == "rfedavg_plus" else {"clip_norm": 0.5, "noise_multiplier": 0.5}
+    extra |= {"adaptive_clip": True} if entry == "dp_fedavg" else {}
+    value = CATALOGUE[entry](**COMMON, **extra)
+    whole = fdp.simulate(value, data, rounds=5, model=model)
+    half = fdp.simulate(value, data, rounds=2, model=model)
+    rest = fdp.simulate(value, data, rounds=5, model=model, start=half.state)
+    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(rest.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("entry", ["dp_scaffold", "q_fedavg"])
+def test_chunks_and_devices_change_nothing_beyond_rounding(entry, data):
+    extra = {"clip_norm": 0.5, "noise_multiplier": 0.5} if entry == "dp_scaffold" else {}
+    value = CATALOGUE[entry](**{**COMMON, "cohort_size": 5}, **extra, secure=True)
+    results = [
+        fdp.simulate(value, data, rounds=3, model=MODEL, execution=execution).params["Dense_0"]["kernel"]
+        for execution in (fdp.Execution(), fdp.Execution(chunk_size=2), fdp.all_devices())
+    ]
+    for other in results[1:]:
+        np.testing.assert_allclose(results[0], other, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,355 @@
+"""Every metric against slow NumPy on ragged data, and against programs that would be wrong."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import GivenNoise, ragged_data, with_given
+
+import fedjax_dp as fdp
+from fedjax_dp import cli
+from fedjax_dp.experiments import plots
+from fedjax_dp.models import logistic_regression
+from fedjax_dp.rounds import metrics
+from fedjax_dp.rounds.metrics import PROBES, Evaluation, fairness, noise_to_signal, rounds_to
+
+MODEL = logistic_regression((3,), 3)
+SIZES = [5, 9, 2, 7, 4, 8, 3, 1, 6, 5, 2]
+COMMON = {"cohort_size": None, "batch_size": None, "batches": "full", "local_steps": 1, "learning_rate": 0.2}
+
+
+def params_of(seed=1):
+    rng = np.random.default_rng(seed)
+    kernel, bias = rng.normal(size=(3, 3)), rng.normal(size=3)
+    return {"Dense_0": {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Shares that are not the sizes'; 49 test records, of which clients 3 and 10 have none."""
+    toy = ragged_data(SIZES)
+    rng = np.random.default_rng(4)
+    shares = rng.dirichlet(np.ones(len(SIZES))).astype(np.float32)
+    owners = rng.choice([c for c in range(len(SIZES)) if c not in (3, 10)], 49).astype(np.int32)
+    return dataclasses.replace(
+        toy, shares=shares, x_test=toy.x_test[:49], y_test=toy.y_test[:49], test_clients=owners
+    )  # fmt: skip
+
+
+def softmax(params, x):
+    scores = np.asarray(x, float) @ np.asarray(params["Dense_0"]["kernel"], float)
+    scores = scores + np.asarray(params["Dense_0"]["bias"], float)
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    return scores / scores.sum(-1, keepdims=True)
+
+
+def gradient(params, x, y):
+    """Loss and flat gradient of one record."""
+    p = softmax(params, x)
+    error = p - np.eye(3)[y]
+    return -np.log(p[y]), np.concatenate([error, np.outer(np.asarray(x, float), error).ravel()])
+
+
+def by_client(params, data):
+    """Mean loss and mean gradient of every client, by loops."""
+    losses, gradients = [], []
+    for offset, size in zip(data.offsets, data.sizes, strict=True):
+        rows = [gradient(params, data.x[r], data.y[r]) for r in range(offset, offset + size)]
+        losses.append(np.mean([loss for loss, _ in rows]))
+        gradients.append(np.mean([g for _, g in rows], axis=0))
+    return np.array(losses), np.array(gradients)
+
+
+@pytest.mark.parametrize("rows", [7, 16, 2048])  # 49 = 7 * 7; 16 leaves a block of one record
+def test_accuracy_and_loss_equal_the_loops_whatever_the_blocks(data, rows, monkeypatch):
+    monkeypatch.setattr(metrics, "ROWS", rows)
+    params = params_of()
+    scores = metrics.evaluate.__wrapped__(params, jax.tree.map(jnp.asarray, data), model=MODEL)
+    right = [np.argmax(softmax(params, x)) == y for x, y in zip(data.x_test, data.y_test, strict=True)]
+    losses = [gradient(params, x, y)[0] for x, y in zip(data.x_test, data.y_test, strict=True)]
+    assert float(scores.accuracy) == pytest.approx(np.mean(right), abs=1e-6)
+    assert float(scores.loss) == pytest.approx(np.mean(losses), rel=1e-5)
+    expected = [sum(r for r, c in zip(right, data.test_clients, strict=True) if c == k) for k in range(len(SIZES))]
+    np.testing.assert_array_equal(scores.correct, expected)
+
+
+def test_a_client_without_test_records_has_no_accuracy_and_is_left_out(data):
+    found = metrics.client_accuracies(params_of(), data, model=MODEL)
+    assert np.flatnonzero(np.isnan(found)).tolist() == [3, 10]
+    params, known = params_of(), []
+    for client in range(len(SIZES)):
+        mine = np.flatnonzero(np.asarray(data.test_clients) == client)
+        if mine.size:
+            known.append(np.mean([np.argmax(softmax(params, data.x_test[r])) == data.y_test[r] for r in mine]))
+    spread = fairness(found)
+    assert spread.mean == pytest.approx(np.mean(known))
+    assert spread.worst_tenth == pytest.approx(min(known))  # nine clients: one is the worst tenth
+    assert spread.variance == pytest.approx(np.mean((np.array(known) - np.mean(known)) ** 2))
+    assert spread.mean != pytest.approx(np.nansum(found) / len(SIZES))  # an empty part is not an accuracy of zero
+
+
+def test_worst_tenth_is_a_mean_over_clients_rounded_up():
+    accuracies = np.random.default_rng(0).permutation(np.linspace(0.0, 1.0, 21))
+    spread = fairness(np.concatenate([accuracies, [np.nan] * 5]))
+    assert spread.worst_tenth == pytest.approx(np.mean([0.0, 0.05, 0.1]))  # 2.1 clients are 3
+    assert spread.worst_tenth != pytest.approx(np.quantile(accuracies, 0.1))
+    assert spread.variance == pytest.approx(accuracies.var())
+    assert spread.variance != pytest.approx(accuracies.var(ddof=1))
+    assert fairness(np.array([0.25])) == (0.25, 0.25, 0.0)
+
+
+def test_without_parts_there_is_no_accuracy_by_client(data):
+    assert metrics.evaluate(params_of(), dataclasses.replace(data, test_clients=None), model=MODEL).correct is None
+
+
+@pytest.mark.parametrize("rows", [13, 51, 2048])  # of 52 records
+def test_objective_and_gradient_norm_equal_the_loops_whatever_the_blocks(data, rows, monkeypatch):
+    monkeypatch.setattr(metrics, "ROWS", rows)
+    params = params_of()
+    objective, norm = metrics.train_metrics.__wrapped__(params, jax.tree.map(jnp.asarray, data), model=MODEL)
+    losses, gradients = by_client(params, data)
+    shares = np.asarray(data.shares, float)
+    assert float(objective) == pytest.approx(shares @ losses, rel=1e-5)
+    assert float(norm) == pytest.approx(np.linalg.norm(shares @ gradients), rel=1e-5)
+    wrong = {
+        "mean over clients": (losses.mean(), np.linalg.norm(gradients.mean(0))),
+        "mean over records": tuple(
+            f(np.asarray(data.sizes) / 52 @ table) for f, table in ((float, losses), (np.linalg.norm, gradients))
+        ),
+    }
+    for name, (loss, size) in wrong.items():
+        assert float(objective) != pytest.approx(loss, rel=1e-4), name
+        assert float(norm) != pytest.approx(size, rel=1e-4), name
+    assert float(norm) != pytest.approx(shares @ np.linalg.norm(gradients, axis=1), rel=1e-2)  # not a mean of norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """Makes `width` numbers of each record."""
+
+    width: int
+
+    def loss(self, params, x, y, key=None):
+        return (params * jnp.repeat(x[:1], self.width)).sum() + y
+
+
+def test_blocks_shrink_as_a_model_makes_more_of_a_record(data):
+    few = metrics.rows_per_block(Wide(10), jnp.float32(1), data, 10**6)
+    many = metrics.rows_per_block(Wide(30_000), jnp.float32(1), data, 10**6)
+    assert few == metrics.ROWS
+    assert 2 * 30_000 * many <= metrics.FLOATS < 10 * 30_000 * many
+    assert metrics.rows_per_block(Wide(10**8), jnp.float32(1), data, 10**6) == 1
+    assert metrics.rows_per_block(Wide(10), jnp.float32(1), data, 40) == 40
+
+
+def last(algorithm, data, **options):
+    return fdp.simulate(algorithm, data, rounds=1, model=MODEL, **options).history[-1]
+
+
+def test_evaluations_carry_what_was_asked_and_probes_are_named(data):
+    assert set(Evaluation._fields) - set(PROBES) == {"round", "test_accuracy", "test_loss"}
+    run = fdp.simulate(fdp.fedavg(**COMMON), data, rounds=2, model=MODEL, train_metrics=True)
+    point, (losses, gradients) = run.history[-1], by_client(run.params, data)
+    assert point.objective == pytest.approx(np.asarray(data.shares, float) @ losses, rel=1e-5)
+    assert point.gradient_norm == pytest.approx(np.linalg.norm(np.asarray(data.shares, float) @ gradients), rel=1e-4)
+    assert point.noise_to_signal == 0.0
+    assert point[-3:] == tuple(fairness(metrics.client_accuracies(run.params, data, model=MODEL)))
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_not_finite_is_none_and_training_goes_on(data):
+    x = np.array(data.x)
+    x[3] = 1e30  # the square of this record's gradient overflows: clipping removes it from training
+    broken = dataclasses.replace(data, x=x)
+    point = last(fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=0.0), broken, train_metrics=True)
+    assert point.gradient_norm is None
+    assert point.test_accuracy > 0
+
+
+def clipped_means(data, clip_norm):
+    """Every client's mean clipped gradient at the start, where all parameters are zero."""
+    start, means = jax.tree.map(np.zeros_like, params_of()), []
+    for offset, size in zip(data.offsets, data.sizes, strict=True):
+        rows = [gradient(start, data.x[r], data.y[r])[1] for r in range(offset, offset + size)]
+        means.append(np.mean([g * min(1, clip_norm / np.linalg.norm(g)) for g in rows], axis=0))
+    return np.array(means)
+
+
+def test_noise_to_signal_of_record_noise_equals_numpy(data):
+    clip, noise = 0.4, np.linspace(0.5, 1.5, len(SIZES))
+    point = last(fdp.dpnfl(**COMMON, clip_norm=clip, noise_multiplier=noise), data)
+    assert (point.objective, point.gradient_norm) == (None, None)  # not asked for
+    got = point.noise_to_signal
+    stds, signals = noise * clip / np.array(SIZES), np.linalg.norm(clipped_means(data, clip), axis=1)
+    assert got == pytest.approx(np.sqrt((12 * stds**2).mean() / (signals**2).mean()), rel=1e-4)
+    wrong = {
+        "of one coordinate": np.sqrt((stds**2).mean() / (signals**2).mean()),
+        "of the sum, not the mean": np.sqrt((12 * (noise * clip) ** 2).mean() / (signals**2).mean()),
+    }
+    for name, value in wrong.items():
+        assert got != pytest.approx(value, rel=1e-2), name
+
+
+BOUNDS = {
+    "batch": (fdp.ClipBatch(), 1.0), "scale": (fdp.ScaleGradients(gradient_bound=8.0), None),
+    "none": (fdp.Unbounded(), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["batch", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scale", "none"))])
+def test_noise_to_signal_of_other_bounds_equals_numpy(data, name):
+    bound, unit = BOUNDS[name]
+    base = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=1.0)
+    local = dataclasses.replace(base.local, privatizer=dataclasses.replace(base.local.privatizer, bound=bound))
+    got = last(dataclasses.replace(base, local=local), data).noise_to_signal
+    signals = np.linalg.norm(clipped_means(data, np.inf), axis=1)
+    signals = {"batch": np.minimum(signals, 0.4), "scale": signals * 0.4 / 8, "none": signals}[name]
+    stds = 0.4 * np.ones(len(SIZES)) if unit else 0.4 / np.array(SIZES)
+    assert got == pytest.approx(np.sqrt((12 * stds**2).mean() / (signals**2).mean()), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_noise_to_signal_of_output_noise_counts_it_once_a_round(data):
+    """One client, two steps: the noise sits in the last, whose gradient is at the model after the first."""
+    only = dataclasses.replace(ragged_data([6]), test_clients=None)
+    value = fdp.dp_fedavg_output(**COMMON | {"local_steps": 2, "schedule": "constant"}, clip_norm=0.1,
+                                 noise_multiplier=0.7)  # fmt: skip
+    got = last(value, only).noise_to_signal
+    start, square = {"Dense_0": {"kernel": np.zeros((3, 3)), "bias": np.zeros(3)}}, 0.0
+    for _ in range(2):
+        g = by_client(start, only)[1][0]
+        g = g * min(1, 0.1 / np.linalg.norm(g))
+        square += g @ g
+        layer = start["Dense_0"]
+        start = {
+            "Dense_0": {"kernel": layer["kernel"] - 0.2 * g[3:].reshape(3, 3), "bias": layer["bias"] - 0.2 * g[:3]}
+        }
+    on_upload = 0.7 * 0.1 * (0.2 + 0.2)
+    assert got == pytest.approx(on_upload / 0.2 * np.sqrt(12) / np.sqrt(square), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"adaptive_clip": True, "bit_noise": 3.0}, marks=pytest.mark.slow)]
+)
+def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(data, options):
+    value = fdp.dp_fedavg(
+        **COMMON | {"cohort_size": 4}, clip_norm=0.1, noise_multiplier=0.9, cohort="uniform", **options
+    )
+    update, ones = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fdp.simulate(
+            with_given(value, server=jnp.full((1, 1, 1, 12), noise)), data, rounds=1, model=MODEL).params)])
+        for noise in (0.0, 1.0)
+    )  # fmt: skip
+    std = (ones - update).mean()
+    assert last(value, data).noise_to_signal == pytest.approx(std * np.sqrt(12) / np.linalg.norm(update), rel=1e-3)
+
+
+def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(data):
+    everyone = np.ones(2, bool)
+    assert noise_to_signal([0.0, 0.0], [0.0, 0.0], everyone) == 0.0
+    assert noise_to_signal([4.0, 4.0], [0.0, 2.0], everyone) == 2.0  # an empty batch is no infinite ratio
+    assert noise_to_signal([4.0, 99.0], [1.0, 99.0], np.array([True, False])) == 2.0  # who is absent does not count
+    for noise, signal, present in (
+        ([1.0], [0.0], [True]), ([1.0], [1.0], [False]), ([np.nan], [1.0], [True]), ([1.0], [np.inf], [True]),
+    ):  # fmt: skip
+        assert noise_to_signal(noise, signal, np.array(present)) is None
+
+
+@pytest.mark.slow
+def test_noise_that_comes_with_a_secure_sum_has_no_ratio(data):
+    shared = fdp.dp_fedavg(
+        **COMMON | {"cohort_size": 4}, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=6
+    )
+    assert last(shared, data).noise_to_signal is None
+
+
+def test_the_variance_of_correlated_noise_is_that_of_its_draws():
+    """20,000 draws: 5% off the standard deviation is seen; 1, the variance of one term, is rejected."""
+    source = fdp.BandedNoise(coefficients=jnp.array([1.0, -0.5, 0.5]))
+    place = fdp.parts.noise.Place(*map(jnp.int32, (0, 0, 0)), *map(jnp.float32, (1, 1)), jnp.bool_(False))
+    for step, expected in ((0, 1.0), (1, 1.25), (5, 1.5)):
+        assert float(source.variance(jnp.uint32(step))) == pytest.approx(expected)
+        values = np.asarray(source.draw(jax.random.key(0), place._replace(step=jnp.uint32(step)), 20_000), float)
+        assert abs(values.var() / expected - 1) * np.sqrt(20_000 / 2) < 4.89
+    assert abs(values.var() - 1) * np.sqrt(20_000 / 2) > 4.89
+    assert GivenNoise(table=jnp.zeros(1)).variance(0) == fdp.WhiteNoise().variance(0) == 1
+
+
+def history_of(*accuracies):
+    return [Evaluation(2 * i + 2, accuracy, 1.0) for i, accuracy in enumerate(accuracies)]
+
+
+def test_rounds_to_a_target_is_the_first_evaluated_round_that_reaches_it():
+    history = history_of(0.2, 0.6, 0.5, 0.7)
+    assert rounds_to(history, 0.6) == 4  # that it falls again later does not count
+    assert rounds_to(history, 0.61) == 8
+    assert rounds_to(history, 0.1) == 2
+    assert rounds_to(history, 0.71) is None
+    assert rounds_to([], 0.1) is None
+
+
+QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "2"]
+
+
+def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
+    words = [
+        "run",
+        *QUICK,
+        "--algorithm",
+        "fedavg",
+        "--train-metrics",
+        "true",
+        "--target-accuracy",
+        "0.3",
+        "--out",
+        "r",
+    ]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    told = json.loads(pathlib.Path("r/result.json").read_text())
+    assert told["probes"] == list(PROBES)
+    assert told["history"][-1]["objective"] > 0
+    assert told["history"][-1]["gradient_norm"] > 0
+    assert told["history"][-1]["worst_tenth"] is None  # no client has a part of this test set
+    reached, traffic = told["rounds_to_target"], told["traffic"]
+    assert reached == next(p["round"] for p in told["history"] if p["test_accuracy"] >= 0.3)
+    assert told["bytes_to_target"] == reached * (traffic["round_down"] + traffic["round_up"])
+    assert traffic["total"] == 4 * 5 * (traffic["down"] + traffic["up"])
+    assert f"target    accuracy 0.3 first seen after round {reached}, {told['bytes_to_target']:,.0f} bytes" in out
+    assert "probes    objective" in out
+    old = [
+        {name: point[name] for name in ("round", "test_accuracy", "test_loss", "train_loss", "clipped")}
+        for point in told["history"]
+    ]  # as runs before these metrics wrote them
+    pathlib.Path("r/metrics.json").write_text(json.dumps([old[0], told["history"][1]]))
+    assert cli.main(["run", "--resume", "r", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["history"] == [Evaluation(**old[0])._asdict(), told["history"][1]]
+
+
+def test_a_target_that_is_not_reached_is_said_and_one_that_cannot_be_is_refused(capsys):
+    assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--target-accuracy", "1"]) == 0
+    assert "target    accuracy 1 not reached" in capsys.readouterr().out
+    for wrong in ("0", "1.01", "nan"):
+        assert cli.main(["run", "--target-accuracy", wrong]) == 2
+        assert "target_accuracy must be above 0 and at most 1, got" in capsys.readouterr().err
+
+
+def test_the_picture_of_a_run_shows_the_worst_tenth_and_labels_probes(monkeypatch):
+    seen = []
+    monkeypatch.setattr(plots.plt, "close", seen.append)
+    spread = {"client_mean": 0.7, "worst_tenth": 0.4, "client_variance": 0.01}
+    history = [Evaluation(r, 0.7, 1.0, 1.2, 0.5, 3.0, 1.1, 0.2, **spread) for r in (1, 2)]
+    plots.plot_run(history, "a promise", "a title", "a.png")
+    plots.plot_run([Evaluation(1, 0.7, 1.0)], "a promise", "a title", "b.png")
+    labels = [axes.get_legend_handles_labels()[1] for axes in (*seen[0].axes, *seen[1].axes)]
+    assert labels[0] == ["all test records", "worst tenth to mean (probe)", "worst tenth of clients (probe)"]
+    assert labels[1] == ["test", "cohort's batches (probe)", "all training records (probe)"]
+    assert labels[2] == []
+    assert labels[3] == ["test", "cohort's batches (probe)"]
+    assert pathlib.Path("a.png").stat().st_size > pathlib.Path("b.png").stat().st_size > 10_000
+    monkeypatch.undo()
+    plots.plt.close("all")

@@ -1,0 +1,175 @@
+"""Records on the host: the same run, with no more of them on the devices than the next cohorts need."""
+
+import numpy as np
+import pytest
+from helpers import quick
+from on_host import COMMON, FEATURES, NOISE, SIZES, data, end  # noqa: F401
+
+import fedjax_dp as fdp
+from fedjax_dp import errors
+from fedjax_dp.cli import main
+from fedjax_dp.data import FederatedData
+from fedjax_dp.execution.mesh import Deal
+from fedjax_dp.models import logistic_regression, mlp
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds import prefetch, simulation
+
+CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, losses on all records, epochs
+    "uniform": (fdp.dpnfl, NOISE), "all": (fdp.dpnfl, NOISE | {"cohort_size": None}),
+    "poisson": (fdp.dp_fedavg, NOISE), "multiset": (fdp.fedavg, {"cohort": "md", "one_by_one": True}),
+    "tables": (fdp.scaffold, {}), "masks": (fdp.cpfed, NOISE), "losses": (fdp.q_fedavg, {"q": 1.0}),
+    "epochs": (fdp.fedavg, {"batches": "epochs"}), "dropout": (fdp.fedavg, {"dropout": 0.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", quick(CASES, ("uniform",)))
+def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):  # noqa: F811
+    make, options = CASES[name]
+    algorithm = make(**COMMON | options)
+    monkeypatch.setattr(prefetch, "MOST", 2)  # blocks end elsewhere than evaluations
+    for a, b in zip(end(algorithm, data, False), end(algorithm, data, True), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(prefetch, "MOST", 1)
+    algorithm = simulation.numbers(fdp.dp_fedavg(**COMMON | NOISE))
+    key = simulation.run_key(0)
+    there = np.asarray(prefetch.draw_cohorts(algorithm.cohort, key, np.arange(200), data.shares)[1])
+    empty = int(np.flatnonzero(~there.any(1))[0])
+    run, state = simulation.on_devices(
+        algorithm, data, logistic_regression((FEATURES,), 3), fdp.all_devices(), on_host=True,
+        start=simulation.begin(algorithm, logistic_regression((FEATURES,), 3), data, key)._replace(round=empty),
+    )  # fmt: skip
+    state, _ = run.advance(state, empty + 1)
+    run.close()
+    assert int(state.round) == empty + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [None, 3])
+def test_any_layout_of_the_cohort_gets_its_records(parts, data):  # noqa: F811
+    algorithm = fdp.dpnfl(**COMMON | NOISE | {"cohort_size": 5})
+    for chunk in (1, 2):
+        execution = fdp.all_devices(chunk, parts=parts)
+        pairs = zip(*(end(algorithm, data, host, 3, execution=execution) for host in (False, True)), strict=True)
+        for a, b in pairs:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("count", "in_turn", "parts"), [(5, False, None), (5, True, None), (9, True, 4), (1, False, 2)]
+)
+def test_homes_are_where_positions_are_computed(count, in_turn, parts):
+    execution = fdp.all_devices(2, parts=parts)
+    deal = Deal(count, execution, 10, None, in_turn)
+    rows = np.asarray(deal.out(np.arange(count)))
+    for part, found in enumerate(rows[: deal.parts]):
+        real = found.reshape(-1)
+        there = [p for p in np.unique(real) if p or part == deal.homes[0] * deal.each]  # 0 also fills up
+        assert all(deal.homes[p] == part // deal.each for p in there)
+    np.testing.assert_array_equal(deal.back(deal.out(np.arange(count))), np.arange(count))
+
+
+def test_a_device_holds_the_clients_that_it_computes_and_no_others(data):  # noqa: F811
+    algorithm, execution = simulation.numbers(fdp.dpnfl(**COMMON | NOISE)), fdp.all_devices()
+    source = prefetch.Feed(algorithm, data, execution, simulation.run_key(0), 21)
+    block = source.block(0)
+    ids = np.asarray(
+        prefetch.draw_cohorts(algorithm.cohort, simulation.run_key(0), np.arange(block.until), data.shares)[0]
+    )
+    owner = {tuple(data.x[row]): i for i in range(len(SIZES)) for row in rows_of(data, i)}
+    for device in range(execution.devices):
+        held = {owner[tuple(row)] for row in np.asarray(block.fed.held.x)[device] if row.any()}
+        assert held == set(ids[:, source._homes == device].ravel())
+    source.close()
+
+
+def rows_of(data, client):  # noqa: F811
+    return data.rows[data.offsets[client] : data.offsets[client] + data.sizes[client]]
+
+
+def test_records_of_others_are_never_read(data, monkeypatch):  # noqa: F811
+    """With NaN for the records of all who are in no cohort, nothing changes."""
+    monkeypatch.setattr(prefetch, "MOST", 3)
+    algorithm = fdp.dpnfl(**COMMON | NOISE)
+    key = simulation.run_key(0)
+    ids = np.asarray(prefetch.draw_cohorts(simulation.numbers(algorithm).cohort, key, np.arange(3), data.shares)[0])
+    others = np.setdiff1d(np.arange(len(SIZES)), ids)
+    assert others.size
+    x = np.array(data.x)
+    x[np.concatenate([rows_of(data, i) for i in others])] = np.nan
+    spoilt = changed(data, x=x)
+    source = prefetch.Feed(simulation.numbers(algorithm), spoilt, fdp.all_devices(), key, 21)
+    assert np.isfinite(np.asarray(source.block(0).fed.held.x)).all()
+    source.close()
+
+
+def test_a_longer_run_compiles_once(data, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(prefetch, "MOST", 4)
+    algorithm, model = fdp.dpnfl(**COMMON | NOISE | {"cohort_size": 4}), logistic_regression((FEATURES,), 3)
+    before = simulation.advance._cache_size()
+    run, state = simulation.on_devices(algorithm, data, model, fdp.all_devices(), on_host=True)
+    for until in (1, 3, 10, 40):
+        state, _ = run.advance(state, until)
+    run.close()
+    assert int(state.round) == 40
+    assert simulation.advance._cache_size() <= before + 2  # once more if a block needs more room
+
+
+def test_divergence_is_told_in_its_round(data, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(prefetch, "MOST", 2)
+    algorithm = fdp.fedavg(**COMMON | {"learning_rate": 1e38, "l2": 0.4})
+    told = []
+    for host in (False, True):
+        with pytest.raises(errors.DivergedError) as found:
+            fdp.simulate(algorithm, data, rounds=30, evaluate_every=30, on_host=host)
+        told.append(str(found.value))
+    assert told[0] == told[1]
+
+
+def test_what_looks_at_other_clients_is_refused(data):  # noqa: F811
+    with pytest.raises(errors.ConfigurationError, match="records must be devices for this algorithm"):
+        end(fdp.rfedavg_plus(**COMMON), data, True, model=mlp((FEATURES,), 3, (4,)))
+    with pytest.raises(errors.ConfigurationError, match="train_metrics"):
+        end(fdp.fedavg(**COMMON), data, True, train_metrics=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [(["--records", "disk"], "one of auto, host, devices"), (["--records", "host", "--train-metrics", "true"], "look"),
+     (["--records", "host", "--algorithm", "rfedavg"], "this algorithm")],
+)  # fmt: skip
+def test_bad_input_is_one_line(asked, wanted, capsys):
+    assert main(["run", *asked]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert wanted in told[0]
+
+
+def test_rows_are_numbered_beyond_32_bits():
+    """Two giants of 1.2e9 records, which take no memory as all are one, and small clients behind them."""
+    giants, taken = 2_400_000_000, []
+    sizes = np.array([giants // 2, giants // 2, 3, 3, 3, 3])
+    ends = np.cumsum(sizes)
+    one = np.zeros((1, 1), np.float32)
+    data = FederatedData(  # noqa: F811
+        x=np.lib.stride_tricks.as_strided(one, (int(ends[-1]), 1), (0, 0)), y=np.zeros(1, np.int32), rows=None,
+        offsets=ends - sizes, sizes=sizes, shares=np.full(6, 1 / 6), x_test=one, y_test=np.zeros(1, np.int32),
+        scale=1.0, shift=0.0, largest=giants // 2, classes=2,
+    )  # fmt: skip
+    algorithm = simulation.numbers(fdp.fedavg(**COMMON))
+    source = prefetch.Feed(algorithm, data, fdp.some_devices(1), simulation.run_key(0), 2)
+    source._copied = lambda rows: taken.append(rows) or (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.int32))
+    source._read(0, (np.array([[2, 3, 5]]), np.ones((1, 3), bool)))
+    assert taken[0].tolist() == [giants + i for i in (0, 1, 2, 3, 4, 5, 9, 10, 11)]
+    source.close()
+
+
+def test_too_many_records_for_devices_are_refused(data, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(simulation, "MOST_ON_DEVICES", 100)
+    with pytest.raises(
+        errors.ConfigurationError, match="records must be at most 100, got 121 on devices; keep them on the host"
+    ):
+        end(fdp.dpnfl(**COMMON | NOISE), data, False)
+    end(fdp.dpnfl(**COMMON | NOISE), data, True, rounds=1)

@@ -1,0 +1,428 @@
+"""The compiled round against a slow, obvious NumPy one, and the laws it must obey."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import FlatModel, ragged_data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_dp import algorithms, errors, gradients, prng
+from fedjax_dp.execution import mesh
+from fedjax_dp.models import logistic_regression
+from fedjax_dp.parts import aggregation, cohorts
+from fedjax_dp.parts.local_training import Received
+from fedjax_dp.prng import role_key
+from fedjax_dp.rounds import algorithm, simulation
+from fedjax_dp.rounds.simulation import numbers, run_key
+
+
+def settings_of(estimator="wor_delta", **changes):
+    base = {
+        "cohort_size": 3, "batch_size": 2, "local_steps": 4, "learning_rate": 0.3, "clip_norm": 0.7,
+        "noise_multiplier": 0.9, "schedule": "inverse_sqrt", "l2": 0.02, "estimator": estimator,
+    }  # fmt: skip
+    return {**base, **changes}
+
+
+sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4))
+normals = jax.jit(prng.normals, static_argnums=2)
+
+
+def reference(config, data, seed, rounds):
+    """DPNFL (000 Algorithm 1) for softmax regression in float64 loops. Only raw random draws are shared."""
+    key, num_clients = run_key(seed), data.num_clients
+    who = cohorts.AllClients() if config["cohort_size"] is None else cohorts.UniformCohort(size=config["cohort_size"])
+    law = algorithms.BATCHES[config.get("batches", "without-replacement")](config["batch_size"])
+    kernel, bias = np.zeros((3, 3)), np.zeros(3)
+    shares = np.asarray(data.shares, float)
+    noise_multiplier = np.broadcast_to(config["noise_multiplier"], (num_clients,))
+    for t in range(rounds):
+        ids = np.asarray(algorithm.draw_cohort(who, key, jnp.int32(t), jnp.asarray(data.shares)).ids)
+        rate = config["learning_rate"] / np.sqrt(1 + t)
+        models = []
+        for i in ids:
+            own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), int(i))
+            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], data.largest)
+            w, b = kernel.copy(), bias.copy()
+            for s in range(config["local_steps"]):
+                total_w, total_b = np.zeros_like(w), np.zeros_like(b)
+                for position, real in zip(np.asarray(batch.positions[s]), np.asarray(batch.mask[s])):
+                    if not real:
+                        continue
+                    x = np.asarray(data.x[data.offsets[i] + position], float)
+                    scores = x @ w + b
+                    e = np.exp(scores - scores.max())
+                    e /= e.sum()
+                    e[data.y[data.offsets[i] + position]] -= 1
+                    g_w, g_b = np.outer(x, e), e
+                    norm = np.sqrt((g_w**2).sum() + (g_b**2).sum())
+                    factor = min(1.0, config["clip_norm"] / norm)
+                    total_w, total_b = total_w + factor * g_w, total_b + factor * g_b
+                z = np.asarray(normals(role_key(own, "noise"), s, 12), float)
+                std = noise_multiplier[i] * config["clip_norm"]
+                divisor = float(batch.divisor[s])
+                g_b = (total_b + std * z[:3]) / divisor  # parameters are laid out bias first
+                g_w = (total_w + std * z[3:].reshape(3, 3)) / divisor
+                w, b = w - rate * (g_w + 2 * config["l2"] * w), b - rate * (g_b + 2 * config["l2"] * b)
+            models.append((shares[i], w, b))
+        scale = {
+            "full": 1.0, "biased": 1.0, "wor_delta": num_clients / len(ids), "wor_model": num_clients / len(ids),
+            "renorm": 1 / shares[ids].sum(),
+        }.get(config["estimator"])  # fmt: skip
+        precisions = {i: shares[i] * min(shares[i], 2 / num_clients) for i in ids}
+        by_precision = [precisions[i] / sum(precisions.values()) for i in ids]
+        terms = [(1 / len(ids) if scale is None else p * scale, w, b) for p, w, b in models]
+        if config["estimator"] == "precision":
+            terms = [(a, w, b) for a, (_, w, b) in zip(by_precision, models)]
+        if config["estimator"] == "wor_model":
+            kernel = sum(a * w for a, w, _ in terms)
+            bias = sum(a * b for a, _, b in terms)
+        else:
+            kernel = kernel + sum(a * (w - kernel) for a, w, _ in terms)
+            bias = bias + sum(a * (b - bias) for a, _, b in terms)
+    return kernel, bias
+
+
+def simulated(config, data, seed, rounds, execution=None):
+    model = logistic_regression((3,), 3)
+    return simulation.simulate(
+        algorithms.dpnfl(**config), data, rounds=rounds, seed=seed, model=model, execution=execution
+    ).params["Dense_0"]
+
+
+@given(
+    sizes=st.lists(st.integers(2, 9), min_size=1, max_size=6),
+    estimator=st.sampled_from(sorted(aggregation.ESTIMATORS)),
+    law=st.sampled_from(["without-replacement", "with-replacement", "poisson", "full"]), seed=st.integers(0, 99),
+    members=st.integers(1, 6), per_client=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=6, deadline=None)
+def test_compiled_rounds_equal_the_numpy_reference(sizes, estimator, law, seed, members, per_client):
+    data = ragged_data(sizes, seed=seed)
+    noise = np.linspace(0.5, 1.5, len(sizes)) if per_client else 0.9
+    everyone = estimator == "full" or members >= len(sizes)
+    config = settings_of(
+        estimator, cohort_size=None if everyone else members, batches=law, noise_multiplier=noise,
+        batch_size=None if law == "full" else 2,
+    )  # fmt: skip
+    got = simulated(config, data, seed, rounds=3)
+    kernel, bias = reference(config, data, seed, rounds=3)
+    np.testing.assert_allclose(got["kernel"], kernel, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(got["bias"], bias, rtol=2e-4, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ragged_data([5, 9, 2, 7, 4, 8, 3])
+
+
+def one_device(chunk_size=None):
+    return mesh.Execution(None, chunk_size)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
+    whole = simulated(settings_of(cohort_size=5), data, 3, 4, one_device())
+    parts = simulated(settings_of(cohort_size=5), data, 3, 4, one_device(chunk_size))
+    np.testing.assert_allclose(parts["kernel"], whole["kernel"], rtol=1e-5, atol=1e-6)
+
+
+def test_as_many_clients_are_computed_at_once_as_caches_hold():
+    execution = mesh.Execution()
+    if execution.platform != "cpu":
+        assert execution.portion(100, 10**6) == 100
+        return
+    sizes = (110, 7850, 21_310, 10**6)
+    assert [execution.portion(100, size) for size in sizes] == [100, 5, 2, 1]
+    assert execution.portion(12, 7850) == 4  # three portions of four, not two of five and one of two
+    assert (execution.portion(10, 10**6 + 1), execution.portion(1, 10**6 + 1)) == (2, 1)  # odd lengths are slow alone
+    assert mesh.Execution(parts=2).portion(10, 7850) == 5
+    assert (execution.portion(52, 110), execution.portion(52, 110, usual=10)) == (52, 5)
+
+
+def test_portions_can_be_chosen():
+    assert mesh.Execution(chunk_size=4).portion(10, 10**6) == 4
+    assert mesh.Execution(chunk_size=40).portion(10, 7850, usual=4) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+@pytest.mark.parametrize("members", [1, 5, None])
+def test_spreading_over_devices_changes_nothing_beyond_rounding(data, members):
+    alone = simulated(settings_of(cohort_size=members), data, 3, 4, one_device())
+    spread = simulated(settings_of(cohort_size=members), data, 3, 4, mesh.all_devices())
+    np.testing.assert_allclose(spread["kernel"], alone["kernel"], rtol=1e-5, atol=1e-6)
+
+
+def sum_updates(ids, weights, updates, chunk_size):
+    def train(table, member):
+        client, weight = member
+        return weight * table[client], client
+
+    return mesh.sum_over_clients(train, updates, (ids, weights), one_device(chunk_size), 4)
+
+
+def test_order_of_clients_changes_nothing_beyond_rounding():
+    updates = jax.random.normal(jax.random.key(0), (9, 4))
+    ids, weights = jnp.array([7, 1, 4, 2, 8]), jnp.array([0.1, 0.2, 0.3, 0.4, 0.5])
+    total, reports = sum_updates(ids, weights, updates, None)
+    order = jnp.array([3, 0, 4, 2, 1])
+    again, shuffled = sum_updates(ids[order], weights[order], updates, None)
+    np.testing.assert_allclose(total, again, rtol=1e-6)
+    np.testing.assert_array_equal(reports[order], shuffled)
+
+
+def test_padding_clients_contribute_exactly_zero():
+    updates = jnp.ones((9, 4)).at[0].set(jnp.nan)  # padding repeats client 0
+    ids, weights = jnp.array([7, 1, 4, 2, 8]), jnp.ones(5)
+    for chunk_size in (None, 2, 3, 4):
+        total, reports = sum_updates(ids, weights, updates, chunk_size)
+        np.testing.assert_array_equal(total, 5.0)
+        np.testing.assert_array_equal(reports, ids)
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+@pytest.mark.parametrize("chunk_size", [1, 2, 7])
+def test_only_those_needed_are_added_and_portions_without_any_are_skipped(chunk_size, shares):
+    updates = 2.0 ** jnp.arange(9)[:, None] * jnp.ones((9, 4))
+    seen = []
+
+    def train(table, member):
+        jax.debug.callback(lambda c: seen.append(int(c)), member)
+        return table[member], member + 1
+
+    ids = jnp.array([7, 1, 4, 2, 8, 0, 0, 0, 0])
+    needed = jnp.array([True, True, False, True, False, False, False, False, False])
+    execution = mesh.Execution(None, chunk_size, parts=shares)
+    total, rows = jax.jit(lambda: mesh.sum_over_clients(train, updates, ids, execution, 4, needed, 3))()
+    np.testing.assert_array_equal(total, 2.0**7 + 2.0**1 + 2.0**2)
+    np.testing.assert_array_equal(rows[needed], ids[needed] + 1)
+    if chunk_size == 1:
+        jax.effects_barrier()
+        assert sorted(seen) == [1, 2, 7]
+
+
+@pytest.mark.slow
+def test_zero_noise_and_loose_clip_is_fedavg(data):
+    common = settings_of()
+    del common["clip_norm"], common["noise_multiplier"]
+    private = simulation.simulate(algorithms.dpnfl(**common, clip_norm=1e6, noise_multiplier=0.0), data, rounds=3)
+    plain = simulation.simulate(algorithms.fedavg(**common), data, rounds=3)
+    for a, b in zip(jax.tree.leaves(private.params), jax.tree.leaves(plain.params)):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_one_client_one_step_is_gradient_descent():
+    data = ragged_data([6])
+    config = {"cohort_size": None, "batch_size": None, "local_steps": 1, "learning_rate": 0.5, "batches": "full"}
+    run = simulation.simulate(algorithms.fedavg(**config), data, rounds=1)
+    model = logistic_regression((3,), 3)
+    start = model.init(jax.random.key(0))
+    gradient = jax.grad(lambda p: gradients.losses(model, p, jnp.asarray(data.x), jnp.asarray(data.y)).mean())(start)
+    for a, w, g in zip(*map(jax.tree.leaves, (run.params, start, gradient))):
+        np.testing.assert_allclose(a, w - 0.5 * g, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_addpnfl_with_an_unmoving_rule_is_scaled_dpnfl(data):
+    """b1 = b2 = 0 and a huge pi: w + rate Delta / (|Delta| + pi) is w + (rate / pi) Delta to first order."""
+    config = settings_of(schedule="constant")
+    plain = simulation.simulate(algorithms.dpnfl(**config), data, rounds=1).params
+    adaptive = algorithms.addpnfl(**config, b1=0.0, b2=0.0, pi=1e6, server_learning_rate=1e6)
+    for a, b in zip(*map(jax.tree.leaves, (plain, simulation.simulate(adaptive, data, rounds=1).params))):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_interrupted_run_equals_uninterrupted_bit_for_bit(data):
+    value = algorithms.addpnfl(**settings_of())
+    whole = simulation.simulate(value, data, rounds=7, seed=2)
+    half = simulation.simulate(value, data, rounds=3, seed=2)
+    rest = simulation.simulate(value, data, rounds=7, seed=2, start=half.state)
+    for a, b in zip(*map(jax.tree.leaves, (whole.state, rest.state))):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_evaluating_more_often_changes_nothing(data):
+    value = algorithms.dpnfl(**settings_of())
+    a = simulation.simulate(value, data, rounds=6, evaluate_every=1)
+    b = simulation.simulate(value, data, rounds=6, evaluate_every=4)
+    assert [point.round for point in a.history] == [1, 2, 3, 4, 5, 6]
+    assert [point.round for point in b.history] == [4, 6]
+    np.testing.assert_array_equal(a.params["Dense_0"]["kernel"], b.params["Dense_0"]["kernel"])
+
+
+def test_changing_any_number_compiles_nothing_new(data):
+    simulation.simulate(algorithms.addpnfl(**settings_of()), data, rounds=2)
+    before = simulation.advance._cache_size()
+    for seed, changes in enumerate(
+        [{"learning_rate": 1}, {"clip_norm": 2.0}, {"noise_multiplier": 0.1}, {"l2": 0}, {"server_learning_rate": 0.5},
+         {"pi": 0.1, "b1": 0.0}]
+    ):  # fmt: skip
+        simulation.simulate(algorithms.addpnfl(**settings_of(**changes)), data, rounds=2 + seed, seed=seed)
+    assert simulation.advance._cache_size() == before
+    simulation.simulate(algorithms.addpnfl(**settings_of(local_steps=5)), data, rounds=2)  # structure does
+    assert simulation.advance._cache_size() == before + 1
+
+
+@pytest.mark.slow
+def test_a_vmapped_sweep_equals_its_single_runs(data):
+    grid = [
+        algorithms.dpnfl(**settings_of(learning_rate=a, noise_multiplier=z)) for a in (0.1, 0.2) for z in (0.0, 1.0)
+    ]
+    model, execution = logistic_regression((3,), 3), one_device()
+
+    def run(value):
+        state = algorithm.init(value, model, data, run_key(0))
+        key, until = run_key(0), jnp.int32(3)
+        return simulation.run_rounds(value, state, data, key, until, model=model, execution=execution)[0].params
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(numbers, grid))
+    rows = jax.vmap(run)(stacked)
+    for index, value in enumerate(grid):
+        np.testing.assert_allclose(
+            rows["Dense_0"]["kernel"][index], run(numbers(value))["Dense_0"]["kernel"], rtol=1e-4, atol=1e-6
+        )
+
+
+def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1, start=0.0):
+    """What reaches the server from clients whose gradients are zero: minus rate times the summed noise."""
+    data = ragged_data([4] * num_clients)
+    value = algorithms.dpnfl(
+        cohort_size=None, batch_size=2, local_steps=steps, learning_rate=learning_rate, clip_norm=0.5,
+        noise_multiplier=3.0, schedule="constant", l2=0.0,
+    )  # fmt: skip
+    value = numbers(
+        dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private, corrections=()))
+    )
+    model, key = FlatModel(size), run_key(5)
+
+    def update(t, i):
+        own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
+        stored = jax.tree.map(jnp.asarray, data)
+        held = Received(jnp.full(size, start), (), (), (), optax.identity().init(None))
+        return value.local.run(own, t, stored.client(i), held, stored, model).update
+
+    over_clients = jax.vmap(update, in_axes=(None, 0))
+    return np.asarray(jax.jit(jax.vmap(over_clients, in_axes=(0, None)))(jnp.arange(rounds), jnp.arange(num_clients)))
+
+
+def private():
+    return algorithms.dpnfl(
+        cohort_size=1, batch_size=2, local_steps=1, learning_rate=1.0, clip_norm=0.5, noise_multiplier=3.0
+    ).local.privatizer
+
+
+def test_noise_of_one_step_has_standard_deviation_z_c_over_b_and_five_percent_is_seen():
+    sample = noise_of(private(), size=13_000, rounds=1, num_clients=1)[0, 0].astype(float)
+    expected = 3.0 * 0.5 / 2
+
+    def z(values):
+        return (values.std() / expected - 1) * np.sqrt(2 * values.size)
+
+    assert abs(z(sample)) < 4.89
+    wrong = {
+        "std off by 5%": 1.05 * sample, "z without C": sample / 0.5, "noise on the mean, not the sum": sample * 2,
+        "noise inside the learning rate of 0.01": 0.01 * sample,
+    }  # fmt: skip
+    for name, values in wrong.items():
+        assert abs(z(values)) > 4.89, name
+
+
+def test_the_noise_of_an_update_is_not_lost_in_the_rounding_of_a_large_model():
+    near, far = (noise_of(private(), 32, 3, 4, learning_rate=1e-3, steps=5, start=at) for at in (0.0, 2.0**20))
+    np.testing.assert_array_equal(near, far)
+    lost = (np.float32(2.0**20) + near) - np.float32(2.0**20)  # the wrong program: end minus start
+    assert np.all(lost == 0)
+    assert np.all(near != 0)
+
+
+def test_noise_of_clients_steps_and_rounds_is_independent():
+    noise = noise_of(private(), size=4_000, rounds=3, num_clients=4).reshape(12, -1)
+    limit = 5.6 / np.sqrt(noise.shape[1])  # 66 pairs at 1e-6 together
+    correlations = np.corrcoef(noise)[np.triu_indices(12, 1)]
+    assert np.abs(correlations).max() < limit
+    two_steps = noise_of(private(), size=13_000, rounds=1, num_clients=1, steps=2)[0, 0]
+    ratio = two_steps.std() / (3.0 * 0.5 / 2)
+    assert abs(ratio**2 / 2 - 1) * np.sqrt(13_000 / 2) < 4.89  # variances add; a reused key would double them
+
+
+def test_a_key_shared_by_clients_is_rejected():
+    """The check above can fail."""
+    noise = noise_of(private(), size=4_000, rounds=1, num_clients=1)[0]
+    same = np.concatenate([noise, noise])
+    assert np.abs(np.corrcoef(same)[0, 1]) > 5.6 / np.sqrt(noise.shape[1])
+
+
+def test_no_key_and_counter_is_ever_used_twice(monkeypatch):
+    used = []
+
+    def note(key, high, low):
+        used.extend((*map(int, key), int(h), int(c)) for h, c in zip(high, low, strict=True))
+
+    def recording(key, high, low, original=prng._threefry):
+        jax.debug.callback(note, key, high, low)
+        return original(key, high, low)
+
+    monkeypatch.setattr(prng, "_threefry", recording)
+    value = algorithms.dpnfl(**settings_of(cohort_size=2, local_steps=3))  # a structure that no other test compiles
+    simulation.simulate(value, ragged_data([4, 5, 6]), rounds=2, execution=one_device())
+    jax.effects_barrier()
+    assert len(used) == 2 * (2 + 2 * (3 * 2 + 3 * 12))  # per round: cohort, then batches and noise of two clients
+    assert len(set(used)) == len(used)
+
+
+def test_divergence_names_round_and_clients():
+    data = ragged_data([4, 4, 4])
+    spoiled = np.asarray(data.x).copy()
+    spoiled[4:8] = np.nan  # client 1
+    value = algorithms.fedavg(cohort_size=None, batch_size=2, local_steps=1, learning_rate=0.1)
+    with pytest.raises(errors.DivergedError, match=r"round 0: .* clients 1;") as caught:
+        simulation.simulate(value, dataclasses.replace(data, x=spoiled), rounds=5)
+    assert (caught.value.round, caught.value.clients) == (0, [1])
+
+
+def test_a_test_loss_that_is_not_finite_stops_the_run():
+    data = ragged_data([4, 4])
+    value = algorithms.fedavg(cohort_size=None, batch_size=2, local_steps=1, learning_rate=0.1)
+    spoiled = dataclasses.replace(data, x_test=np.full_like(np.asarray(data.x_test), np.nan))
+    with pytest.raises(errors.DivergedError, match="the test set"):
+        simulation.simulate(value, spoiled, rounds=2)
+
+
+BAD = [
+    ({"batch_size": 3}, "batch_size must be at most the 2 records of the smallest client, got 3"),
+    ({"cohort_size": 8}, "cohort_size must be at most the 7 clients, got 8"),
+    ({"learning_rate": float("nan")}, "learning_rate must be positive and finite, got nan"),
+    ({"learning_rate": 0.0}, "learning_rate must be positive and finite"),
+    ({"clip_norm": 0.0}, "clip_norm must be positive and finite, got 0.0; use an algorithm without privacy"),
+    ({"clip_norm": float("inf")}, "clip_norm must be positive and finite, got inf"),
+    ({"noise_multiplier": -1.0}, "noise_multiplier must be zero or positive and finite"),
+    ({"noise_multiplier": np.ones(3)}, "noise_multiplier must be one number or 7 of them"),
+    ({"local_steps": 0}, "local_steps must be an integer of at least 1, got 0"),
+    ({"l2": -0.1}, "l2 must be zero or positive"),
+    ({"estimator": "full"}, "estimator full must be used with all clients"),
+    ({"estimator": "wor_deltas"}, "did you mean wor_delta?"),
+    ({"schedule": "invers"}, "schedule must be one of"),
+    ({"batches": "shuffled"}, "batches must be one of"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD)
+def test_wrong_settings_are_refused_before_anything_compiles(data, changes, words):
+    before = simulation.advance._cache_size()
+    with pytest.raises(errors.ConfigurationError) as caught:
+        simulation.simulate(algorithms.dpnfl(**settings_of(**changes)), data, rounds=2)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert simulation.advance._cache_size() == before
+
+
+def test_wrong_rounds_are_refused(data):
+    for rounds in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="rounds must be an integer of at least 1"):
+            simulation.simulate(algorithms.dpnfl(**settings_of()), data, rounds=rounds)

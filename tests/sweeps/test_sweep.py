@@ -1,0 +1,393 @@
+"""Sweeps: every point is its single run, whatever it shares a program, a batch or a machine with."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from helpers import TwoLayerModel, ragged_data, refusal
+
+import fedjax_dp as fdp
+from fedjax_dp import errors
+from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.models import logistic_regression
+from fedjax_dp.sweeps import engine, program
+from fedjax_dp.sweeps.engine import Group, Job, grouped
+from fedjax_dp.sweeps.runner import Watch, duration
+
+MODEL = logistic_regression((3,), 3)
+SIZES = [4, 6, 5, 8, 7]
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 3, "learning_rate": 0.3}
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ragged_data(SIZES)
+
+
+def dpnfl(**options):
+    return fdp.dpnfl(**{**COMMON, "clip_norm": 0.7, "noise_multiplier": 0.5, **options})
+
+
+def jobs_on(data, algorithms, seeds=(0, 1), rounds=ROUNDS):
+    return [Job(value, data, MODEL, rounds, seed, 1) for value in algorithms for seed in seeds]
+
+
+def outcomes(jobs, **options):
+    found = {}
+    for numbers in grouped(jobs):
+        for at, outcome in Group([jobs[number] for number in numbers], **options).run():
+            assert numbers[at] not in found  # every point once
+            found[numbers[at]] = outcome
+    return [found[number] for number in range(len(jobs))]
+
+
+def single(job, **options):
+    return fdp.simulate(
+        job.algorithm, job.data, rounds=job.rounds, seed=job.seed, model=job.model, evaluate_every=1,
+        train_metrics=job.train_metrics, **options,
+    ).history  # fmt: skip
+
+
+def rates(*found):
+    return [dpnfl(learning_rate=rate, noise_multiplier=noise) for rate, noise in found]
+
+
+GRID = rates((0.1, 0.0), (0.3, 0.5), (0.9, 2.0))
+
+
+def test_points_that_differ_in_numbers_share_a_program(data):
+    per_client = dpnfl(noise_multiplier=np.linspace(0.1, 1.0, 5))  # another shape
+    algorithms = [*GRID, dpnfl(clip_norm=3.0), dpnfl(batch_size=3), dpnfl(local_steps=2), per_client]
+    jobs = jobs_on(data, [*algorithms, fdp.fedavg(**COMMON)])
+    parts = [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [10, 11], [12, 13], [14, 15]]
+    assert grouped(jobs) == parts
+    others = [job._replace(rounds=9) for job in jobs[:2]] + [job._replace(train_metrics=True) for job in jobs[:2]]
+    assert grouped([*jobs[:2], *others]) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_a_point_equals_its_single_run_bit_for_bit(data):
+    jobs = jobs_on(data, GRID)
+    for job, outcome in zip(jobs, outcomes(jobs), strict=True):
+        assert outcome.status == "done"
+        assert outcome.history == single(job)
+
+
+@pytest.mark.slow
+def test_a_point_in_a_fixed_order_equals_its_single_run_bit_for_bit(data):
+    jobs = [job._replace(parts=3) for job in jobs_on(data, GRID[1:2])]
+    assert grouped([*jobs, jobs[0]._replace(parts=None)]) == [[0, 1], [2]]
+    for job, outcome in zip(jobs, outcomes(jobs), strict=True):
+        assert outcome.history == single(job, execution=fdp.all_devices(parts=3))
+
+
+@pytest.mark.slow
+def test_order_of_points_is_irrelevant(data):
+    jobs = jobs_on(data, GRID, rounds=2)
+    there, back = outcomes(jobs), outcomes(jobs[::-1])
+    assert [o.history for o in there] == [o.history for o in back[::-1]]
+
+
+@pytest.mark.slow
+def test_all_at_once_equals_one_after_another_up_to_rounding(data):
+    jobs = jobs_on(data, GRID)
+    for one, other in zip(outcomes(jobs, together=False), outcomes(jobs, together=True), strict=True):
+        for a, b in zip(one.history, other.history, strict=True):
+            assert a.test_loss == pytest.approx(b.test_loss, rel=1e-5)
+            assert a.round == b.round
+
+
+@pytest.mark.slow
+def test_a_group_is_traced_once(data, monkeypatch):
+    """Numbers, seeds, partitions and rounds are traced; only structure is compiled again."""
+    traced = []
+    run_rounds = program.run_rounds
+    monkeypatch.setattr(program, "run_rounds", lambda *a, **k: traced.append(1) or run_rounds(*a, **k))
+    counts = []
+    for jobs in (jobs_on(data, GRID[:1], seeds=range(4)), jobs_on(data, GRID, seeds=range(4))):
+        traced.clear()
+        outcomes(jobs)
+        counts.append(len(traced))
+    assert counts == [1, 1]
+
+
+def test_partitions_seeds_rounds_and_data_sets_of_equal_shape_share_a_program():
+    datas = [ragged_data(SIZES, seed=0), ragged_data(SIZES[::-1], seed=0), ragged_data(SIZES, seed=1, name="other")]
+    datas.append(ragged_data([6, 6, 6, 6, 6], seed=0))  # another largest client, which these batches do not see
+    datas.append(dataclasses.replace(datas[0], scale=3.0, shift=0.5))  # the same arrays, seen otherwise
+    datas.append(dataclasses.replace(datas[0], rows=np.asarray(datas[0].rows)[::-1]))
+    jobs = [Job(GRID[1], data, MODEL, ROUNDS - at % 2, at, 1) for at, data in enumerate(datas)]
+    assert len(grouped(jobs)) == 1
+    for job, outcome in zip(jobs, outcomes(jobs), strict=True):
+        assert outcome.history == single(job)
+    epochs = [job._replace(algorithm=dpnfl(batches="epochs")) for job in jobs]
+    assert len(grouped(epochs)) == 2  # their steps follow the largest client
+
+
+@pytest.mark.slow
+def test_a_point_that_diverges_says_so_and_takes_nobody_down(data):
+    algorithms = [
+        GRID[0],
+        fdp.dpnfl(**{**COMMON, "learning_rate": 3e38}, clip_norm=1e30, noise_multiplier=0.5),
+        GRID[1],
+    ]
+    jobs = jobs_on(data, algorithms, seeds=(0,))
+    assert len(grouped(jobs)) == 1
+    for options in ({}, {"together": True}):
+        found = outcomes(jobs, **options)
+        assert [o.status for o in found] == ["done", "diverged", "done"]
+        with pytest.raises(errors.DivergedError) as caught:
+            single(jobs[1])
+        assert found[1].reason == str(caught.value)
+    assert found[1].history == []
+
+
+@pytest.mark.slow
+def test_a_test_loss_that_is_not_finite_ends_a_point(data):
+    spoiled = dataclasses.replace(data, x_test=np.full_like(np.asarray(data.x_test), np.nan))
+    (found,) = outcomes([Job(GRID[0], spoiled, MODEL, 2, 0, 1)])
+    assert (found.status, found.history) == ("diverged", [])
+    assert "the test set" in found.reason
+
+
+@pytest.mark.slow
+def test_a_secure_sum_that_overflows_ends_its_point_only():
+    data = ragged_data([4, 4, 4])
+    x = np.asarray(data.x) * np.repeat([1, 1e6, 1], 4)[:, None].astype(np.float32)
+    common = {"cohort_size": None, "batch_size": 2, "local_steps": 1, "secure": True}
+    jobs = [
+        Job(fdp.fedavg(**common, learning_rate=rate), dataclasses.replace(data, x=x), MODEL, 3, 0, 1)
+        for rate in (1e-7, 1.0)
+    ]
+    fine, lost = outcomes(jobs)
+    assert (fine.status, lost.status) == ("done", "diverged")
+    assert "secure sum overflowed in round 0" in lost.reason
+
+
+@pytest.mark.slow
+def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
+    jobs = jobs_on(data, GRID, seeds=range(3), rounds=2)
+    group = Group(jobs)
+    visit = group.compiled.visit
+
+    def broken(points, *rest):
+        if (np.asarray(points.algorithm.local.learning_rate) > 0.8).any():
+            raise RuntimeError("out of memory\nsomewhere")
+        return visit(points, *rest)
+
+    group.compiled = group.compiled._replace(visit=broken)
+    found = dict(group.run())
+    assert len(found) == len(jobs)
+    assert {number for number, outcome in found.items() if outcome.status == "failed"} == {6, 7, 8}
+    assert [found[number].history for number in range(3)] == [single(job) for job in jobs[:3]]
+    assert found[6].reason == "RuntimeError: out of memory somewhere"
+
+
+@pytest.mark.slow
+def test_batches_fit_the_memory_by_the_compilers_own_account(data):
+    jobs = jobs_on(data, GRID, seeds=range(6), rounds=2)
+    whole = Group(jobs, together=True)
+    assert whole.batches * whole.program.slots * len(whole.devices) >= len(jobs)
+    least = Group(jobs[:1], together=True).compiled.bytes
+    tight = Group(jobs, together=True, memory=(least + whole.compiled.bytes) / 2)
+    assert tight.compiled.bytes < whole.compiled.bytes
+    assert tight.batches > whole.batches
+    for (_, one), (_, other) in zip(sorted(tight.run()), sorted(whole.run()), strict=True):
+        assert one.history[-1].test_loss == pytest.approx(other.history[-1].test_loss, rel=1e-5)
+    words = refusal(lambda: Group(jobs, memory=1000.0))
+    assert "memory of a device must be at least the" in words
+
+
+@pytest.mark.slow
+def test_progress_grows_to_the_number_of_points(data):
+    seen = []
+    group = Group(jobs_on(data, GRID, rounds=6))
+    assert len(list(group.run(seen.append))) == 6
+    assert seen == sorted(seen)
+    assert seen[-1] == 6
+
+
+@pytest.mark.slow
+def test_another_way_to_run_is_taken_only_if_it_shows_the_same_numbers(data, monkeypatch):
+    monkeypatch.setattr(engine, "TRIAL_S", 0.0)
+    group = Group(jobs_on(data, GRID))
+    sample = group.sample()
+    rival = group.all_at_once()
+    other = {job: jax.tree.map(lambda a: np.asarray(a) + 1, seen) for job, seen in sample.seen.items()}
+    for seen, factor, wanted in ((sample.seen, 0.5, True), (sample.seen, 1.0, False), (other, 0.5, False)):
+        measured = engine.Sample(sample.round_s * factor, sample.look_s * factor, seen)
+        monkeypatch.setattr(Group, "all_at_once", lambda self: rival)
+        monkeypatch.setattr(Group, "sample", lambda self, m=measured: m if self is rival else sample)
+        assert (engine.fastest(group)[0] is rival) == wanted
+
+
+def test_a_short_point_is_not_looked_at_as_often_as_the_longest(data):
+    jobs = [Job(GRID[0], data, MODEL, rounds, 0, 1) for rounds in (2, 12, 2, 12)]
+    group = Group(jobs)
+    visit, lasts = group.compiled.visit, []
+    group.compiled = group.compiled._replace(visit=lambda *a: lasts.append(int(a[-1])) or visit(*a))
+    found = dict(group.run())
+    assert [len(found[at].history) for at in range(4)] == [2, 12, 2, 12]
+    if len(group.devices) == 2:
+        assert lasts.count(12) == 1
+        assert max(lasts[: lasts.index(2) + 1]) == 2
+
+
+STRUCTURES = {
+    "scaffold, warm": (fdp.dp_scaffold, {"clip_norm": 0.7, "noise_multiplier": 0.5, "warm_start": True}),
+    "adaptive clipping": (fdp.dp_fedavg, {"clip_norm": 0.5, "noise_multiplier": 0.5, "adaptive_clip": True}),
+    "secure sum": (fdp.cpfed, {"clip_norm": 0.5, "noise_multiplier": 0.5}),
+    "importance sampling": (
+        fdp.acs_pldp,
+        {"noise_multiplier": 0.5, "sampling": "optimal", "probabilities": np.array([0.1, 0.2, 0.3, 0.2, 0.2])},
+    ),
+    "features": (fdp.rfedavg_plus, {"feature_strength": 0.1}),
+    "losses": (fdp.q_fedavg, {"q": 1.0}),
+    "epochs": (fdp.fedadam, {"batches": "epochs"}),
+    "kept rule": (fdp.fedavg, {"local_rule": "momentum", "keep_rule": True}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, data):
+    make, options = STRUCTURES[name]
+    model = TwoLayerModel(3, 4) if name == "features" else MODEL
+    jobs = [
+        Job(make(**{**COMMON, "learning_rate": rate}, **options), data, model, ROUNDS, seed, 1, True)
+        for rate, seed in itertools.product((0.1, 0.3), range(2))
+    ]
+    assert len(grouped(jobs)) == 1
+    for job, outcome in zip(jobs, outcomes(jobs), strict=True):
+        assert outcome.history == single(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", CATALOGUE)
+def test_every_entry_sweeps_over_its_learning_rate(entry, data):
+    options = COMMON | {"local_steps": 1 if entry == "dp_sgd" else 3, "cohort_size": 5 if entry == "dp_ftrl" else 3}
+    options |= {"clip_norm": 0.5, "noise_multiplier": 0.5} if "clip_norm" in options_of(entry) else {}
+    model = TwoLayerModel(3, 4) if entry.startswith("rfedavg") else MODEL
+    jobs = [Job(CATALOGUE[entry](**options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
+    assert len(grouped(jobs)) == 1
+    first, second = outcomes(jobs)
+    for outcome, job in ((first, jobs[0]), (second, jobs[1])):
+        for seen, alone in zip(outcome.history, single(job), strict=True):
+            # the probe of noise that the server adds is scalar arithmetic, which the compiler may contract
+            assert (seen.noise_to_signal is None) == (alone.noise_to_signal is None)
+            assert (seen.noise_to_signal or 0) == pytest.approx(alone.noise_to_signal or 0, rel=1e-6)
+            assert seen._replace(noise_to_signal=None) == alone._replace(noise_to_signal=None)
+    assert first.history[-1].test_loss != second.history[-1].test_loss
+
+
+# Sweeps over an algorithm value
+
+
+@pytest.mark.slow
+def test_axes_name_fields_of_the_value_and_of_the_run(data):
+    found = fdp.sweep(
+        dpnfl(), data, rounds=2, seeds=2, delta=1e-2, model=MODEL, progress=False,
+        axes={"learning_rate": [0.1, 0.3], "epsilon": [2.0, 8.0], "batches.size": [2, 3]},
+    )  # fmt: skip
+    assert found.axes == ("learning_rate", "epsilon", "batches.size")
+    assert len(found.records) == 16
+    for record in found.records[::5]:
+        values = record["values"]
+        run = fdp.run(
+            dpnfl(learning_rate=values["learning_rate"], batch_size=values["batches.size"]), data, rounds=2,
+            seed=values["seed"], epsilon=values["epsilon"], delta=1e-2, model=MODEL,
+        )  # fmt: skip
+        assert record["history"][-1]["test_loss"] == run.test_loss
+        assert record["guarantee"]["epsilon"] == run.guarantee.epsilon
+    assert len(found.table()) == 16 * 2
+    assert len(found.summary()) == 8
+    assert found.best("test_loss").values["learning_rate"] in (0.1, 0.3)
+
+
+@pytest.mark.slow
+def test_a_function_of_the_axes_makes_the_algorithm(data):
+    def make(entry, clip_norm):
+        return CATALOGUE[entry](**COMMON, clip_norm=clip_norm, noise_multiplier=0.3)
+
+    found = fdp.sweep(
+        make, lambda seed: ragged_data(SIZES, seed=seed), rounds=1, delta=0.1, model=MODEL, progress=False,
+        axes={"entry": ["dpnfl", "addpnfl"], "clip_norm": {"log": [0.1, 10.0], "points": 3}},
+    )  # fmt: skip
+    assert [record["values"]["clip_norm"] for record in found.records[:3]] == [0.1, 1.0, 10.0]
+    assert {record["status"] for record in found.records} == {"done"}
+
+
+@pytest.mark.slow
+def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
+    axes = {"learning_rate": [0.1, 0.3], "clip_norm": np.array([0.5, 1.0]), "batch_size": range(2, 4)}
+
+    def again(algorithm=None, **changes):
+        return fdp.sweep(
+            algorithm or dpnfl(), data, rounds=2, model=MODEL, delta=0.1, progress=False, out=tmp_path / "out",
+            axes=axes | changes,
+        )  # fmt: skip
+
+    first, path = again(), tmp_path / "out" / "points.jsonl"
+    lines = path.read_text().splitlines()
+    assert len({record["point"] for record in first.records}) == len(lines) == 8
+    path.write_text("\n".join(lines[:3]) + "\n")
+    second = again()
+    assert path.read_text().splitlines()[:3] == lines[:3]
+    assert [record["history"] for record in second.records] == [record["history"] for record in first.records]
+    assert "a folder of another sweep" in refusal(lambda: again(learning_rate=[0.1, 0.4]))
+    assert "a folder of another sweep" in refusal(lambda: again(dpnfl(local_steps=1)))
+    assert first.choosing == second.choosing
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"learning_rate": ["a"]}, "learning_rate must be of the kind of 0.3, got 'a'"),
+        ({"batches.size": [2], "batch_size": [3]}, "axes must be of different numbers"),
+        (None, "axes must be names with lists or ranges"),
+        ({"clip_nrom": [1.0]}, "did you mean clip_norm"),
+        ({"size": [2]}, "say cohort.size or"),
+        ({"learning_rate": [0.1, -1.0]}, "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate must be"),
+        ({"learning_rate": []}, "at least one"),
+        ({"epsilon": [1.0]}, "delta must be given"),
+    ],
+)
+def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, data):
+    named = axes or {}
+    algorithm = fdp.fedavg(**COMMON) if "size" in named else dpnfl()
+    options = {} if "epsilon" in named else {"delta": 0.1}
+    assert words in refusal(lambda: fdp.sweep(algorithm, data, rounds=1, axes=axes, progress=False, **options))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": fdp.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)}, "data must be FederatedData, got Dataset"),
+        ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one"),
+        ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
+        ({"seeds": 2.5}, "seeds must be an integer of at least 1"),
+        ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
+        ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(change, words, data):
+    given = {
+        "algorithm": dpnfl(),
+        "data": data,
+        "delta": 0.1,
+        "rounds": 1,
+        "axes": {"learning_rate": [0.1, 0.2]},
+    } | change
+    assert words in refusal(lambda: fdp.sweep(progress=False, **given))
+
+
+def test_what_somebody_who_waits_is_told():
+    watch = Watch(4, "test_loss")
+    for at, (loss, status) in enumerate(((0.5, "done"), (0.2, "done"), (0.1, "diverged"))):
+        watch.add({"status": status, "history": [{"test_loss": loss}], "values": {"rate": at}})
+    texts = watch.texts(3.5)
+    assert texts["points"] == "3 of 4, 1 failed"
+    assert texts["best so far"] == "test_loss 0.2000 (rate=1)"
+    assert [duration(s) for s in (0.52, 42, 600, 7200)] == ["0.5 s", "42 s", "10 min", "2.0 h"]

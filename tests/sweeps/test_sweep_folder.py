@@ -1,0 +1,333 @@
+"""A sweep in its folder and from the command line: streamed, continued, told, refused."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from helpers import refusal
+
+import fedjax_dp as fdp
+from fedjax_dp import cli
+from fedjax_dp.experiments import config
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.sweeps import folder, runner
+from fedjax_dp.sweeps.plan import SweepConfig, digest
+from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.sweep import run_sweep
+
+BASE = {"dataset": "digits", "rounds": 3, "local_steps": 2, "evaluate_every": 1}
+AXES = {"learning_rate": [0.1, 0.3], "clip_norm": [0.5, 1.0, 2.0]}
+SWEEP = SweepConfig(base=BASE | {"epsilon": 4.0}, axes=AXES, seeds=(0, 1))
+TOML = """seeds = 2
+[base]
+dataset = "digits"
+rounds = 3
+local_steps = 2
+evaluate_every = 1
+epsilon = 4.0
+[axes]
+learning_rate = [0.1, 0.3]
+clip_norm = [0.5, 1.0, 2.0]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("sweep.toml").write_text(TOML)
+
+
+def quiet():
+    return Screen(quiet=True)
+
+
+def histories(where):
+    return {record["point"]: record["history"] for record in read_records(where)[1]}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A sweep that ran without a stop."""
+    where = tmp_path_factory.mktemp("sweep") / "whole"
+    return run_sweep(SWEEP, where, screen=quiet()), where
+
+
+@pytest.mark.slow
+def test_a_row_is_the_run_of_its_configuration(whole, capsys):
+    found, _ = whole
+    record = found.records[7]
+    pathlib.Path("one.toml").write_text(config.to_toml(config.RunConfig(**record["config"], out="one")))
+    assert cli.main(["run", "one.toml", "--json"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    assert run["history"] == record["history"]
+    assert run["guarantee"] == record["guarantee"]
+
+
+def test_the_folder_holds_everything(whole):
+    found, where = whole
+    about, records = read_records(where)
+    assert {path.name for path in where.iterdir()} >= {
+        "sweep.toml", "sweep.json", "points.jsonl", "table.csv", "table.parquet", "selection.json", "sweep.png",
+    }  # fmt: skip
+    assert fdp.read_sweep(where / "sweep.toml") == fdp.read_sweep("sweep.toml")
+    assert about["digest"] == digest(fdp.read_sweep("sweep.toml"))
+    assert (about["points"], about["axes"], about["seeds"]) == (12, ["learning_rate", "clip_norm"], [0, 1])
+    assert [record["index"] for record in records] == list(range(12))
+    assert len(found.table()) == 36
+    assert found.choosing["epsilon_single"] == pytest.approx(4.0, rel=1e-2)
+    assert found.choosing["epsilon"] > 12
+    assert found.choosing["applies"] == "composition"
+
+
+class Stop(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.slow
+def test_a_stopped_sweep_goes_on_and_repeats_no_finished_point(whole, monkeypatch):
+    _, uninterrupted = whole
+    where, kept = pathlib.Path("stopped"), []
+    record = runner.record
+
+    def until_five(entry, outcome):
+        if len(kept) == 5:
+            raise Stop
+        kept.append(entry.id)
+        return record(entry, outcome)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "record", until_five)
+        with pytest.raises(Stop):
+            run_sweep(SWEEP, where, screen=quiet())
+    with (where / "points.jsonl").open("a") as lines:
+        lines.write('{"point": "0123')  # what a killed writer leaves
+    assert len(read_records(where)[1]) == 5
+    again = []
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "record", lambda entry, outcome: again.append(entry.id) or record(entry, outcome))
+        run_sweep(SWEEP, where, screen=quiet())
+    assert len(kept) == 5
+    assert not set(kept) & set(again)
+    assert histories(where) == histories(uninterrupted)
+    assert len((where / "points.jsonl").read_text().splitlines()) == 12
+    text = (where / "points.jsonl").read_text()
+    run_sweep(SWEEP, where, screen=quiet())  # nothing left
+    assert (where / "points.jsonl").read_text() == text
+
+
+@pytest.mark.slow
+def test_a_failed_point_is_run_again_and_then_counts():
+    sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.3]})
+    records = run_sweep(sweep, "failed", screen=quiet()).records
+    path = pathlib.Path("failed/points.jsonl")
+    lost = records[1] | {"status": "failed", "reason": "out of memory", "history": []}
+    path.write_text(f"{json.dumps(records[0])}\n{json.dumps(lost)}\n")
+    assert read_records("failed")[1][1]["status"] == "failed"
+    again = run_sweep(sweep, "failed", screen=quiet()).records
+    assert [record["status"] for record in again] == ["done", "done"]
+    assert again[1]["history"] == records[1]["history"]
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_what_choosing_costs_says_what_it_does_not_cover(whole):
+    found, _ = whole
+    statement = found.choosing["statement"]
+    for words in ("if every run draws its noise afresh", "share the noise of their seed", "records change clients",
+                  "All against a server that sees every upload", "not for a fixed grid"):  # fmt: skip
+        assert words in statement
+    mixed = SweepConfig(base=BASE | {"epsilon": 4.0}, axes={"algorithm": ["fedavg", "dpnfl"]})
+    told = run_sweep(mixed, "mixed", screen=quiet()).choosing
+    assert told["epsilon"] is None
+    assert "comparing them with the 1 points without privacy has no finite cost" in told["statement"]
+    views = SweepConfig(
+        base=BASE | {"algorithm": "cpfed", "noise_multiplier": 2.0}, axes={"view": ["uploads", "secure_sum"]}
+    )
+    told = run_sweep(views, "views", screen=quiet()).choosing
+    assert "not known: its points are counted against different adversaries" in told["statement"]
+    plain = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.2]})
+    assert "no point is private" in run_sweep(plain, "plain", screen=quiet()).choosing["statement"]
+
+
+@pytest.mark.slow
+def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
+    base = BASE | {"rounds": 2}
+    law = {"trials": 2, "trials_law": "geometric", "search_seed": 1}
+    alike = SweepConfig(base=base | {"epsilon": 4.0}, axes={"learning_rate": {"log": [0.1, 1.0]}}, **law)
+    told = run_sweep(alike, "alike", screen=quiet()).choosing
+    assert told["applies"] == "repetition"
+    assert "Whoever sees this folder sees all points" in told["statement"]
+    apart = SweepConfig(base=base, axes={"noise_multiplier": {"log": [1.0, 9.0]}}, **law)
+    told = run_sweep(apart, "apart", screen=quiet()).choosing
+    assert told["applies"] == "composition"
+    assert told["epsilon_repetition"] is None
+
+
+def test_equal_random_points_run_once():
+    sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.3]}, trials=9)
+    assert len(run_sweep(sweep, "random", screen=quiet()).records) == 2
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
+    _, where = whole
+    other = SweepConfig(base=BASE, axes={"learning_rate": [0.1, 0.2]})
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in where.iterdir())
+    assert "a folder of another sweep" in refusal(lambda: run_sweep(other, where, screen=quiet()))
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in where.iterdir()) == before
+    pathlib.Path("mine").mkdir()
+    pathlib.Path("mine/notes.txt").write_text("mine")
+    assert "a new or empty folder" in refusal(lambda: run_sweep(other, "mine", screen=quiet()))
+    assert os.listdir("mine") == ["notes.txt"]
+
+
+def test_a_folder_has_one_writer(whole):
+    _, where = whole
+    about = read_records(where)[0]
+    with folder.opened(where, about, None):
+        words = refusal(lambda: run_sweep(SWEEP, where, screen=quiet()))
+    assert "which is being written" in words
+
+
+def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
+    assert cli.main(["sweep", "sweep.toml", "--plan"]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "plan: 12 points, 1 program compiled" in told.err
+    assert "MB a device, about" in told.err
+    assert not pathlib.Path("sweeps").exists()  # a plan takes no folder
+    assert cli.main(["sweep", "sweep.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "the best of 6 settings" in out
+    assert "choosing  seeing all 12 private points costs epsilon" in out
+    assert cli.main(["sweep", "sweep.toml", "--json"]) == 0
+    told = capsys.readouterr()
+    result = json.loads(told.out)
+    assert (result["points"], result["done"], len(result["settings"])) == (12, 12, 6)
+    assert "holds 12 of 12 points" in told.err
+
+
+def test_the_winner_is_a_configuration_that_runs(whole, capsys):
+    found, where = whole
+    assert cli.main(["best", str(where), "--epsilon-at-most", "5"]) == 0
+    pathlib.Path("winner.toml").write_text(capsys.readouterr().out)
+    assert cli.main(["run", "winner.toml", "--json"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    best = found.best(epsilon_at_most=5)
+    assert {name: run["config"][name] for name in best.values} == best.values
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('"digits"', '"digit"'), "did you mean digits"),
+        (("clip_norm = [0.5, 1.0, 2.0]", "clip_norm = []"), "clip_norm must be"),
+        (("clip_norm =", "clip_nrom ="), "did you mean clip_norm"),
+        (("[0.1, 0.3]", '["a"]'), "a number"),
+        (("[0.1, 0.3]", "[0.1, -0.3]"), "6 of 12 points cannot run: learning_rate=-0.3, clip_norm=0.5, seed=0"),
+        (("epsilon = 4.0", "epsilon = -1.0"), "12 of 12 points cannot run"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_exit_code_2(change, words, capsys):
+    pathlib.Path("sweep.toml").write_text(TOML.replace(*change))
+    assert cli.main(["sweep", "sweep.toml"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert words in told.err
+    assert len([line for line in told.err.splitlines() if line.startswith("fedjax-dp:")]) == 1
+
+
+@pytest.mark.slow
+def test_a_diverged_point_is_a_row_with_its_reason(capsys):
+    text = TOML.replace("epsilon = 4.0", 'algorithm = "fedavg"').replace("clip_norm = [0.5, 1.0, 2.0]", "l2 = [0.0]")
+    pathlib.Path("sweep.toml").write_text(text.replace("[0.1, 0.3]", "[0.1, 1e38]"))
+    assert cli.main(["sweep", "sweep.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "lost      2 points: training diverged in round 0" in out or "lost      1 points: training diverged" in out
+    statuses = [record["status"] for record in read_records("sweeps/sweep")[1]]
+    assert statuses == ["done", "done", "diverged", "diverged"]
+
+
+def command(*words):
+    return [sys.executable, "-m", "fedjax_dp", *words]
+
+
+@pytest.mark.slow
+def test_a_sweep_survives_kill_9(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", os.path.abspath("cache"))
+    pathlib.Path("long.toml").write_text(TOML.replace("rounds = 3", "rounds = 300").replace("every = 1", "every = 20"))
+    points, quietly = pathlib.Path("long/points.jsonl"), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command("sweep", "long.toml", "--out", "long"), **quietly) as first:
+        while first.poll() is None and (not points.is_file() or points.read_text().count("\n") < 2):
+            time.sleep(0.02)
+        first.kill()
+    held = points.read_text().count("\n")
+    assert 2 <= held < 12
+    second = subprocess.run(command("sweep", "long.toml", "--out", "long"), capture_output=True, text=True, check=True)
+    assert f"holds {held} of 12 points" in second.stderr
+    subprocess.run(command("sweep", "long.toml", "--out", "whole"), check=True, **quietly)
+    assert histories("long") == histories("whole")
+
+
+COUNTING = """
+import sys
+import jax.monitoring
+missed = []
+jax.monitoring.register_event_listener(lambda event, **_: missed.append(event) if "cache_misses" in event else None)
+from fedjax_dp import cli
+cli.main(["sweep", "sweep.toml", "--out", sys.argv[1], "--json"])
+print(len(missed), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(tmp_path):
+    missed = []
+    for out in ("one", "two"):
+        done = subprocess.run(
+            [sys.executable, "-c", COUNTING, out], check=True, capture_output=True, text=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        )  # fmt: skip
+        missed.append(int(done.stderr.split()[-1]))
+    assert missed[0] > 2
+    assert missed[1] == 0
+    assert histories("one") == histories("two")
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_loses_and_doubles_nothing_when_a_worker_is_killed(whole):
+    psutil = pytest.importorskip("psutil")
+    killed = []
+
+    def kill_one():
+        """Kill the first worker that is seen at work, once."""
+        me = psutil.Process()
+        while not killed:
+            time.sleep(0.05)
+            for process in me.children(recursive=True):
+                try:
+                    at_work = "ray::run_points" in " ".join(process.cmdline()) and process.cpu_times().user > 2
+                    if at_work and not killed:
+                        process.kill()
+                        killed.append(process.pid)
+                except psutil.Error:
+                    continue
+
+    hunter = threading.Thread(target=kill_one, daemon=True)
+    hunter.start()
+    run_sweep(SWEEP, "ray", screen=quiet(), ray="local")
+    assert killed
+    lines = pathlib.Path("ray/points.jsonl").read_text().splitlines()
+    ids = [json.loads(line)["point"] for line in lines]
+    assert len(ids) == len(set(ids)) == 12
+    assert histories("ray") == histories(whole[1])
+
+
+def test_a_missing_cluster_is_one_line():
+    pytest.importorskip("ray")
+    words = refusal(lambda: run_sweep(SWEEP, "ray", screen=quiet(), ray="127.0.0.1:1"))
+    assert "ray must be the address of a running Ray cluster" in words

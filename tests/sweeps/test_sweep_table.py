@@ -1,0 +1,407 @@
+"""Sweeps as tables: nothing vanishes, means and intervals are right, the best is the best of what may be compared."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedjax_dp import cli, errors
+from fedjax_dp.experiments import config
+from fedjax_dp.rounds.metrics import Evaluation
+from fedjax_dp.sweeps import table
+from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.settings import BETTER, interval, pick, same, settings_of
+
+
+def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reason=None, config=None, **last):
+    """A record whose test accuracy goes through `accuracies`; `last` are metrics of the last evaluation."""
+    history = [
+        Evaluation(10 * (place + 1), accuracy, 2.0 - accuracy)._asdict() for place, accuracy in enumerate(accuracies)
+    ]
+    if history:
+        history[-1].update(last)
+    guarantee = {} if epsilon is None else {
+        "epsilon": None if math.isinf(epsilon) else epsilon, "delta": None if math.isinf(epsilon) else 1e-3,
+        "unit": "record", "adjacency": "replace-one", "view": "uploads", "statement": f"epsilon {epsilon:g} and so on",
+    }  # fmt: skip
+    return {
+        "point": f"{index:012x}", "index": index, "values": values, "config": {} if config is None else config,
+        "status": status, "reason": reason, "history": history, "guarantee": guarantee, "seconds": 0.5,
+    }  # fmt: skip
+
+
+def grid(rates, seeds, accuracy):
+    """Points over learning_rate and seeds; `accuracy(rate, seed)` is the last one."""
+    pairs = [(rate, seed) for rate in rates for seed in seeds]
+    return [
+        point(index, {"learning_rate": rate, "seed": seed}, (0.1, accuracy(rate, seed)))
+        for index, (rate, seed) in enumerate(pairs)
+    ]
+
+
+AXES = ["learning_rate"]
+
+
+def slow_interval(numbers):
+    """The textbook, one line at a time, in float64."""
+    n = len(numbers)
+    mean = sum(numbers) / n
+    std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (n - 1))
+    t = stats.t(df=n - 1).ppf(0.975)
+    return mean, std, mean - t * std / math.sqrt(n), mean + t * std / math.sqrt(n)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 30])
+def test_interval_is_students(seeds):
+    numbers = np.random.default_rng(seeds).normal(0.8, 0.05, seeds).tolist()
+    found = interval(numbers)
+    np.testing.assert_allclose(found[:4], slow_interval(numbers), rtol=1e-12)
+    np.testing.assert_allclose(
+        (found.low, found.high), stats.t.interval(0.95, seeds - 1, found.mean, stats.sem(numbers)), rtol=1e-12
+    )
+    assert found.seeds == seeds
+
+
+def test_interval_by_hand_and_its_ends():
+    found = interval([0.5, 0.6, 0.7])  # t(2) at 97.5% is 4.302652730: any table of Student's t
+    assert found.mean == pytest.approx(0.6)
+    assert found.std == pytest.approx(0.1)
+    assert found.high - 0.6 == pytest.approx(4.302652730 * 0.1 / math.sqrt(3), rel=1e-9)
+    assert interval([0.25])[0] == 0.25
+    assert all(map(math.isnan, interval([0.25])[1:4]))
+    assert all(map(math.isnan, interval([])[:4]))
+    assert interval([0.3, 0.3]) == (0.3, 0.0, 0.3, 0.3, 2)
+
+
+def test_every_metric_of_an_evaluation_has_a_direction_or_none():
+    assert list(BETTER) == list(Evaluation._fields[1:])
+
+
+def test_equal_values_have_equal_keys():
+    assert same(1) == same(1.0)
+    assert len({same(value) for value in (1, True, "1", None, [1], "null", "true")}) == 7
+
+
+def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
+    records = [
+        point(0, {"epsilon": 0.5, "algorithm": "dpnfl", "seed": 0}, (0.1, 0.2, 0.3), epsilon=0.49,
+              config={"epsilon": 0.5, "algorithm": "dpnfl", "seed": 0, "rounds": 30}, clipped=0.25),
+        point(2, {"epsilon": 1.0, "algorithm": "dpnfl", "seed": 0}, (), "failed", None, "out of memory"),
+        point(1, {"algorithm": "fedavg", "seed": 0}, (0.4,), "diverged", math.inf, "round 12: loss is infinite"),
+    ]  # fmt: skip
+    frame = table.tidy(records, ["epsilon", "algorithm"])
+    assert list(frame.columns[:11]) == [
+        "index", "point", "epsilon", "algorithm", "seed", "status", "reason", "guarantee_epsilon", "guarantee_delta",
+        "seconds", "round",
+    ]  # fmt: skip
+    assert frame["index"].tolist() == [0, 0, 0, 1, 2]
+    assert frame["round"].tolist() == [10, 20, 30, 10, pd.NA]
+    assert frame["epsilon"].tolist()[:3] == [0.5] * 3  # asked for
+    assert frame["guarantee_epsilon"].tolist()[:4] == [0.49] * 3 + [math.inf]  # proved
+    assert math.isnan(frame["epsilon"][3])
+    assert math.isnan(frame["guarantee_epsilon"][4])
+    assert math.isnan(frame["guarantee_delta"][3])
+    assert frame["reason"][4] == "out of memory"
+    assert math.isnan(frame["test_accuracy"][4])
+    assert frame["clipped"].tolist()[2] == 0.25
+    assert frame["rounds"].tolist() == [30] * 3 + [pd.NA] * 2
+    assert set(BETTER) <= set(frame.columns)
+    assert not frame.columns.duplicated().any()
+
+
+AWKWARD = [
+    {"clipping": "none", "warm_start": True, "hidden": "64,32", "rounds": 10, "l2": 1e-3, "mixed": 1},
+    {"clipping": "a, \"quoted\"\nword", "rounds": 20, "l2": 1 / 3, "mixed": "one", "widths": [64, 32]},
+    {},
+]  # fmt: skip
+
+
+def test_csv_and_parquet_hold_the_same_table():
+    records = [
+        point(index, {"algorithm": "dpnfl", "seed": index}, (0.1, 1 / 3), config=fields, epsilon=epsilon)
+        for index, (fields, epsilon) in enumerate(zip(AWKWARD, (0.1, math.inf, None)))
+    ]
+    records.append(point(3, {"algorithm": "fedavg", "seed": 3}, (), "failed", reason="no memory"))
+    frame = table.tidy(records, ["algorithm"])
+    table.write(frame, ".")
+    by_parquet = pd.read_parquet("table.parquet")
+    pd.testing.assert_frame_equal(by_parquet, frame)
+    by_csv = pd.read_csv("table.csv", dtype=frame.dtypes.to_dict(), keep_default_na=False, na_values=[""])
+    pd.testing.assert_frame_equal(by_csv, frame)
+    assert sorted(path.name for path in pathlib.Path().iterdir()) == ["table.csv", "table.parquet"]
+
+
+def test_a_table_without_points_has_its_columns():
+    assert list(table.tidy([], AXES).columns[:4]) == ["index", "point", "learning_rate", "seed"]
+    assert table.summary([], AXES).empty
+
+
+def test_a_broken_write_leaves_the_old_table(monkeypatch):
+    frame = table.tidy(grid([0.1], [0], lambda rate, seed: 0.5), AXES)
+    table.write(frame, ".")
+    before = pathlib.Path("table.csv").read_text()
+
+    def broken(self, path, **rest):
+        pathlib.Path(path).write_text("half a")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", broken)
+    with pytest.raises(OSError, match="disk full"):
+        table.write(frame, ".")
+    assert pathlib.Path("table.csv").read_text() == before
+
+
+def test_summary_counts_what_failed_and_averages_the_rest():
+    records = grid([0.1, 0.3], range(4), lambda rate, seed: rate + seed / 100)
+    records[6] = point(6, {"learning_rate": 0.3, "seed": 2}, (0.2,), "diverged", 2.0, "round 11: loss is infinite")
+    frame = table.summary(records, AXES)
+    assert frame["done"].tolist() == [4, 3]
+    assert frame["failed"].tolist() == [0, 1]
+    assert frame["guarantee_epsilon"].tolist() == [1.0, 2.0]  # also that of the seed that failed
+    assert frame["test_accuracy_seeds"].tolist() == [4, 3]
+    for row, numbers in enumerate(([0.1, 0.11, 0.12, 0.13], [0.3, 0.31, 0.33])):
+        found = frame.loc[row, [f"test_accuracy_{part}" for part in ("mean", "std", "low", "high")]]
+        np.testing.assert_allclose(found.tolist(), slow_interval(numbers), rtol=1e-12)
+    assert frame["clipped_seeds"].tolist() == [0, 0]  # nobody measured it
+    assert math.isnan(frame["clipped_mean"][0])
+
+
+def test_summary_of_one_metric_and_one_seed():
+    frame = table.summary(grid([0.1, 0.3], [7], lambda rate, seed: rate), AXES, "test_loss")
+    assert frame["test_loss_mean"].tolist() == [1.9, 1.7]
+    assert frame[["test_loss_std", "test_loss_low", "test_loss_high"]].isna().all(axis=None)
+    assert not any(name.startswith("test_accuracy") for name in frame.columns)
+    with pytest.raises(errors.ConfigurationError, match="did you mean test_loss"):
+        table.summary([], AXES, "test_los")
+
+
+def test_a_seed_counts_once_however_often_it_was_drawn():
+    records = [point(index, {"learning_rate": 0.1, "seed": seed}) for index, seed in enumerate([0, 1, 0, 1])]
+    (setting,) = settings_of(records, AXES)
+    assert setting.score("test_accuracy").seeds == 2
+
+
+def test_best_is_highest_for_accuracies_and_lowest_for_losses():
+    records = grid([0.1, 0.2, 0.3], range(3), lambda rate, seed: 0.9 - abs(rate - 0.2) + seed / 1000)
+    assert table.best(records, AXES).values == {"learning_rate": 0.2}
+    assert table.best(records, AXES, "test_loss").values == {"learning_rate": 0.2}  # 2 - accuracy
+    upside_down = grid([0.1, 0.2, 0.3], range(3), lambda rate, seed: 0.5 + abs(rate - 0.2) + rate / 1000)
+    assert table.best(upside_down, AXES, "test_loss").values == {"learning_rate": 0.3}
+    found = table.best(records, AXES)
+    np.testing.assert_allclose(found[3:7], slow_interval([0.9, 0.901, 0.902]), rtol=1e-12)
+    assert (found.seeds, found.failed, found.considered, found.excluded) == (3, 0, 3, {})
+    assert found.config == records[3]["config"]
+
+
+def test_best_keeps_the_first_of_equals():
+    assert table.best(grid([0.3, 0.1], [0], lambda rate, seed: 0.5), AXES).values == {"learning_rate": 0.3}
+
+
+def test_best_never_takes_a_setting_with_a_failed_seed_or_a_missing_one():
+    records = grid([0.1, 0.2, 0.3, 0.4], range(3), lambda rate, seed: rate)
+    records[11] |= {"status": "diverged", "history": [], "reason": "round 3: loss is infinite"}
+    del records[8]  # of 0.3
+    records[3]["history"][-1]["objective"] = 0.1  # only one seed of 0.2 knows it
+    found = table.best(records, AXES)
+    assert found.values == {"learning_rate": 0.2}
+    assert (found.failed, found.considered) == (1, 2)
+    assert found.excluded == {"with fewer than 3 seeds": 1, "with a failed seed": 1}
+    with pytest.raises(
+        errors.ConfigurationError, match="2 without objective, 1 with fewer than 3 seeds, 1 with a fail"
+    ):
+        table.best(records, AXES, "objective")
+
+
+def test_best_under_a_limit_looks_at_the_largest_proved_epsilon():
+    records = [
+        point(2 * place + seed, {"epsilon": asked, "seed": seed}, (asked / 10,), epsilon=asked * (1 + seed / 10))
+        for place, asked in enumerate([0.5, 1.0, 2.0]) for seed in range(2)
+    ]  # fmt: skip
+    assert table.best(records, ["epsilon"], epsilon_at_most=1.1).values == {"epsilon": 1.0}
+    found = table.best(records, ["epsilon"], epsilon_at_most=1.05)  # the second seed of 1.0 has 1.1
+    assert found.values == {"epsilon": 0.5}
+    assert found.guarantee_epsilon == found.guarantee["epsilon"] == pytest.approx(0.55)
+    assert found.excluded == {"with epsilon above 1.05": 2}
+    with pytest.raises(errors.ConfigurationError, match=r"at least 0\.55, the smallest of the sweep, got 0\.1"):
+        table.best(records, ["epsilon"], epsilon_at_most=0.1)
+    public = [point(0, {"epsilon": None, "seed": 0}, epsilon=math.inf)]
+    assert table.best(public, ["epsilon"]).guarantee_epsilon == math.inf
+    with pytest.raises(errors.ConfigurationError, match="1 setting left out: 1 without a Guarantee"):
+        table.best([point(0, {"epsilon": 1.0, "seed": 0}, epsilon=None)], ["epsilon"], epsilon_at_most=1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"metric": "test_acuracy"}, "did you mean test_accuracy"), ({"metric": "clipped"}, "metric must be one of"),
+        ({"epsilon_at_most": -1.0}, "epsilon_at_most must be positive and finite, got -1.0"),
+        ({"epsilon_at_most": math.nan}, "epsilon_at_most must be positive and finite, got nan"),
+    ],
+)  # fmt: skip
+def test_best_refuses_in_one_line(words, expected):
+    with pytest.raises(errors.ConfigurationError, match=expected) as refusal:
+        table.best(grid([0.1], [0], lambda rate, seed: 0.5), AXES, **words)
+    assert "\n" not in str(refusal.value)
+
+
+def test_without_any_point_there_is_no_best():
+    with pytest.raises(errors.ConfigurationError, match="got no finished point"):
+        table.best([], AXES)
+
+
+def test_metrics_without_direction_are_judged_by_accuracy():
+    records = [
+        point(index, {"learning_rate": rate, "seed": 0}, (accuracy,), clipped=clipped)
+        for index, (rate, accuracy, clipped) in enumerate([(0.1, 0.9, 0.2), (0.2, 0.5, 0.1), (0.3, 0.4, 0.9)])
+    ]
+    assert pick(settings_of(records, AXES), "clipped").values == {"learning_rate": 0.1}
+    unknown = point(3, {"learning_rate": 0.4, "seed": 0}, (0.99,))
+    assert pick(settings_of([unknown], AXES), "clipped") is None
+
+
+def sweep_folder(records, axes=AXES, **more):
+    folder = pathlib.Path("sweep")
+    folder.mkdir()
+    (folder / "sweep.json").write_text(json.dumps({"axes": axes, "points": len(records), "name": "mine"} | more))
+    (folder / "points.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_records_come_in_the_order_of_the_plan_and_the_first_of_a_point_counts():
+    records = grid([0.1, 0.2], [0, 1], lambda rate, seed: rate)
+    again = records[1] | {"seconds": 99.0}
+    about, found = read_records(sweep_folder([*records[::-1], again]))
+    assert found == records
+    assert about["name"] == "mine"
+
+
+@pytest.mark.parametrize("torn", ['{"point": "0000', '{"point": "00\xff'.encode("latin1"), json.dumps(point(9, {}))])
+def test_a_last_line_that_breaks_off_is_no_point(torn):
+    records = grid([0.1], [0, 1], lambda rate, seed: rate)
+    folder = sweep_folder(records)
+    with (folder / "points.jsonl").open("ab") as lines:
+        lines.write(torn if isinstance(torn, bytes) else torn.encode())
+    assert read_records(folder)[1] == records
+
+
+def test_a_sweep_that_has_just_begun_has_no_points():
+    folder = sweep_folder([])
+    (folder / "points.jsonl").unlink()
+    assert read_records(folder)[1] == []
+
+
+WHOLE = point(0, {"learning_rate": 0.1, "seed": 0})
+DAMAGED = [
+    ('{"point": ', "text that is not JSON"), ("[1]", "list"), ("{}", "no point"),
+    (json.dumps(WHOLE | {"history": {}}), "history {}"), (json.dumps(WHOLE | {"status": "well"}), "status 'well'"),
+    (json.dumps(WHOLE | {"values": {"learning_rate": 0.1}}), "values without a seed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), DAMAGED, ids=[expected for _, expected in DAMAGED])
+def test_other_damage_is_refused_with_its_line(line, expected):
+    folder = sweep_folder([WHOLE])
+    (folder / "points.jsonl").write_text(json.dumps(WHOLE) + "\n" + line + "\n" + json.dumps(WHOLE) + "\n")
+    with pytest.raises(errors.ConfigurationError) as refusal:
+        read_records(folder)
+    assert f"line 2 of {folder}/points.jsonl must be a finished point, got {expected}" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_of_something_else_is_refused():
+    with pytest.raises(errors.ConfigurationError, match="sweep must be a sweep folder, which holds a sweep"):
+        read_records(".")
+    pathlib.Path("sweep.json").write_text('{"axes": 3}')
+    with pytest.raises(errors.ConfigurationError, match="must be a JSON object with axes"):
+        read_records(".")
+
+
+def runnable():
+    """A sweep over learning rates whose configurations `fedjax-dp run` takes."""
+    return [
+        point(2 * place + seed, {"learning_rate": rate, "seed": seed}, (0.8 - abs(rate - 0.3) + seed / 100,),
+              config={"dataset": "digits", "seed": seed, "learning_rate": rate, "rounds": 4, "out": "somewhere"})
+        for place, rate in enumerate([0.1, 0.3, 1.0]) for seed in range(2)
+    ]  # fmt: skip
+
+
+def test_best_prints_a_configuration_that_run_takes(capsys):
+    sweep_folder(runnable())
+    assert cli.main(["best", "sweep"]) == 0
+    out = capsys.readouterr()
+    pathlib.Path("winner.toml").write_text(out.out)
+    winner = config.RunConfig(**config.read("winner.toml"))
+    assert winner == config.RunConfig(dataset="digits", seed=0, learning_rate=0.3, rounds=4)
+    assert config.resolve(winner).batch_size == 20
+    low, high = stats.t.interval(0.95, 1, 0.805, stats.sem([0.8, 0.81]))
+    assert f"test_accuracy 0.8050 +- 0.0071, 95% interval of the mean [{low:.4f}, {high:.4f}] over 2 seeds" in out.err
+    assert "epsilon 1 and so on" in out.err
+    assert "the best of 3 settings compared: learning_rate 0.3\n" in out.err
+    assert "the privacy cost of choosing is not known before the sweep is complete" in out.err
+
+
+def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
+    folder = sweep_folder(runnable(), points=9)
+    (folder / "selection.json").write_text(json.dumps({"short": "choosing costs epsilon 2"}))
+    assert cli.main(["best", "sweep"]) == 0
+    err = capsys.readouterr().err
+    assert "choosing costs epsilon 2" in err
+    assert "6 of 9 points are there: the winner may change" in err
+    (folder / "selection.json").write_text("nothing")
+    assert cli.main(["best", "sweep"]) == 2
+    assert "selection.json must be a JSON object with what choosing costs" in capsys.readouterr().err
+
+
+def test_best_as_json_is_one_object_without_infinities(capsys):
+    records = [point(0, {"privatizer.clip_norm": 1.0, "seed": 0}, epsilon=math.inf)]
+    sweep_folder(records, ["privatizer.clip_norm"])
+    assert cli.main(["best", "sweep", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told["values"] == {"privatizer.clip_norm": 1.0}
+    assert told["guarantee_epsilon"] is None
+    assert (told["mean"], told["std"], told["seeds"], told["statement"]) == (0.6, None, 1, None)
+    assert cli.main(["best", "sweep"]) == 2  # values of Python have no TOML
+    assert "use --json" in capsys.readouterr().err
+
+
+BAD = [
+    (["best"], "sweep must be the folder of a sweep, got nothing"),
+    (["best", "absent"], "sweep must be a sweep folder, which holds a sweep.json, got absent"),
+    (["best", "sweep", "--metrc", "test_loss"], "did you mean --metric?"),
+    (["best", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
+    (["best", "sweep", "--epsilon-at-most", "0.5"], "epsilon_at_most must be at least 1, the smallest of the sweep"),
+    (["plot"], "sweep must be the folder of a sweep, got nothing"),
+    (["plot", "absent"], "sweep must be a sweep folder, which holds a sweep.json, got absent"),
+    (["plot", "sweep", "--kind", "heatmap"], "kind must be one of all, overview, axis"),
+    (["plot", "sweep", "--x", "learning_rat"], "did you mean learning_rate?"),
+    (["plot", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
+    (["plot", "sweep", "--kind", "heat"], "one that this sweep has points for: overview, axis, privacy, curves, got h"),
+    (["plot", "sweep", "--out", "all.png"], "out must be a folder for 4 pictures, got all.png"),
+    (["plot", "sweep", "--kind", "curves", "--out", "no/c.png"], "out must be in an existing folder, got no/c.png"),
+    (["plot", "sweep", "--kind", "curves", "--out", "c.jpg"], "out must be a folder, or a file that ends in .png"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
+    sweep_folder(runnable())
+    assert cli.main(words) == 2
+    out = capsys.readouterr()
+    assert expected in out.err
+    assert out.err.count("\n") == 1
+    assert out.out == ""
+
+
+def test_reading_a_sweep_loads_neither_jax_nor_pandas():
+    code = (
+        "import sys, fedjax_dp.sweeps.table, fedjax_dp.sweeps.pictures.figures; "
+        "print({'jax', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,112 @@
+"""The house has floors: a module imports only what lies below it (read from the imports, nothing is run)."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import fedjax_dp
+
+ROOT = pathlib.Path(fedjax_dp.__file__).parent
+FLOORS = [  # of wings, and of the few modules that stand beside them
+    {"devices", "errors", "prng", "schedules"},
+    {"accounting", "pytrees"},
+    {"data", "execution", "gradients", "statistics"},
+    {"models"},
+    {"parts"},
+    {"rounds"},
+    {"algorithms", "inspection"},
+    {"privacy"},
+    {"experiments"},
+    {"sweeps"},
+    {"audits", "reproductions"},
+    {"cli", "testing"},
+    {"__main__", "__init__"},
+]
+FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}
+
+
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imports_of(path):
+    """Modules of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedjax_dp":
+            base = node.module.removeprefix("fedjax_dp").strip(".")
+            below = {f"{base}.{alias.name}".strip(".") for alias in node.names}
+            found |= (below & set(MODULES)) | ({base} if base and below - set(MODULES) else set())
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("fedjax_dp.") for alias in node.names if "fedjax_dp." in alias.name}
+    return found - {name_of(path)}
+
+
+def wing_of(name):
+    return name.split(".")[0]
+
+
+def test_every_wing_has_a_floor():
+    assert {wing_of(name) for name in MODULES} == set(FLOOR_OF)
+
+
+def test_a_wing_imports_only_lower_floors_or_itself():
+    for name, path in MODULES.items():
+        for other in map(wing_of, imports_of(path)):
+            lower = FLOOR_OF[other] < FLOOR_OF[wing_of(name)]
+            assert lower or other == wing_of(name), f"{name} imports {other}, which does not lie below it"
+
+
+def test_no_modules_import_one_another():
+    """Inside a wing too there is an order: modules that lead back to themselves are named."""
+    left = {name: imports_of(path) for name, path in MODULES.items()}
+    while free := [name for name, others in left.items() if not others & set(left)]:
+        for name in free:
+            del left[name]
+    assert not left, f"in circles, or above one: {sorted(left)}"
+
+
+def test_accounting_knows_neither_jax_nor_the_simulator():
+    for path in (ROOT / "accounting").glob("*.py"):
+        assert set(map(wing_of, imports_of(path))) <= {"accounting", "errors"}, path.name
+        assert "jax" not in {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                         [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        }, path.name  # fmt: skip
+
+
+def test_a_round_starts_without_what_only_accounting_needs():
+    """SciPy loads its parts when they are used, if they are named `scipy.stats.binom`: half a second of every start."""
+    late = ("scipy.stats", "scipy.signal", "scipy.optimize", "scipy.sparse.csgraph", "matplotlib", "ray")
+    program = f"import sys, fedjax_dp.rounds.simulation; print([name for name in {late} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_modules_fit_a_reader():
+    long = {path.name: len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert max(long.values()) <= 400, {name: lines for name, lines in long.items() if lines > 400}
+
+
+def test_nobody_asks_for_the_class_of_a_part():
+    """What must be known of a part it states itself (`facts`); its class is known to its own module alone."""
+    home = {
+        node.name: path.stem for path in (ROOT / "parts").glob("*.py") for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }  # fmt: skip
+    assert {"UniformCohort", "ClipRecords", "OutputGaussian", "PlainUpload", "SecureSum"} <= set(home)
+    found = []
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+            compared = isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+            if asked or compared:
+                names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} & set(home)
+                found += [f"{path.name}:{node.lineno} {name}" for name in names if home[name] != path.stem]
+    assert not found
