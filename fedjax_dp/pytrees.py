@@ -139,8 +139,8 @@ def ravel_numbers(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves]), back
 
 
-def of_clients(what: str, numbers: Any, num_clients: int) -> np.ndarray:
-    """One number or an array of one for each client, checked; on the host.
+def of_clients(what: str, numbers: Any, num_clients: int, common: bool = True) -> np.ndarray:
+    """An array of one number for each client, or, if `common`, one for all; checked, on the host.
 
     Raises: ConfigurationError for another shape, and for what is no array of real numbers.
     """
@@ -149,7 +149,9 @@ def of_clients(what: str, numbers: Any, num_clients: int) -> np.ndarray:
     except ValueError:  # lists of lists that are not of one length
         found = np.asarray(None)
     if found.dtype.kind not in "biuf":
-        raise errors.refuse(what, repr(numbers), f"a number, or one for each of the {num_clients} clients")
-    if found.shape not in ((), (num_clients,)):
-        raise errors.refuse(what, f"shape {found.shape}", f"one number or {num_clients} of them")
+        wanted = "a number, or one" if common else "one number"
+        raise errors.refuse(what, repr(numbers), f"{wanted} for each of the {num_clients} clients")
+    if found.shape != (num_clients,) and not (common and found.shape == ()):
+        wanted = f"one number or {num_clients} of them" if common else f"one for each of the {num_clients} clients"
+        raise errors.refuse(what, f"shape {found.shape}", wanted)
     return found

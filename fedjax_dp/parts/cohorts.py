@@ -281,9 +281,7 @@ class MultinomialCohort:
             raise errors.refuse("paid", repr(self.paid), "an event of fedjax_dp.accounting, or None")
         if self.probabilities is None:
             return
-        chance = of_clients("probabilities", self.probabilities, num_clients)
-        if not chance.shape:
-            raise errors.refuse("probabilities", "one number", f"one for each of the {num_clients} clients")
+        chance = of_clients("probabilities", self.probabilities, num_clients, common=False)
         if not (np.all(chance > 0) and abs(chance.sum() - 1) < 1e-4):
             raise errors.refuse(
                 "probabilities", f"from {chance.min():.4g}, sum {chance.sum():.6g}", "positive and of sum 1",
