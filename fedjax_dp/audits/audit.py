@@ -148,10 +148,10 @@ def audit(
 
     The worlds are neighbours under unit and adjacency of the algorithm's Guarantee. The cohorts are those of `seed`
     where the adversary of the view knows them; all else is fresh in every trial.
-    view        what the adversary receives, as in `privacy.guarantee`; default the strongest that is hidden from;
+    view        what the adversary receives, as in `privacy.guarantees`; default the strongest that is hidden from;
     canary      "gradient": the worst case. Records are gradients of a linear model of `parameters` parameters: the
                 canary's is C e, that of what it replaces -C e, in every step; what the others' are is chosen to tell
-                the most, see `worlds.gradient_game`. Every layer of the algorithm is run but the user's model.
+                the most, see `canaries.gradient_game`. Every layer of the algorithm is run but the user's model.
                 "label-flip", "blank", "mislabelled": the user's model and data, with record number `record` of the
                 client (all of them, where whole clients are hidden) changed so, or absent in the other world;
     client      whose record it is; default the one with the largest epsilon;
@@ -163,7 +163,7 @@ def audit(
     significance  chance of a wrong VIOLATED, at most; with a claim, if noise and sampling are of the stated kind;
     lanes       trials at once on a device;
     progress    called with (runs done, runs in all).
-    Parts that are not the project's own are inspected too, as a Guarantee does (`privacy.guarantee`).
+    Parts that are not the project's own are inspected too, as a Guarantee does (`privacy.guarantees`).
     Not heard: the noised bits of an adaptive clip norm, and warm starts in view broadcast.
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.

@@ -95,7 +95,7 @@ def run(
     execution: Execution | None = None,
     on_host: bool = False,
 ) -> Result:
-    """Train `algorithm` on `data` and say what it promises; see `privacy.calibrate` and `simulate` for the options."""
+    """Train `algorithm` on `data` and say what it promises; see `fdp.calibrate` and `simulate` for the options."""
     algorithm, promise = prepare(
         algorithm, data, rounds=rounds, seed=seed, epsilon=epsilon, delta=delta, accountant=accountant,
         participation=participation, view=view, colluders=colluders, sigma_mode=sigma_mode, model=model,

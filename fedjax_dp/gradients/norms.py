@@ -117,7 +117,7 @@ def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
     """Sum over records and positions of factor * outer(u, v) `(k, o)`, as one product.
 
     Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero. The
-    long side comes last in the product, as in `values.ravel`.
+    long side comes last in the product, as in `pytrees.ravel`.
     """
     k, o, scaled = u.shape[-1], v.shape[-1], factors[:, None, None]
     if k < o:

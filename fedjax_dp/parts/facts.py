@@ -1,7 +1,7 @@
 """What a part states of its own privacy: read off its exact class, so that a subclass inherits nothing of a proof.
 
 The Guarantee rests on the members of FACTS. What no program can find out about a part (that a cohort knows no records,
-say) it has to state; what can be found out, `flow` and `scrutiny` find out, whatever it states.
+say) it has to state; what can be found out, `inspection` finds out, whatever it states.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "privatizer": ("gap", "assumptions", "client_noise", "event", "unit", "on_upload"),
     "bound": ("gap", "assumption", "per_record"),
     "noise source": ("fresh", "bands"),
-    "correction": ("pull",),  # what else it says of itself, `flow` finds out
+    "correction": ("pull",),  # what else it says of itself, `inspection.flow` finds out
     "upload": ("unit", "amplified", "shared_noise", "extra", "event"),
     "estimator": ("alike", "realised", "needs_loss", "needs_rates", "reach"),
     "transport": ("secret", "resolution", "limit", "hidden_among"),

@@ -88,7 +88,7 @@ class RecordGaussian:
     clip_norm         C > 0, bound on one record's gradient over all parameters;
     noise_multiplier  z >= 0, a number or one per client `(num_clients,)`: the noise on the sum has standard deviation
                       z C in every coordinate, so the noise on the mean has z C / B;
-    bound             how C is enforced, see `bound.py`;
+    bound             how C is enforced, see `clipping`;
     source            of the standard normal noise.
 
     | zero gradient | stays zero | | |g| = C | unchanged | | NaN or overflowing gradient | contributes zero |

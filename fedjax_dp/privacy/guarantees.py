@@ -59,7 +59,7 @@ def calibrate(
     accountant     "pld" (rigorous), or another of `accounting.ACCOUNTANTS`; integer noise needs "rdp".
     sigma_mode     "per_client": each its own noise; "common_worst": all take the noise of the client that needs most;
                    "paper_000", "paper_002", "paper_003", "paper_004": what that paper's theorem prints (see
-                   `prescribed`). It is not known to meet the budget, and the Guarantee shows what it gives.
+                   `paper_noise`). It is not known to meet the budget, and the Guarantee shows what it gives.
     view           who must learn nothing: see `guarantee`.
     progress       called with (client kinds done, client kinds in all).
     Raises:        ConfigurationError if the budget is unreachable or the combination has no accountant.
@@ -159,8 +159,8 @@ def guarantee(
     colluders      clients of each cohort that help the adversary, in the last three views.
     model          needed where its size matters (integer noise); default logistic regression.
     progress       called with (distinct clients done, distinct clients in all).
-    Parts that are not the project's own are believed only as far as nothing contradicts them: see `facts`, `flow` and
-    `scrutiny`. The assumptions name them.
+    Parts that are not the project's own are believed only as far as nothing contradicts them: see `parts.facts` and
+    `inspection`. The assumptions name them.
     Raises: ConfigurationError for a combination without an accountant, and for parts that leave a fact unsaid or say
             what is not so.
     """

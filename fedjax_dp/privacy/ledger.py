@@ -95,7 +95,7 @@ def ledger_of(
     algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str = "schedule",
     view: str | None = None, colluders: int = 0, at_least: int = 0, model: Model | None = None,
 ) -> list[Event]:  # fmt: skip
-    """The event of each client: what `view` receives that depends on it. See `privacy.guarantee` for the options.
+    """The event of each client: what `view` receives that depends on it. See `privacy.guarantees` for the options.
 
     `at_least` rounds are counted even for clients that are never drawn.
     """

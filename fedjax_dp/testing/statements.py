@@ -110,7 +110,7 @@ def check_statements(
     bounds of the parts that are not the project's own. It is what a Guarantee asks, and of the project's parts too.
     wrong    programs that the same check must reject, those that do not apply left out: gradients that are not counted,
              or asked for in a loop; labels read past the privatizer; a term beside the noised update.
-    Errors:  the trace is exact; statistical assertions as `fedjax_dp.scrutiny` says.
+    Errors:  the trace is exact; statistical assertions as `fedjax_dp.inspection` says.
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon.
     """
     model = model or logistic_regression(data.record_shape, data.classes)
