@@ -60,7 +60,7 @@ class ErrorBounds:
         return (self.false_positive, self.false_negative) if self.mean is None else (self.mean, self.mean)
 
 
-class Plan(NamedTuple):
+class ChosenTest(NamedTuple):
     """A test to be applied to trials that are yet to be run: yes is a score above `threshold`.
 
     promise  the evidence that is expected of it, see `choose_test`; above 0 it is expected to contradict the curve.
@@ -186,7 +186,7 @@ def choose_test(
     significance: float = 0.05,
     curve: "Callable[[np.ndarray], np.ndarray] | None" = None,
     tests: tuple[bool, ...] = (False, True),
-) -> Plan:
+) -> ChosenTest:
     """The threshold and the test with which `evaluated` new trials per world promise the strongest evidence.
 
     negatives, positives   pilot scores of either world, `(A,)` and `(B,)`, of which the positive ones tend to be the
@@ -213,10 +213,10 @@ def choose_test(
             got = "NaN among them" if scores.size else "none"
             raise errors.refuse(f"pilot scores of the {what} world", got, "at least one number and no NaN")
     if worlds[0][-1] < worlds[1][0]:
-        return Plan(float(_between(worlds[0][-1:], worlds[1][:1])[0]), tests[-1], significance, np.inf)
+        return ChosenTest(float(_between(worlds[0][-1:], worlds[1][:1])[0]), tests[-1], significance, np.inf)
     thresholds, ranks = _candidates(*worlds)
     if not thresholds.size:
-        return Plan(float(worlds[0][0]), tests[-1], significance, -np.inf)
+        return ChosenTest(float(worlds[0][0]), tests[-1], significance, -np.inf)
     below = [np.searchsorted(scores, thresholds, side="right") for scores in worlds]
     fp = (worlds[0].size - below[0] + 0.5) / (worlds[0].size + 1)
     fn = (below[1] + 0.5) / (worlds[1].size + 1)
@@ -236,7 +236,7 @@ def choose_test(
         allowed = np.maximum(-ndtri(corner[0]) - reach(corner[0]), LEAST_MU)
         evidence = (reach(corner[0]) - ndtri(np.maximum(corner[1], TINY)) - DOUBT * doubt) / allowed
         best = int(np.argmax(evidence))
-        plans.append(Plan(float(thresholds[best]), joint, significance, float(evidence[best])))
+        plans.append(ChosenTest(float(thresholds[best]), joint, significance, float(evidence[best])))
     return max(plans, key=lambda plan: plan.promise)
 
 

@@ -27,7 +27,7 @@ RO = Adjacency.REPLACE_ONE
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One claim on one configuration. Noise is in the paper's own unit (see `noise_unit`)."""
 
     paper: str
@@ -57,7 +57,7 @@ class Row:
         }  # fmt: skip
 
 
-def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | None = None) -> list[Row]:
+def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | None = None) -> list[PaperRow]:
     """The rows of one paper, or of all. `progress` is called with (rows done, rows in all)."""
     if paper is not None:
         errors.require_choice("paper", paper, PAPERS)
@@ -70,7 +70,7 @@ def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | 
     return rows
 
 
-Tasks = Iterator[Callable[[], Row]]
+Tasks = Iterator[Callable[[], PaperRow]]
 
 
 def _told(epsilon: float) -> str:
@@ -98,7 +98,7 @@ def _paper_000() -> Tasks:
             yield functools.partial(_theorem5_000, f"{data}, T={rounds}", batch, records, rounds // 10, steps)
 
 
-def _lemma2_000(setting: str, batch: int, records: int, participations: int, steps: int) -> Row:
+def _lemma2_000(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
     epsilon, delta = BUDGET_000
     event, source = _fixed_size(batch, records, participations * steps), "Lemmas 2-4 (tCDP)"
     tight = noise_multiplier_for(event, epsilon, delta) / batch
@@ -107,7 +107,7 @@ def _lemma2_000(setting: str, batch: int, records: int, participations: int, ste
         noise = theorems.lemma2_000_noise(epsilon, delta, event.sampling, event.count)  # type: ignore[arg-type]
     except NotCoveredError as error:
         claim = Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}")
-        return Row("000", setting, claim, None, None, tight, unit)
+        return PaperRow("000", setting, claim, None, None, tight, unit)
     reason = (
         "conditions met (rate <= 0.1, rho <= 0.1 in a step); holds for a client drawn the mean number of times, "
         "not for one drawn more often"
@@ -120,10 +120,10 @@ def _lemma2_000(setting: str, batch: int, records: int, participations: int, ste
         "ratio_to_poisson": noise / noise_multiplier_for(poisson, epsilon, delta),
     }
     claim = Claim(source, epsilon, delta, Verdict.CONDITIONAL, reason)
-    return Row("000", setting, claim, epsilon_of(event.scaled(noise), delta), noise / batch, tight, unit, details)
+    return PaperRow("000", setting, claim, epsilon_of(event.scaled(noise), delta), noise / batch, tight, unit, details)
 
 
-def _theorem5_000(setting: str, batch: int, records: int, participations: int, steps: int) -> Row:
+def _theorem5_000(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
     event = _fixed_size(batch, records, participations * steps)
     noise = theorems.lemma2_000_noise(*BUDGET_000, event.sampling, event.count)  # type: ignore[arg-type]
     epsilon, delta = theorems.theorem5_000(event.scaled(noise))
@@ -135,7 +135,7 @@ def _theorem5_000(setting: str, batch: int, records: int, participations: int, s
     )
     claim = Claim("Theorem 5", epsilon, max(delta, 1e-300), Verdict.HOLDS, reason)  # a larger delta is as true
     bounds = {"lowest_epsilon": limit / 2, "highest_epsilon": limit}
-    return Row("000", setting, claim, None, noise / batch, None, "sigma on the mean gradient, G = 1", bounds)
+    return PaperRow("000", setting, claim, None, noise / batch, None, "sigma on the mean gradient, G = 1", bounds)
 
 
 # 001: rFedAvg and rFedAvg+ ---------------------------------------------------------------------------------------
@@ -148,17 +148,17 @@ def _paper_001() -> Tasks:
             yield functools.partial(_feature_map_001, records, batch, noise)
 
 
-def _uploads_001() -> Row:
+def _uploads_001() -> PaperRow:
     reason = "the model uploads carry no noise, so the noise on the feature map protects nothing"
-    return Row("001", "any", Claim("no theorem", None, 1e-5, Verdict.WRONG, reason), math.inf)
+    return PaperRow("001", "any", Claim("no theorem", None, 1e-5, Verdict.WRONG, reason), math.inf)
 
 
-def _feature_map_001(records: int, batch: int, noise: float) -> Row:
+def _feature_map_001(records: int, batch: int, noise: float) -> PaperRow:
     event = GaussianSteps(noise * records / batch, FullBatch(), RO, 100)
     reason = "the release of the feature map alone, if each record's features are clipped to C2; uploads not counted"
     claim = Claim("no theorem; feature map alone", None, 1e-5, Verdict.CONDITIONAL, reason)
     setting = f"n={records}, L={batch}, sigma2={noise:g}, T=100"
-    return Row("001", setting, claim, epsilon_of(event, 1e-5), noise, None, "sigma2")
+    return PaperRow("001", setting, claim, epsilon_of(event, 1e-5), noise, None, "sigma2")
 
 
 # 002: CPFed ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def _paper_002() -> Tasks:
                 yield functools.partial(_theorem1_002, config, secure)
 
 
-def _theorem1_002(config: theorems.Cpfed, secure: bool) -> Row:
+def _theorem1_002(config: theorems.Cpfed, secure: bool) -> PaperRow:
     (epsilon, delta), batch, rounds = BUDGET_002, config.batch_size, config.rounds
     sigma = config.sigma(epsilon, delta, secure=secure)
     each = _fixed_size(batch, RECORDS_002, config.local_steps)
@@ -199,7 +199,7 @@ def _theorem1_002(config: theorems.Cpfed, secure: bool) -> Row:
     name = "Theorem 1, secure aggregation" if secure else "Theorem 1, no secure aggregation"
     setting = f"T={rounds}, tau={config.local_steps}, B={'m, K=T' if batch == RECORDS_002 else batch}"
     claim = Claim(name, epsilon, delta, verdict, reason)
-    return Row("002", setting, claim, provable, sigma, tight, "sigma on the mean gradient, L = 1", details)
+    return PaperRow("002", setting, claim, provable, sigma, tight, "sigma on the mean gradient, L = 1", details)
 
 
 def _judge_002(config: theorems.Cpfed, batch: int, every_round: float) -> tuple[Verdict, str]:
@@ -243,7 +243,7 @@ def _paper_003() -> Tasks:
         yield functools.partial(_lemma1_003, draws, rate, tail)
 
 
-def _theorem1_003(data: str, records: int, draws: int, participations: int, constant: int, epsilon: float) -> Row:
+def _theorem1_003(data: str, records: int, draws: int, participations: int, constant: int, epsilon: float) -> PaperRow:
     batch, count = 512, participations * STEPS_003
     noise = theorems.theorem1_003_noise(
         epsilon, DELTA_003, rate=batch / records, participations=participations, draws=draws, local_steps=STEPS_003,
@@ -261,12 +261,12 @@ def _theorem1_003(data: str, records: int, draws: int, participations: int, cons
         reason = "the paper gives an order of magnitude without a constant; also, q is computed from unprotected norms"
     claim = Claim(f"Theorem 1 with constant {constant}", epsilon, DELTA_003, verdict, reason)
     setting = f"{data}, T*={participations}, epsilon {epsilon:g}"
-    return Row(
+    return PaperRow(
         "003", setting, claim, provable, noise, tight, "sigma_i in units of S = 2C/m", {"attained_epsilon": attained}
     )
 
 
-def _lemma1_003(draws: int, rate: float, tail: float) -> Row:
+def _lemma1_003(draws: int, rate: float, tail: float) -> PaperRow:
     bound = lemma1_003(draws, rate, tail)
     true_tail, quantile = participation_tail(draws, rate, bound), participation_quantile(draws, rate, tail)
     if true_tail <= tail:
@@ -275,7 +275,7 @@ def _lemma1_003(draws: int, rate: float, tail: float) -> Row:
         verdict, reason = Verdict.WRONG, f"exceeded with probability {true_tail:.3g}, above {tail:g}"
     claim = Claim("Lemma 1 (participations)", None, tail, verdict, reason)
     details = {"bound": bound, "exact_quantile": quantile, "exact_tail": true_tail}
-    return Row("003", f"KR={draws}, q={rate:g}, tail {tail:g}", claim, None, details=details)
+    return PaperRow("003", f"KR={draws}, q={rate:g}, tail {tail:g}", claim, None, details=details)
 
 
 # 004: DP-FedAvg in heterogeneous settings ------------------------------------------------------------------------
@@ -291,9 +291,9 @@ def _paper_004() -> Tasks:
                 yield functools.partial(theorem, data, records, epsilon)
 
 
-def _lemma2_004() -> Row:
+def _lemma2_004() -> PaperRow:
     reason = "the update moves by at most 2 G sum eta <= 4 Q G eta; needs clipping in every step, not only the last"
-    return Row("004", "any", Claim("Lemma 2 (sensitivity)", None, DELTA_004, Verdict.CONDITIONAL, reason), None)
+    return PaperRow("004", "any", Claim("Lemma 2 (sensitivity)", None, DELTA_004, Verdict.CONDITIONAL, reason), None)
 
 
 def _event_004(records: int, count: int) -> GaussianSteps:
@@ -306,7 +306,7 @@ def _least_004(spent: GaussianSteps) -> float:
     return epsilon_of(spent.scaled(2.0), DELTA_004, ATTAINED)
 
 
-def _theorem1_004(data: str, records: int, epsilon: float) -> Row:
+def _theorem1_004(data: str, records: int, epsilon: float) -> PaperRow:
     event, rate = _event_004(records, 1), 50 / records
     noise = theorems.theorem1_004_noise(epsilon, DELTA_004, rate)
     tight = noise_multiplier_for(event, epsilon, DELTA_004) / 2
@@ -324,10 +324,10 @@ def _theorem1_004(data: str, records: int, epsilon: float) -> Row:
     details = {"epsilon_at_sensitivity_2QG_eta": epsilon_of(spent.scaled(2.0), DELTA_004)}
     claim = Claim("Theorem 1 (one round)", epsilon, DELTA_004, verdict, reason)
     unit = "z = noise on the model / (4 Q G eta)"
-    return Row("004", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit, details)
+    return PaperRow("004", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit, details)
 
 
-def _theorem2_004(data: str, records: int, epsilon: float) -> Row:
+def _theorem2_004(data: str, records: int, epsilon: float) -> PaperRow:
     rate, one_round = 50 / records, theorems.theorem1_004_noise(epsilon, DELTA_004, 50 / records)
     claimed = theorems.theorem2_004_epsilon(epsilon, rate, ROUNDS_004)
     spent = _event_004(records, ROUNDS_004).scaled(2 * one_round)
@@ -339,10 +339,12 @@ def _theorem2_004(data: str, records: int, epsilon: float) -> Row:
     verdict = Verdict.WRONG if least > claimed else Verdict.HEURISTIC
     claim = Claim("Theorem 2 (all rounds) with c0 = 1", claimed, DELTA_004, verdict, reason)
     details = {"c0": provable / claimed}
-    return Row("004", f"{data}, epsilon {epsilon:g}, K={ROUNDS_004}", claim, provable, one_round, None, "", details)
+    return PaperRow(
+        "004", f"{data}, epsilon {epsilon:g}, K={ROUNDS_004}", claim, provable, one_round, None, "", details
+    )
 
 
-def _literal_004(data: str, records: int, epsilon: float) -> Row:
+def _literal_004(data: str, records: int, epsilon: float) -> PaperRow:
     rate_of_learning = 0.04 if data == "MNIST" else 0.01
     noise = theorems.theorem1_004_noise(epsilon, DELTA_004, 50 / records) * rate_of_learning
     spent = _event_004(records, 1).scaled(2 * noise)
@@ -354,7 +356,7 @@ def _literal_004(data: str, records: int, epsilon: float) -> Row:
     claim = Claim("equation (13) as printed (one round)", epsilon, DELTA_004, Verdict.WRONG, reason)
     tight = noise_multiplier_for(_event_004(records, 1), epsilon, DELTA_004) / 2
     unit = "z = noise on the model / (4 Q G eta)"
-    return Row("004", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit)
+    return PaperRow("004", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit)
 
 
 # DPFedAvg and DP-SGD: the moments accountant on what was not sampled as it assumes --------------------------------
@@ -369,7 +371,7 @@ def _moments() -> Tasks:
         yield functools.partial(_moments_row, setting, batch, records, steps, noise, delta)
 
 
-def _moments_row(setting: str, batch: int, records: int, steps: int, noise: float, delta: float) -> Row:
+def _moments_row(setting: str, batch: int, records: int, steps: int, noise: float, delta: float) -> PaperRow:
     event: Event = _fixed_size(batch, records, steps, noise)
     claimed = theorems.moments_accountant_epsilon(batch / records, noise, steps, delta)
     attained = epsilon_of(event, delta, ATTAINED)
@@ -380,7 +382,7 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
         f"attain {attained:.4g} with the same noise"
     )
     claim = Claim("moments accountant on fixed-size batches", claimed, delta, verdict, reason)
-    return Row("dp-fedavg", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")
+    return PaperRow("dp-fedavg", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")
 
 
 PAPERS: dict[str, Callable[[], Tasks]] = {

@@ -46,7 +46,7 @@ def pattern(widths: tuple[int, ...]) -> np.ndarray:
 
 
 def gradient_game(
-    algorithm: Algorithm, data: FederatedData, place: "Place", *, others: str, parameters: int, **common: Any
+    algorithm: Algorithm, data: FederatedData, place: "CanaryRows", *, others: str, parameters: int, **common: Any
 ) -> Game:
     """The worst case: the canary's gradient is C e in every step, and what it replaces has -C e.
 
@@ -72,7 +72,7 @@ def gradient_game(
     )  # fmt: skip
 
 
-def others_for(algorithm: Algorithm, place: "Place") -> tuple[str, ...]:
+def others_for(algorithm: Algorithm, place: "CanaryRows") -> tuple[str, ...]:
     """What the gradients of the other records may be to tell the most of the canary; see `gradient_game`."""
     if place.coins[-1] > 0:
         return ("zero",)
@@ -81,7 +81,7 @@ def others_for(algorithm: Algorithm, place: "Place") -> tuple[str, ...]:
 
 
 def input_game(
-    algorithm: Algorithm, data: FederatedData, model: Model, place: "Place", *, kind: str, seed: int, **common: Any
+    algorithm: Algorithm, data: FederatedData, model: Model, place: "CanaryRows", *, kind: str, seed: int, **common: Any
 ) -> Game:
     """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
     replaced = data.row_numbers[place.slots].astype(np.int32)
@@ -102,7 +102,7 @@ def input_game(
     )  # fmt: skip
 
 
-class Place(NamedTuple):
+class CanaryRows(NamedTuple):
     """Where canaries stand: as in `Canary`; and whether in the other world there is no record instead of another."""
 
     slots: np.ndarray
@@ -111,7 +111,7 @@ class Place(NamedTuple):
     withdrawn: bool
 
 
-def place_one(algorithm: Algorithm, data: FederatedData, step: Release, client: int, record: int) -> Place:
+def place_one(algorithm: Algorithm, data: FederatedData, step: Release, client: int, record: int) -> CanaryRows:
     """One record of a client, or all that it has where whole clients are hidden."""
     offset, size = int(data.offsets[client]), int(data.sizes[client])
     errors.require_integer("record", record, 0, size - 1, f"client {client} has {size} records")
@@ -120,7 +120,7 @@ def place_one(algorithm: Algorithm, data: FederatedData, step: Release, client: 
     return _place(slots, np.full(len(slots), client), np.zeros(len(slots)), step)
 
 
-def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client: int, canaries: int) -> Place:
+def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client: int, canaries: int) -> CanaryRows:
     """The first records of a client, or the first clients with all they have, a coin for each."""
     offsets, sizes = np.asarray(data.offsets), np.asarray(data.sizes)
     if unit_of(algorithm) is Unit.RECORD:
@@ -132,9 +132,9 @@ def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client:
     return _place(slots, owners, owners, step)
 
 
-def _place(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step: Release) -> Place:
+def _place(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step: Release) -> CanaryRows:
     withdrawn = step.adjacency is Adjacency.ADD_REMOVE and step.unit is Unit.RECORD
-    return Place(slots.astype(np.int32), owners.astype(np.int32), coins.astype(np.int32), withdrawn)
+    return CanaryRows(slots.astype(np.int32), owners.astype(np.int32), coins.astype(np.int32), withdrawn)
 
 
 def staging(seed: int, client: int, step: Release) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from fedjax_dp.accounting import (
     guarantee,
     seen,
 )
-from fedjax_dp.accounting.papers import Row
+from fedjax_dp.accounting.papers import PaperRow
 from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.options import told
@@ -312,7 +312,7 @@ class ClaimsOptions:
     plot: Annotated[str | None, told("write a picture to this PNG file", "(none)", "FILE")] = None
 
 
-def _print_claims(rows: list[Row]) -> None:
+def _print_claims(rows: list[PaperRow]) -> None:
     console = Console(highlight=False, markup=False)
     console.print(
         "claimed   epsilon by the paper's theorem\n"
@@ -325,7 +325,7 @@ def _print_claims(rows: list[Row]) -> None:
         _print_claim(console, paper, source, list(group))
 
 
-def _print_claim(console: Console, paper: str, source: str, rows: list[Row]) -> None:
+def _print_claim(console: Console, paper: str, source: str, rows: list[PaperRow]) -> None:
     unit = next((row.noise_unit for row in rows if row.noise_unit), "")
     deltas = {row.claim.delta for row in rows}
     title = f"{paper}: {source}" + (f", delta {min(deltas):g}" if len(deltas) == 1 else "")
@@ -361,7 +361,7 @@ def _table(settings: list[str], columns: dict[str, list[str]]) -> Table:
     return table
 
 
-def _provable(row: Row) -> str:
+def _provable(row: PaperRow) -> str:
     if row.noise and row.provable == math.inf:
         return ">700"  # losses above 700 are not resolved
     return _number(row.provable)

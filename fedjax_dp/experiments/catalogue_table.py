@@ -25,7 +25,7 @@ SOURCES = {
 FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
 
 
-class Row(NamedTuple):
+class EntryRow(NamedTuple):
     """One entry. Numbers are float32 parameters or bytes, on 784 features and 10 classes, cohorts of 10 of 100."""
 
     entry: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     up: int  # bytes from it
 
 
-def rows() -> list[Row]:
+def rows() -> list[EntryRow]:
     """The table, computed from the algorithms themselves."""
     data = _population()
     return [_row(entry, data) for entry in CATALOGUE]
@@ -49,7 +49,7 @@ def _population() -> FederatedData:
     return federate(Dataset("shape", x, y, x[:1], y[:1], classes=10), np.split(np.arange(100), 100))
 
 
-def _row(entry: str, data: FederatedData) -> Row:
+def _row(entry: str, data: FederatedData) -> EntryRow:
     options: dict[str, Any] = {"cohort_size": 10, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1}
     if "noise_multiplier" in options_of(entry):
         options |= {"clip_norm": 1.0, "noise_multiplier": 1.0}
@@ -61,7 +61,7 @@ def _row(entry: str, data: FederatedData) -> Row:
     sent = traffic(algorithm, model, data)
     kept = _size([memory.clients for memory in state.memories]) + _size(state.rules)
     server = _size(state.optimizer) + _size(state.upload) + _size([memory.server for memory in state.memories])
-    return Row(
+    return EntryRow(
         entry, SOURCES[entry], unit_of(algorithm).value if private else "none", view.value if private else "-",
         server, kept // data.num_clients, sent.down, sent.up,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def _size(tree: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
-def markdown(table: list[Row]) -> str:
+def markdown(table: list[EntryRow]) -> str:
     """The table as the README shows it."""
     lines = ["| entry | source | hides | from | server keeps | kept per client | bytes down | bytes up |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
-from fedjax_dp.accounting.papers import Row
+from fedjax_dp.accounting.papers import PaperRow
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.experiments.latency import Latency
@@ -98,7 +98,7 @@ def plot_epsilon(
     _save(figure, path)
 
 
-def plot_claims(rows: Sequence[Row], path: str | os.PathLike) -> None:
+def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike) -> None:
     """Each paper's noise over the noise that suffices, coloured by verdict, as a PNG. Below 1 is too little noise."""
     shown = [row for row in rows if row.noise_ratio]
     if not shown:

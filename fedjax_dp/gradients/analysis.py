@@ -75,7 +75,7 @@ class Unit(NamedTuple):
         return 0 if self.positions == 1 else blocks * (k * o if self.by_kernel else 2 * self.positions**2)
 
 
-class Plan(NamedTuple):
+class GradientPlan(NamedTuple):
     """A function of one record, traced and analysed."""
 
     closed: core.ClosedJaxpr
@@ -114,7 +114,7 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def _analysed(model: Any, method: str, settings: tuple, structure: Any, shapes: tuple) -> Plan:
+def _analysed(model: Any, method: str, settings: tuple, structure: Any, shapes: tuple) -> GradientPlan:
     params, record = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
     leaves, treedef = jax.tree.flatten(params)
 
@@ -126,7 +126,7 @@ def _analysed(model: Any, method: str, settings: tuple, structure: Any, shapes: 
     return _Walk(closed, tuple(leaves), names).plan(out)
 
 
-def plan_of(model: Any, method: str, params: Any, record: Any) -> Plan:
+def plan_of(model: Any, method: str, params: Any, record: Any) -> GradientPlan:
     """The plan of `model.method(params, *record)` for one record of these shapes; made once for all calls alike."""
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, (params, record)))
     config = jax.config.values
@@ -269,12 +269,12 @@ class _Walk:
             found.append(Kind.BOTH)
         return found
 
-    def plan(self, out: Any) -> Plan:
+    def plan(self, out: Any) -> GradientPlan:
         units = self.units()
         factored = {path: wall for path, wall in self.walls.items() if not wall.view.leaves & self.direct.keys()}
         covered = frozenset().union(*(unit.leaves for unit in units))
         unused = (at for at in range(len(self.leaves)) if at not in covered and at not in self.direct)
-        return Plan(
+        return GradientPlan(
             self.closed, self.leaves, self.names, out, program.nested(factored), program.nested(self.products),
             units, self.direct, tuple(unused), self.features,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.gradients import norms, program
-from fedjax_dp.gradients.analysis import Plan, plan_of
+from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Model
 
 MEMORY = 2**28  # bytes of per-record gradients that are held at once
@@ -74,7 +74,7 @@ def clipped_sum(
 
 
 def _part(
-    plan: Plan, params: Any, record: Any, mask: jax.Array, clip_norm: jax.Array | float, round_up: bool
+    plan: GradientPlan, params: Any, record: Any, mask: jax.Array, clip_norm: jax.Array | float, round_up: bool
 ) -> BatchGradient:
     """The clipped sum over records that are looked at together."""
     leaves, structure = jax.tree.flatten(params)
@@ -128,7 +128,7 @@ def plain_sum(
     return BatchGradient(gradient, found, jnp.zeros(mask.shape, bool), jnp.zeros(mask.shape))
 
 
-def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> Plan:
+def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> GradientPlan:
     """How the gradient of the loss of one record is made; x, y and keys of a batch."""
     plan = plan_of(model, "loss", params, _one((x, y, keys)))
     strange = [leaf.dtype.name for leaf in plan.shapes if not jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -165,7 +165,7 @@ def features(model: Model, params: Any, x: Any) -> jax.Array:
     return jax.vmap(lambda record: plan.look(leaves, record).reshape(-1).astype(jnp.float32))((x,))
 
 
-def _over_records(plan: Plan, params: Any, record: Any) -> Any:
+def _over_records(plan: GradientPlan, params: Any, record: Any) -> Any:
     leaves = jax.tree.leaves(params)
     return jax.vmap(lambda one: plan.run(leaves, one)[0])(record)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.gradients.analysis import Plan, Unit
+from fedjax_dp.gradients.analysis import GradientPlan, Unit
 from fedjax_dp.gradients.clipped import MEMORY, loss_plan
 from fedjax_dp.gradients.model import Model
 
@@ -81,7 +81,7 @@ def describe(model: Model, params: Any, x: Any, y: Any) -> str:
     return explain(model, params, x, y).summary
 
 
-def _unit(plan: Plan, unit: Unit) -> Weight:
+def _unit(plan: GradientPlan, unit: Unit) -> Weight:
     blocks, k, o = unit.shape
     uses = [f"{use.wall.name}{' (transposed)' if use.swapped else ''}" for use in unit.uses]
     times = {name: uses.count(name) for name in dict.fromkeys(uses)}

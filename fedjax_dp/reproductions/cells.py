@@ -14,7 +14,7 @@ from fedjax_dp.sweeps.plan import PRIVATE, SweepConfig, identity
 _HINTS = get_type_hints(RunConfig)
 
 
-class Place(NamedTuple):
+class CellKey(NamedTuple):
     """Where a number stands in a table or figure."""
 
     panel: str
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 class Cell(NamedTuple):
     """One reading of a place: the fields of its runs."""
 
-    place: Place
+    place: CellKey
     reading: str
     fields: Fields
 
@@ -49,7 +49,7 @@ def cells_of(
                     | scale.fields | value | (extra or {})
                 )  # fmt: skip
                 fields = {name: told for name, told in fields.items() if name not in line.options.get("without", ())}
-                found.append(Cell(Place(panel.key, line.key, x), reading, _taken(fields)))
+                found.append(Cell(CellKey(panel.key, line.key, x), reading, _taken(fields)))
     if not found:
         raise errors.refuse(
             "panels", repr(only), "a pattern that a panel of this scale matches",

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 
 from fedjax_dp.reproductions import tables
-from fedjax_dp.reproductions.cells import Place
+from fedjax_dp.reproductions.cells import CellKey
 from fedjax_dp.reproductions.features import Cloud
 from fedjax_dp.reproductions.recipe import Recipe, Scale
 from fedjax_dp.reproductions.rows import Claimed, Row
@@ -22,7 +22,7 @@ class Reproduction:
     claims: tuple[Claimed, ...]
     notes: tuple[str, ...]
     folder: pathlib.Path
-    clouds: Mapping[tuple[Place, str], Cloud] = dataclasses.field(default_factory=dict)
+    clouds: Mapping[tuple[CellKey, str], Cloud] = dataclasses.field(default_factory=dict)
 
     @property
     def markdown(self) -> str:

@@ -16,7 +16,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.ledger import noise_of
 from fedjax_dp.reproductions import features, tables
-from fedjax_dp.reproductions.cells import Cell, Place, cells_of, sweep_of, unavailable
+from fedjax_dp.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
 from fedjax_dp.reproductions.features import Cloud
 from fedjax_dp.reproductions.found import Reproduction
 from fedjax_dp.reproductions.measures import BYTES, SEPARATION, counted
@@ -64,9 +64,9 @@ def reproduce(
     chosen, notes = _searched(recipe, chosen_scale, folder, data_dir, screen)
     cells = cells_of(recipe, chosen_scale, panels, chosen)
     ready = [cell for cell in cells if cell.place.panel not in missing]
-    by_cell: dict[tuple[Place, str], list[Record]] = {}
-    counts: dict[tuple[Place, str], float] = {}
-    clouds: dict[tuple[Place, str], Cloud] = {}
+    by_cell: dict[tuple[CellKey, str], list[Record]] = {}
+    counts: dict[tuple[CellKey, str], float] = {}
+    clouds: dict[tuple[CellKey, str], Cloud] = {}
     if recipe.metrics == (BYTES,):
         counts = _bytes(ready, data_dir)
     elif recipe.metrics == (SEPARATION,):
@@ -98,7 +98,7 @@ def _require_own(folder: pathlib.Path, name: str) -> None:
 def _records(
     recipe: Recipe, cells: Sequence[Cell], seeds: Sequence[int], folder: pathlib.Path, data_dir: str | None,
     screen: Screen,
-) -> dict[tuple[Place, str], list[Record]]:  # fmt: skip
+) -> dict[tuple[CellKey, str], list[Record]]:  # fmt: skip
     """The finished runs of every cell."""
     sweep = sweep_of(cells, seeds, data_dir)
     if len(sweep.points) * len(seeds) == 1:
@@ -141,9 +141,9 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[Place, str], float]:
+def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
     """Epsilon of a single round, of cells whose budget is of each round; noise does not depend on the seed then."""
-    found: dict[tuple[Place, str], float] = {}
+    found: dict[tuple[CellKey, str], float] = {}
     sources = Sources()
     known: dict[str, float | None] = {}
     for cell in cells:
@@ -174,7 +174,7 @@ def _round_epsilon(config: configs.RunConfig, sources: Sources) -> float | None:
     return guarantees.guarantee(algorithm, job.data, participation="once", **options).epsilon
 
 
-def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[Place, str], float]:
+def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
     """BYTES of every cell."""
     found, sources = {}, Sources()
     for cell in cells:
@@ -187,7 +187,7 @@ def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[Place, str
 
 def _clouds(
     cells: Sequence[Cell], folder: pathlib.Path, data_dir: str | None, screen: Screen
-) -> dict[tuple[Place, str], Cloud]:
+) -> dict[tuple[CellKey, str], Cloud]:
     """Features of every cell, kept in the folder."""
     found, sources = {}, Sources()
     (folder / RUNS).mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_dp.reproductions.cells import Cell, Place
+from fedjax_dp.reproductions.cells import Cell, CellKey
 from fedjax_dp.reproductions.measures import MEASURES
 from fedjax_dp.reproductions.recipe import READINGS, Recipe, Scale, matching
 from fedjax_dp.sweeps.records import Record
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 class Row:
     """One number of a table or figure."""
 
-    place: Place
+    place: CellKey
     metric: str
     published: float | None
     published_std: float | None
@@ -54,9 +54,9 @@ class Row:
 
 
 def rows_of(
-    recipe: Recipe, cells: Sequence[Cell], records: Mapping[tuple[Place, str], Sequence[Record]],
-    missing: Mapping[str, str], round_epsilons: Mapping[tuple[Place, str], float],
-    numbers: Mapping[tuple[Place, str], float], scale: Scale,
+    recipe: Recipe, cells: Sequence[Cell], records: Mapping[tuple[CellKey, str], Sequence[Record]],
+    missing: Mapping[str, str], round_epsilons: Mapping[tuple[CellKey, str], float],
+    numbers: Mapping[tuple[CellKey, str], float], scale: Scale,
 ) -> list[Row]:  # fmt: skip
     """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run."""
     comparable = recipe.comparable(scale)
@@ -112,7 +112,7 @@ def _nothing(reason: str) -> Found:
     return Found(None, None, 0, None, None, None, "", reason)
 
 
-def _row(recipe: Recipe, place: Place, metric: str, readings: Mapping[str, Found], comparable: bool) -> Row:
+def _row(recipe: Recipe, place: CellKey, metric: str, readings: Mapping[str, Found], comparable: bool) -> Row:
     mean, std = published(recipe, place) if metric == recipe.metrics[0] else (None, None)
     told = mean if comparable else None
     verdicts = {reading: _verdict(told, std, found) for reading, found in readings.items()}
@@ -125,7 +125,7 @@ def _row(recipe: Recipe, place: Place, metric: str, readings: Mapping[str, Found
     return Row(place, metric, mean, std, readings, verdicts, why)
 
 
-def published(recipe: Recipe, place: Place) -> tuple[float | None, float | None]:
+def published(recipe: Recipe, place: CellKey) -> tuple[float | None, float | None]:
     """Mean and standard deviation as printed; None where the paper prints none."""
     told: Any = recipe.published.get(place.panel, {}).get(place.line)
     if isinstance(told, Mapping):
@@ -192,11 +192,11 @@ def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[
     return Claimed(claim["told"], words, holds, cases)
 
 
-def _is_about(claim: Mapping[str, Any], place: Place) -> bool:
+def _is_about(claim: Mapping[str, Any], place: CellKey) -> bool:
     first = place.x == claim["better_x"] if "better_x" in claim else place.line == claim["better"]
     return first and matching(claim, place.panel, place.line)
 
 
-def _against(claim: Mapping[str, Any], place: Place) -> Place:
+def _against(claim: Mapping[str, Any], place: CellKey) -> CellKey:
     """The place that a better one is compared with."""
     return place._replace(x=claim["than_x"]) if "better_x" in claim else place._replace(line=claim["than"])

@@ -12,7 +12,7 @@ from fedjax_dp import devices, errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.sweeps.engine import Outcome, grouped
+from fedjax_dp.sweeps.engine import PointEnd, grouped
 from fedjax_dp.sweeps.plan import Point
 from fedjax_dp.sweeps.preparation import Ready, Sources, job_of
 from fedjax_dp.sweeps.records import Record
@@ -101,7 +101,7 @@ def _lost(task: Task, error: BaseException) -> Record:
     """The record of a point whose task failed."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     entry = entry_of(Ready(task.point, None, task.guarantee))  # type: ignore[arg-type]  # its data was not built here
-    return record(entry, Outcome([], reason, False, 0.0))
+    return record(entry, PointEnd([], reason, False, 0.0))
 
 
 def _require_answer(address: str) -> None:

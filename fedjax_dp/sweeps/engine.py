@@ -59,7 +59,7 @@ class Job(NamedTuple):
         return [*range(every, self.rounds, every), self.rounds]
 
 
-class Outcome(NamedTuple):
+class PointEnd(NamedTuple):
     """What became of a point."""
 
     history: list[Evaluation]
@@ -202,7 +202,7 @@ class Group:
         shown = {job: jax.tree.map(lambda a: a[slot], seen) for slot, job in zip(slots, itertools.chain(*lanes))}  # noqa: B023
         return Sample(max(both_s - look_s, 0.0) / width, look_s / width, shown)
 
-    def run(self, progress: Callable[[float], Any] = lambda done: None) -> Iterator[tuple[int, Outcome]]:
+    def run(self, progress: Callable[[float], Any] = lambda done: None) -> Iterator[tuple[int, PointEnd]]:
         """Run all jobs; yields the number of a job and its outcome, as they finish.
 
         progress  called after every dispatch with the number of jobs done, unfinished ones in part.
@@ -228,10 +228,10 @@ class Group:
                 at_once = max(1, min(self.program.slots, int(DISPATCH_S / (spent / max(map(len, lanes))))))
             progress(done)
 
-    def _one_by_one(self, lanes: list[list[int]], error: Exception) -> list[Outcome]:
+    def _one_by_one(self, lanes: list[list[int]], error: Exception) -> list[PointEnd]:
         """The jobs of a batch that failed, each alone; a single one has failed by itself."""
         if sum(map(len, lanes)) == 1:
-            return [Outcome([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)]
+            return [PointEnd([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)]
         outcomes = []
         for at, index in ((at, index) for at, lane in enumerate(lanes) for index in lane):
             alone = [[index] if lane == at else [] for lane in range(len(lanes))]
@@ -252,7 +252,7 @@ class Group:
             waiting = waiting[alike:]
         return lanes, waiting
 
-    def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any]) -> list[Outcome]:
+    def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any]) -> list[PointEnd]:
         """The jobs in the lanes, in their order, from their first mark to their last."""
         points, records, count = self._place(lanes)
         running = self.compiled.begin(points, records, count)
@@ -344,7 +344,7 @@ def _keys(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
-def _outcome(job: Job, seen: Seen) -> Outcome:
+def _outcome(job: Job, seen: Seen) -> PointEnd:
     """The history of a job from what was seen at its marks, `(marks, ...)`."""
     history: list[Evaluation] = []
     for at in range(len(job.marks)):
@@ -352,8 +352,8 @@ def _outcome(job: Job, seen: Seen) -> Outcome:
         for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
             if lost.any():
                 told = str(error(int(done) - 1, report.clients[lost].tolist()))
-                return Outcome(history, told, True, 0.0)
+                return PointEnd(history, told, True, 0.0)
         if not math.isfinite(look.test.loss):
-            return Outcome(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
+            return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
         history.append(metrics.evaluation(int(done), look, report, job.data))
-    return Outcome(history, None, False, 0.0)
+    return PointEnd(history, None, False, 0.0)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.axes import Values, told
-from fedjax_dp.sweeps.engine import Group, Job, Outcome, Shelf, fastest, grouped
+from fedjax_dp.sweeps.engine import Group, Job, PointEnd, Shelf, fastest, grouped
 from fedjax_dp.sweeps.preparation import Ready
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER
@@ -38,7 +38,7 @@ def entry_of(ready: Ready) -> Entry:
     return Entry(ready.point.index, ready.point.id, ready.point.values, config, counted, ready.job, ready.guarantee)
 
 
-def record(entry: Entry, outcome: Outcome) -> Record:
+def record(entry: Entry, outcome: PointEnd) -> Record:
     """What is kept of a point: one JSON object."""
     return {
         "point": entry.id, "index": entry.index, "values": entry.values, "config": dict(entry.config),

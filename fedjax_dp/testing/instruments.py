@@ -196,7 +196,7 @@ def require_private(algorithm: Algorithm) -> None:
         raise errors.refuse("algorithm", reason or "one without noise", "one that has an epsilon, for this check")
 
 
-class Claim(NamedTuple):
+class StatedNoise(NamedTuple):
     """What the accountants are told of each client's noise."""
 
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
@@ -206,7 +206,7 @@ class Claim(NamedTuple):
     norm: float = 1.0  # bound on a member's vector over the clip norm; above 1 where it is rounded
 
 
-def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model) -> Claim:
+def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model) -> StatedNoise:
     """Reads the ledger's events; of several releases of a round, the least noise."""
     unit = unit_of(algorithm)
     view = "uploads" if unit is Unit.RECORD else None
@@ -218,12 +218,12 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     if isinstance(first, SkellamSums):
         resolution = algorithm.transport.resolution
         clip = float(algorithm.upload.clip_norm) / resolution  # type: ignore[attr-defined]
-        return Claim(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
+        return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
     assert isinstance(first, GaussianSteps)
     source = getattr(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload, "source", None)
     if source is not None and not source.fresh:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
-    return Claim(noise, first.adjacency, unit)
+    return StatedNoise(noise, first.adjacency, unit)
 
 
 def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:
@@ -274,7 +274,7 @@ def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
     return clip * float(algorithm.aggregate.reach(shares, rates, members))
 
 
-def told_multiplier(algorithm: Algorithm, claim: Claim) -> Any:
+def told_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
     """The noise on the updates alone: an adaptive clip norm pays its bits from the same budget."""
     upload = algorithm.upload
     bit_noise = getattr(upload, "bit_noise", None)

@@ -17,12 +17,12 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import (
     Accountant,
     Adjacency,
+    ChosenTest,
     Composed,
     ErrorBounds,
     FullBatch,
     GaussianSteps,
     NotCoveredError,
-    Plan,
     Poisson,
     RandomParticipation,
     SkellamSums,
@@ -288,7 +288,7 @@ def test_conclusions_of_a_joint_test_do_not_look_at_the_bounds_by_halves():
 def test_a_plan_counts_scores_above_its_threshold():
     absent, present = np.array([-np.inf, 0.0, 1.0, 1.1, np.inf]), np.array([0.0, 1.0, 2.0, np.inf, np.nan])
     for joint in (False, True):
-        assert Plan(1.0, joint, 0.1, 0.0).judge(absent, present) == error_bounds(2, 5, 3, 5, 0.1, joint=joint)
+        assert ChosenTest(1.0, joint, 0.1, 0.0).judge(absent, present) == error_bounds(2, 5, 3, 5, 0.1, joint=joint)
 
 
 # Trade-off curves

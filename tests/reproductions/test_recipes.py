@@ -19,7 +19,7 @@ from fedjax_dp import errors
 from fedjax_dp.data import load
 from fedjax_dp.reproductions import cells as cells_module
 from fedjax_dp.reproductions import features, tables
-from fedjax_dp.reproductions.cells import Place, cells_of, sweep_of, unavailable
+from fedjax_dp.reproductions.cells import CellKey, cells_of, sweep_of, unavailable
 from fedjax_dp.reproductions.recipe import SCALES, matching, parse, read_recipe, recipes
 from fedjax_dp.reproductions.reproduce import reproduce
 from fedjax_dp.reproductions.rows import claims_of, published, rows_of
@@ -76,7 +76,7 @@ rounds = 1
 [full]
 seeds = 5
 """
-DPNFL, FEDAVG = Place("digits", "dpnfl"), Place("digits", "fedavg")
+DPNFL, FEDAVG = CellKey("digits", "dpnfl"), CellKey("digits", "fedavg")
 
 
 def tiny(**changes):
@@ -286,7 +286,7 @@ def test_claims_compare_values_along_an_axis_and_mind_what_is_better():
     along = {"figure": "along", "along": "epsilon", "values": [1.0, 8.0], "metrics": ["test_accuracy", "test_loss"]}
     claim = {"told": "more budget is better", "better_x": 8.0, "than_x": 1.0, "lines": "dpnfl"}
     recipe = tiny(**along, published={}, claims=[claim, claim | {"metric": "test_loss"}])
-    means = {(Place("digits", line, x), reading): [70.0 + x] for line in ("dpnfl", "fedavg") for x in (1.0, 8.0)
+    means = {(CellKey("digits", line, x), reading): [70.0 + x] for line in ("dpnfl", "fedavg") for x in (1.0, 8.0)
              for reading in ("literal", "correct")}  # fmt: skip
     found = claims_of(recipe, table_of(recipe, means))
     assert [claim.verdict for claim in found] == ["holds", "holds", *["does not hold"] * 2]
@@ -368,7 +368,7 @@ def test_a_missing_data_set_is_a_skipped_row(no_svhn):
     assert list(missing) == ["svhn"]
     rows = table_of(recipe, (80.0,), missing)
     assert row_at(rows, DPNFL).readings["correct"].mean == pytest.approx(80.0)
-    skipped = row_at(rows, Place("svhn", "dpnfl"))
+    skipped = row_at(rows, CellKey("svhn", "dpnfl"))
     assert skipped.verdict == "skipped: dataset svhn must be on disk, got nothing; put its files into FOLDER"
     assert tables.texts(recipe, skipped)[:6] == ["svhn", "DPNFL", "", "80.00", "-", "-"]
 
