@@ -12,7 +12,7 @@ from fedjax_dp.cli import main
 CASES = {
     "ours first": "import fedjax_dp as fdp; import jax; jax.numpy.zeros(1); fdp.all_devices()",
     "ours alone": "import fedjax_dp as fdp; fdp.all_devices(); import jax",
-    "a part alone": "import fedjax_dp.draws; import jax",
+    "a part alone": "import fedjax_dp.prng; import jax",
     "jax first": "import jax; import fedjax_dp as fdp; jax.numpy.zeros(1); fdp.simulate",
 }
 
@@ -26,7 +26,7 @@ def child(program, **environment):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_core_is_a_device(case):
-    told = f"{CASES[case]}; import fedjax_dp.values, os; print(len(jax.devices()), '{devices.ASKED}' in os.environ)"
+    told = f"{CASES[case]}; import fedjax_dp.pytrees, os; print(len(jax.devices()), '{devices.ASKED}' in os.environ)"
     assert child(told) == [str(devices.cores()), "False"]
 
 

@@ -400,7 +400,7 @@ def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
 
 def test_reading_a_sweep_loads_neither_jax_nor_pandas():
     code = (
-        "import sys, fedjax_dp.sweeps.table, fedjax_dp.sweeps.pictures.figures; "
+        "import sys, fedjax_dp.sweeps.table, fedjax_dp.sweeps.plots.figures; "
         "print({'jax', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
