@@ -85,7 +85,7 @@ def test_one_device_is_as_many(law):
 
 
 PARTS = """
-from fedjax_dp import simulation
+from fedjax_dp.rounds import simulation
 algorithm, model = fdp.addpnfl(**common, **noise, server_learning_rate=0.01), mlp((features,), 3, (4000,))
 held, bytes_ = [], []
 for together in (1, 4):
@@ -105,7 +105,7 @@ def test_devices_that_hold_a_model_together_hold_a_part_each_and_compile_once():
 
 COLLECTIVES = """
 import re
-from fedjax_dp import simulation
+from fedjax_dp.rounds import simulation
 from fedjax_dp.models import logistic_regression
 algorithm, model = cases["dpnfl"][0], logistic_regression((features,), 3)
 rounds, state = simulation.on_devices(algorithm, data, model, fdp.some_devices(4))

@@ -150,7 +150,7 @@ def test_the_checksum_of_the_code_tells_changes(tmp_path, monkeypatch):
     before = distributed.code()
     monkeypatch.setattr(distributed, "__file__", str(copy / "execution" / "distributed.py"))
     assert distributed.code() == before
-    (copy / "server.py").write_text((copy / "server.py").read_text() + "\n")
+    (copy / "errors.py").write_text((copy / "errors.py").read_text() + "\n")
     assert distributed.code() != before
 
 
@@ -251,10 +251,10 @@ import jax
 jax.distributed.initialize("localhost:{port}", 2, int(sys.argv[1]))
 import numpy as np
 import fedjax_dp as fdp
-from fedjax_dp import feed
-read, copied = [], feed.Feed._copied
-feed.Feed._copied = lambda self, rows: (read.append(rows.tolist()), copied(self, rows))[1]
-feed.MOST = 1
+from fedjax_dp.rounds import prefetch
+read, copied = [], prefetch.Feed._copied
+prefetch.Feed._copied = lambda self, rows: (read.append(rows.tolist()), copied(self, rows))[1]
+prefetch.MOST = 1
 algorithm = fdp.fedavg(cohort_size=4, batch_size=1, local_steps=2, learning_rate=0.1)
 run = fdp.simulate(algorithm, fdp.open_store({store!r}), rounds=3, on_host=True)
 state = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(run.params)]
