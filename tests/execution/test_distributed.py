@@ -347,7 +347,7 @@ def test_processes_that_disagree_are_refused(tmp_path):
 
     code = tmp_path / "code"
     shutil.copytree(SOURCE / "fedjax_dp", code / "fedjax_dp")
-    path = code / "fedjax_dp" / "server.py"
+    path = code / "fedjax_dp" / "errors.py"
     path.write_text(path.read_text() + "\n")
     other = {"environment": {"PYTHONPATH": str(code)}}
     refused([], lambda index: other if index else {}, "code of process 1 must be that of process 0")
