@@ -52,11 +52,18 @@ def round_of(w, repeats):
     floor = floor_of(algorithm, data, model, execution)
     seconds = median["ours"] / 1e3
     return {
-        "workload": w.name, "cohort": w.cohort, **{f"{name}_ms": ms for name, ms in median.items()}, "spreads": spreads,
-        "client_steps_per_s": w.cohort * w.steps / seconds, "flops_per_s": floor.flops / seconds,
-        "bytes_per_s": floor.bytes / seconds, "normals_per_s": floor.normals / seconds, "floor": floor._asdict(),
-        "floor_ms": floor.ms, "disturbed": max(spreads.values()) > latency.DISTURBED,
-    }  # fmt: skip
+        "workload": w.name,
+        "cohort": w.cohort,
+        **{f"{name}_ms": ms for name, ms in median.items()},
+        "spreads": spreads,
+        "client_steps_per_s": w.cohort * w.steps / seconds,
+        "flops_per_s": floor.flops / seconds,
+        "bytes_per_s": floor.bytes / seconds,
+        "normals_per_s": floor.normals / seconds,
+        "floor": floor._asdict(),
+        "floor_ms": floor.ms,
+        "disturbed": max(spreads.values()) > latency.DISTURBED,
+    }
 
 
 def sweep_of(points, rounds, repeats):
@@ -78,10 +85,12 @@ def sweep_of(points, rounds, repeats):
     together(), one()
     times = [(timed(together), timed(one)) for _ in range(repeats)]
     return {
-        "points": points, "rounds": rounds, "together_ms": float(np.median([a for a, _ in times])),
+        "points": points,
+        "rounds": rounds,
+        "together_ms": float(np.median([a for a, _ in times])),
         "one_ms": float(np.median([b for _, b in times])),
         "rounds_one_by_one": float(np.median([a / b for a, b in times])),
-    }  # fmt: skip
+    }
 
 
 def table(found):
@@ -142,10 +151,14 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="a folder")
     options = parser.parse_args()
     found = {
-        "rounds": [], "sweeps": [], "ceilings": speeds(fdp.all_devices()), "hardware": report.device(),
-        "versions": report.versions(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "rounds": [],
+        "sweeps": [],
+        "ceilings": speeds(fdp.all_devices()),
+        "hardware": report.device(),
+        "versions": report.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
-    }  # fmt: skip
+    }
 
     def keep():  # after every row, so that a machine that is taken away leaves what it did
         (options.out / "accelerator.json").write_text(json.dumps(found, indent=1) + "\n")

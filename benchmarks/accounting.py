@@ -64,9 +64,12 @@ def prv(noise, rate, steps, delta):
 
 
 PROGRAMS = {
-    "fedjax_dp pld": ours("pld"), "dp-accounting pld": dp_accounting_pld, "prv-accountant": prv,
-    "fedjax_dp rdp": ours("rdp"), "dp-accounting rdp": dp_accounting_rdp,
-}  # fmt: skip
+    "fedjax_dp pld": ours("pld"),
+    "dp-accounting pld": dp_accounting_pld,
+    "prv-accountant": prv,
+    "fedjax_dp rdp": ours("rdp"),
+    "dp-accounting rdp": dp_accounting_rdp,
+}
 
 
 def main():
@@ -111,8 +114,9 @@ def measure(repeats):
         "ratio_pld": {name: ratio(rows, "dp-accounting pld", "fedjax_dp pld") for name, rows in settings.items()},
         "ratio_rdp": {name: ratio(rows, "dp-accounting rdp", "fedjax_dp rdp") for name, rows in settings.items()},
         "versions": {package: importlib.metadata.version(package) for package in packages},
-        "cores": devices.cores(), "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
+        "cores": devices.cores(),
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def check(epsilons):

@@ -29,26 +29,40 @@ COLORS = {1.0: "#8c6bb1", 4.0: "#1f6f8b", 8.0: "#b5482f"}
 def algorithm_at(epsilon):
     steps = GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, ROUNDS)
     return fdp.dpnfl(
-        cohort_size=None, batch_size=None, batches="full", local_steps=1, learning_rate=0.1, clip_norm=1.0,
+        cohort_size=None,
+        batch_size=None,
+        batches="full",
+        local_steps=1,
+        learning_rate=0.1,
+        clip_norm=1.0,
         noise_multiplier=noise_multiplier_for(steps, epsilon, DELTA),
-    )  # fmt: skip
+    )
 
 
 def measured(epsilon, trials, seeds):
     found = [
         fdp.audit(
-            algorithm_at(epsilon), clients(1, 10), rounds=ROUNDS, delta=DELTA, trials=trials, seed=seed,
+            algorithm_at(epsilon),
+            clients(1, 10),
+            rounds=ROUNDS,
+            delta=DELTA,
+            trials=trials,
+            seed=seed,
             parameters=PARAMETERS,
         )
         for seed in range(seeds)
-    ]  # fmt: skip
+    ]
     ratios = [one.lower / one.epsilon for one in found]
     print(f"epsilon {epsilon:g}, {trials:,} trials: proved {statistics.median(ratios):.3f} of it", file=sys.stderr)
     return {
-        "epsilon": epsilon, "trials": trials, "ratios": ratios, "ratio_median": statistics.median(ratios),
-        "seconds": [one.seconds for one in found], "violated": sum(one.violated for one in found),
+        "epsilon": epsilon,
+        "trials": trials,
+        "ratios": ratios,
+        "ratio_median": statistics.median(ratios),
+        "seconds": [one.seconds for one in found],
+        "violated": sum(one.violated for one in found),
         "peak_memory_mb": peak_mb(),
-    }  # fmt: skip
+    }
 
 
 def peak_mb():
@@ -62,8 +76,13 @@ def draw(found, path):
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     for epsilon in EPSILONS:
         rows = [row for row in found if row["epsilon"] == epsilon]
-        axes.plot([row["trials"] for row in rows], [row["ratio_median"] for row in rows], "o-", color=COLORS[epsilon],
-                  label=f"epsilon {epsilon:g}")  # fmt: skip
+        axes.plot(
+            [row["trials"] for row in rows],
+            [row["ratio_median"] for row in rows],
+            "o-",
+            color=COLORS[epsilon],
+            label=f"epsilon {epsilon:g}",
+        )
     axes.set(xscale="log", xlabel="trials", ylabel="proved / true epsilon", ylim=(0, 1.02))
     axes.set_title("what an audit proves of the Gaussian mechanism", fontsize=11)
     axes.grid(color="#e4e4e4")
@@ -83,9 +102,15 @@ def main():
         measured(epsilon, trials, options.seeds if trials <= 10_000 else 1) for trials in TRIALS for epsilon in EPSILONS
     ]
     told = {
-        "parameters": PARAMETERS, "steps": ROUNDS, "delta": DELTA, "confidence": 0.95, "rows": found,
-        "versions": report.versions(), "device": report.device(), "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
+        "parameters": PARAMETERS,
+        "steps": ROUNDS,
+        "delta": DELTA,
+        "confidence": 0.95,
+        "rows": found,
+        "versions": report.versions(),
+        "device": report.device(),
+        "date": datetime.date.today().isoformat(),
+    }
     report.write_json(options.out / "audit.json", told)
     draw(found, options.out / "audit.png")
     if options.json:

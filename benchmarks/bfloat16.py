@@ -35,8 +35,15 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
     data = build_data(resolve(RunConfig(dataset="mnist", algorithm="dpnfl")))
-    algorithm = fdp.dpnfl(cohort_size=10, batch_size=10, local_steps=options.steps, learning_rate=0.01, clip_norm=1.0,
-                          schedule="inverse_sqrt", l2=1e-3)  # fmt: skip
+    algorithm = fdp.dpnfl(
+        cohort_size=10,
+        batch_size=10,
+        local_steps=options.steps,
+        learning_rate=0.01,
+        clip_norm=1.0,
+        schedule="inverse_sqrt",
+        l2=1e-3,
+    )
     private = fdp.calibrate(algorithm, data, rounds=options.rounds, epsilon=0.3, delta=1e-2, participation="law")
     rows = []
     for name, make in MODELS.items():
@@ -44,23 +51,39 @@ def main():
         found = {dtype: [] for dtype in DTYPES}
         for seed in range(options.seeds):
             for dtype, kind in DTYPES.items():
-                run = fdp.simulate(private, data, rounds=options.rounds, seed=seed, evaluate_every=options.rounds,
-                                   model=dataclasses.replace(model, dtype=kind))  # fmt: skip
+                run = fdp.simulate(
+                    private,
+                    data,
+                    rounds=options.rounds,
+                    seed=seed,
+                    evaluate_every=options.rounds,
+                    model=dataclasses.replace(model, dtype=kind),
+                )
                 found[dtype].append((run.history[-1].test_accuracy, run.timing.round_s_median))
             print(f"{name}: seed {seed + 1} of {options.seeds}", file=sys.stderr)
         accuracy = {dtype: np.array([a for a, _ in runs]) for dtype, runs in found.items()}
         apart = accuracy["bfloat16"] - accuracy["float32"]
-        rows.append({
-            "model": name, **{f"{dtype}_accuracy": float(a.mean()) for dtype, a in accuracy.items()},
-            **{f"{dtype}_deviation": float(a.std(ddof=1)) for dtype, a in accuracy.items()},
-            "difference": float(apart.mean()), "difference_deviation": float(apart.std(ddof=1)),
-            "ratio": float(np.median([b / a for (_, a), (_, b) in zip(*found.values(), strict=True)])),
-        })  # fmt: skip
+        rows.append(
+            {
+                "model": name,
+                **{f"{dtype}_accuracy": float(a.mean()) for dtype, a in accuracy.items()},
+                **{f"{dtype}_deviation": float(a.std(ddof=1)) for dtype, a in accuracy.items()},
+                "difference": float(apart.mean()),
+                "difference_deviation": float(apart.std(ddof=1)),
+                "ratio": float(np.median([b / a for (_, a), (_, b) in zip(*found.values(), strict=True)])),
+            }
+        )
     result = {
-        "rows": rows, "rounds": options.rounds, "local_steps": options.steps, "seeds": options.seeds, "epsilon": 0.3,
-        "delta": 1e-2, "hardware": report.device(), "versions": report.versions(),
+        "rows": rows,
+        "rounds": options.rounds,
+        "local_steps": options.steps,
+        "seeds": options.seeds,
+        "epsilon": 0.3,
+        "delta": 1e-2,
+        "hardware": report.device(),
+        "versions": report.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }  # fmt: skip
+    }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     for row in rows:
         print(

@@ -38,27 +38,51 @@ def clients(count, size):
 def factor_13():
     """000's proof loses a factor 13 of rho on the way; noise found from that line is sqrt(13) times too small."""
     algorithm = fdp.dpnfl(
-        cohort_size=None, batch_size=10, local_steps=300, learning_rate=0.1, clip_norm=1.0,
-        noise_multiplier=10 * 4.784 / math.sqrt(13), l2=0.0, schedule="constant",
-    )  # fmt: skip
+        cohort_size=None,
+        batch_size=10,
+        local_steps=300,
+        learning_rate=0.1,
+        clip_norm=1.0,
+        noise_multiplier=10 * 4.784 / math.sqrt(13),
+        l2=0.0,
+        schedule="constant",
+    )
     return {
-        "paper": "000", "literal": "tCDP line without its factor 13", "claim": 0.3, "algorithm": algorithm,
-        "data": clients(2, 600), "rounds": 5, "delta": 1e-2, "trials": 4_000,
+        "paper": "000",
+        "literal": "tCDP line without its factor 13",
+        "claim": 0.3,
+        "algorithm": algorithm,
+        "data": clients(2, 600),
+        "rounds": 5,
+        "delta": 1e-2,
+        "trials": 4_000,
         "setting": "MNIST, 600 records, B 10, tau 300, 5 rounds taken part in",
-    }  # fmt: skip
+    }
 
 
 def expected_participation():
     """002 counts T r / N rounds; a client that is drawn in all T spends more than the budget."""
     algorithm = fdp.cpfed(
-        cohort_size=None, batch_size=None, batches="full", local_steps=10, learning_rate=0.1, clip_norm=1.0,
-        noise_multiplier=11.73, secure=False,
-    )  # fmt: skip
+        cohort_size=None,
+        batch_size=None,
+        batches="full",
+        local_steps=10,
+        learning_rate=0.1,
+        clip_norm=1.0,
+        noise_multiplier=11.73,
+        secure=False,
+    )
     return {
-        "paper": "002", "literal": "expected participation, client drawn every round", "claim": 10.0,
-        "algorithm": algorithm, "data": clients(2, 10), "rounds": 20, "delta": 1e-4, "trials": 40_000,
+        "paper": "002",
+        "literal": "expected participation, client drawn every round",
+        "claim": 10.0,
+        "algorithm": algorithm,
+        "data": clients(2, 10),
+        "rounds": 20,
+        "delta": 1e-4,
+        "trials": 40_000,
         "setting": "T 20, tau 10, r 10 of 16, without secure sums",
-    }  # fmt: skip
+    }
 
 
 def batch_clip():
@@ -68,35 +92,60 @@ def batch_clip():
     """
     batch, noise = 64, 2 * 1.306
     options = {
-        "cohort_size": None, "batch_size": batch, "local_steps": 5, "learning_rate": 0.1, "clip_norm": 1.0,
-    }  # fmt: skip
+        "cohort_size": None,
+        "batch_size": batch,
+        "local_steps": 5,
+        "learning_rate": 0.1,
+        "clip_norm": 1.0,
+    }
     claimed = fdp.acs_pldp(**options, noise_multiplier=noise)
     return {
-        "paper": "003", "literal": "batch clipped, noise of clipped records", "claim": 16.0,
-        "algorithm": WRONG["clip_per_batch"](claimed), "data": clients(2, 750), "rounds": 53, "delta": 1e-5,
-        "counted": fdp.acs_pldp(**options, noise_multiplier=noise / batch, clipping="batch"), "trials": 2_000,
+        "paper": "003",
+        "literal": "batch clipped, noise of clipped records",
+        "claim": 16.0,
+        "algorithm": WRONG["clip_per_batch"](claimed),
+        "data": clients(2, 750),
+        "rounds": 53,
+        "delta": 1e-5,
+        "counted": fdp.acs_pldp(**options, noise_multiplier=noise / batch, clipping="batch"),
+        "trials": 2_000,
         "setting": "rate 512/6000, E 5, 53 rounds, constant 1",
-    }  # fmt: skip
+    }
 
 
 def noise_inside_rate(claim, noise):
     """004's equation (13) multiplies the noise by the learning rate; one synchronisation, as the claim is per round."""
     algorithm = fdp.dp_fedavg_output(
-        cohort_size=None, batch_size=10, local_steps=5, learning_rate=0.04, clip_norm=1.0, schedule="constant",
-        noise_multiplier=4 * noise, noise_space="literal",
-    )  # fmt: skip
+        cohort_size=None,
+        batch_size=10,
+        local_steps=5,
+        learning_rate=0.04,
+        clip_norm=1.0,
+        schedule="constant",
+        noise_multiplier=4 * noise,
+        noise_space="literal",
+    )
     return {
-        "paper": "004", "literal": "noise inside the learning rate 0.04", "claim": claim, "algorithm": algorithm,
-        "data": clients(2, 600), "rounds": 1, "delta": 1e-5, "trials": 100_000,
+        "paper": "004",
+        "literal": "noise inside the learning rate 0.04",
+        "claim": claim,
+        "algorithm": algorithm,
+        "data": clients(2, 600),
+        "rounds": 1,
+        "delta": 1e-5,
+        "trials": 100_000,
         "setting": f"MNIST, 600 records, b 10, Q 5, one round, epsilon {claim:g}",
-    }  # fmt: skip
+    }
 
 
 def rows():
     return [
-        factor_13(), expected_participation(), batch_clip(), noise_inside_rate(0.5, 1.434),
+        factor_13(),
+        expected_participation(),
+        batch_clip(),
+        noise_inside_rate(0.5, 1.434),
         noise_inside_rate(5.0, 0.143),
-    ]  # fmt: skip
+    ]
 
 
 def promised(row):
@@ -111,19 +160,28 @@ def promised(row):
 
 def measured(row):
     found = fdp.audit(
-        row["algorithm"], row["data"], rounds=row["rounds"], delta=row["delta"], claim=row["claim"],
-        trials=row["trials"], parameters=10,
+        row["algorithm"],
+        row["data"],
+        rounds=row["rounds"],
+        delta=row["delta"],
+        claim=row["claim"],
+        trials=row["trials"],
+        parameters=10,
         progress=lambda done, total: print(f"\r{row['paper']}: {done} of {total}", end="", file=sys.stderr),
-    )  # fmt: skip
+    )
     print(file=sys.stderr)
     upper = promised(row)
     if upper is not None and not found.lower <= upper:
         raise errors.refuse("lower bound", found.lower, f"at most the rigorous {upper}")
     return {
         **{name: row[name] for name in ("paper", "literal", "setting", "claim", "delta", "rounds", "trials")},
-        "proved": found.lower, "upper": upper, "violated": found.violated, "verdict": found.verdict,
-        "attack": found.outcome.attack, "seconds": found.seconds,
-    }  # fmt: skip
+        "proved": found.lower,
+        "upper": upper,
+        "violated": found.violated,
+        "verdict": found.verdict,
+        "attack": found.outcome.attack,
+        "seconds": found.seconds,
+    }
 
 
 def verdict(row):
@@ -145,8 +203,11 @@ def draw(found, path):
     axes.set(xscale="log", xlim=(0.8e-2, 1.5 * MOST_SHOWN), xlabel="epsilon", ylim=(len(found) - 0.5, -0.6))
     names = [f"{row['paper']}: {row['literal']}\nclaim {row['claim']:g}: {verdict(row)}" for row in found]
     axes.set_yticks(range(len(found)), names, fontsize=8.5)
-    for marker, color, label in (("D", CLAIM, "claimed"), ("o", PROVED, "proved by attack (95%)"),
-                                 ("|", UPPER, "promised by the accountant")):  # fmt: skip
+    for marker, color, label in (
+        ("D", CLAIM, "claimed"),
+        ("o", PROVED, "proved by attack (95%)"),
+        ("|", UPPER, "promised by the accountant"),
+    ):
         axes.plot([], [], marker, color=color, label=label, ls="none")
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, 1.16), ncols=3, frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
@@ -163,9 +224,11 @@ def main():
     options = parser.parse_args()
     found = [measured(row) for row in rows()]
     told = {
-        "rows": found, "versions": report.versions(), "device": report.device(),
+        "rows": found,
+        "versions": report.versions(),
+        "device": report.device(),
         "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
+    }
     report.write_json(options.out / "errata.json", told)
     draw(found, options.out / "errata.png")
     if options.json:

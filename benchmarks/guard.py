@@ -57,9 +57,12 @@ def counted(algorithm, model, data):
     compiled = rounds.compiled(state)
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     return {
-        "flops": int(cost["flops"]), "bytes": int(cost["bytes accessed"]), "temporary_bytes": memory.temp_size_in_bytes,
-        "instructions": instructions(compiled.as_text()), "exchanges": exchanges(compiled.as_text()),
-    }  # fmt: skip
+        "flops": int(cost["flops"]),
+        "bytes": int(cost["bytes accessed"]),
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "instructions": instructions(compiled.as_text()),
+        "exchanges": exchanges(compiled.as_text()),
+    }
 
 
 def instructions(text):

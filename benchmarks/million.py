@@ -48,8 +48,9 @@ def population(clients):
 
 
 def algorithm():
-    return fdp.dpnfl(cohort_size=10, batch_size=10, local_steps=10, learning_rate=0.1, clip_norm=1.0,
-                     noise_multiplier=1.0)  # fmt: skip
+    return fdp.dpnfl(
+        cohort_size=10, batch_size=10, local_steps=10, learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0
+    )
 
 
 def require_equal_bits(folder):
@@ -176,9 +177,10 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         found = measure(options.clients, options.repeats, pathlib.Path(work))
     about = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "hardware": report.device(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hardware": report.device(),
         "versions": report.versions(),
-    }  # fmt: skip
+    }
     (options.out / "million.json").write_text(json.dumps(found | about, indent=1) + "\n")
     draw(found, options.out / "million.png")
     for row in (found["memory"], found["disk"]):

@@ -55,23 +55,39 @@ def main():
             print(f"round {history[-1].round}: {100 * history[-1].test_accuracy:.2f}%", file=sys.stderr, flush=True)
 
     run = fdp.simulate(
-        fdp.fedavg(**setting), data, rounds=options.rounds, seed=options.seed, evaluate_every=5,
-        model=cnn(data.record_shape, data.classes), on_pause=seen,
-    )  # fmt: skip
+        fdp.fedavg(**setting),
+        data,
+        rounds=options.rounds,
+        seed=options.seed,
+        evaluate_every=5,
+        model=cnn(data.record_shape, data.classes),
+        on_pause=seen,
+    )
     published = PUBLISHED[options.similarity]
     within = metrics.rounds_to(run.history, published - 0.01)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     result = {
-        "similarity": options.similarity, "clients": CLIENTS, **setting, "seed": options.seed, "rounds": options.rounds,
-        "published_accuracy": published, "test_accuracy": run.history[-1].test_accuracy,
+        "similarity": options.similarity,
+        "clients": CLIENTS,
+        **setting,
+        "seed": options.seed,
+        "rounds": options.rounds,
+        "published_accuracy": published,
+        "test_accuracy": run.history[-1].test_accuracy,
         "last_five_mean": float(np.mean([point.test_accuracy for point in run.history[-5:]])),
-        "rounds_to_within_one_point": within, "history": [point._asdict() for point in run.history],
-        "seconds": run.timing._asdict(), "hardware": report.device(), "versions": report.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),
-    }  # fmt: skip
+        "rounds_to_within_one_point": within,
+        "history": [point._asdict() for point in run.history],
+        "seconds": run.timing._asdict(),
+        "hardware": report.device(),
+        "versions": report.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+    }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{100 * result['test_accuracy']:.2f}% after {options.rounds} rounds, published {100 * published:.2f}%; "
-          f"within one point of it from round {within}")  # fmt: skip
+    print(
+        f"{100 * result['test_accuracy']:.2f}% after {options.rounds} rounds, published {100 * published:.2f}%; "
+        f"within one point of it from round {within}"
+    )
 
 
 if __name__ == "__main__":

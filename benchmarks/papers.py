@@ -37,13 +37,21 @@ def measured(name, scale, panels, work):
     verdicts = collections.Counter(row["verdicts"][reading] for row in told["rows"] for reading in row["verdicts"])
     claims = collections.Counter(claim["verdict"] == "holds" for claim in told["claims"])
     return {
-        "scale": scale, "panels": panels, "seeds": len(told["seeds"]), "seconds": round(time.perf_counter() - began, 1),
-        "resumed_seconds": None, "peak_memory_mb": round(usage.ru_maxrss / 1024), "runs": told["runs"],
-        "seconds_of_runs": told["seconds_of_runs"], "numbers": len(told["rows"]),
+        "scale": scale,
+        "panels": panels,
+        "seeds": len(told["seeds"]),
+        "seconds": round(time.perf_counter() - began, 1),
+        "resumed_seconds": None,
+        "peak_memory_mb": round(usage.ru_maxrss / 1024),
+        "runs": told["runs"],
+        "seconds_of_runs": told["seconds_of_runs"],
+        "numbers": len(told["rows"]),
         "verdicts": {verdict: count for verdict, count in verdicts.items() if verdict},
-        "claims": {"hold": claims[True], "do not": claims[False]}, "date": told["date"], "versions": told["versions"],
+        "claims": {"hold": claims[True], "do not": claims[False]},
+        "date": told["date"],
+        "versions": told["versions"],
         "device": told["device"],
-    }  # fmt: skip
+    }
 
 
 def folder_of(name, scale, panels):
@@ -55,18 +63,27 @@ def folder_of(name, scale, panels):
 def overview(index):
     """Everything that was run, as a page of links."""
     lines = [
-        "# The papers, as run", "",
-        "Verdicts count published numbers, claims what the papers say about them; each in both readings.", "",
+        "# The papers, as run",
+        "",
+        "Verdicts count published numbers, claims what the papers say about them; each in both readings.",
+        "",
         "| recipe | scale | seeds | runs | reproduced | lower | higher | claims that hold | MB | date |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
+    ]
     for folder, found in index.items():
         verdicts, claims = found["verdicts"], found["claims"]
         part = "" if found["panels"] == "*" else f", {found['panels']}"
         counts = [verdicts.get(name, 0) for name in ("reproduced", "lower", "higher")]
-        told = [f"[{folder}]({folder}/table.md)", found["scale"] + part, found["seeds"], found["runs"],
-                *(counts if any(counts) else ["-"] * 3), f"{claims['hold']} of {sum(claims.values())}",
-                found["peak_memory_mb"], found["date"]]  # fmt: skip
+        told = [
+            f"[{folder}]({folder}/table.md)",
+            found["scale"] + part,
+            found["seeds"],
+            found["runs"],
+            *(counts if any(counts) else ["-"] * 3),
+            f"{claims['hold']} of {sum(claims.values())}",
+            found["peak_memory_mb"],
+            found["date"],
+        ]
         lines.append("| " + " | ".join(map(str, told)) + " |")
     return "\n".join(lines) + "\n"
 

@@ -33,11 +33,15 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 FEATURES, RECORDS, BATCH, HIDDEN = 64, 10, 10, 133_333  # the model of 1e7 parameters of scaling.py
 # Of an accelerator of the H200's kind. Not measured here.
 ASSUMED = {
-    "flops": (60e12, "float32 products a second"), "bytes": (4.3e12, "bytes of memory copied a second"),
-    "normals": (1.1e11, "normals a second"), "memory": (141e9, "bytes of memory"),
-    "link": (50e9, "bytes a second and device between machines"), "host": (50e9, "bytes a second from its host"),
-    "disk": (1e9, "bytes a second and device from disk"), "price": (4.0, "dollars a device and hour"),
-}  # fmt: skip
+    "flops": (60e12, "float32 products a second"),
+    "bytes": (4.3e12, "bytes of memory copied a second"),
+    "normals": (1.1e11, "normals a second"),
+    "memory": (141e9, "bytes of memory"),
+    "link": (50e9, "bytes a second and device between machines"),
+    "host": (50e9, "bytes a second from its host"),
+    "disk": (1e9, "bytes a second and device from disk"),
+    "price": (4.0, "dollars a device and hour"),
+}
 LETTERS = ("F", "B", "Z", "M", "L", "H", "D", "p")
 
 
@@ -45,8 +49,16 @@ def measure():
     """Constants of this program, on this machine."""
     model, execution = mlp((FEATURES,), 10, (HIDDEN,)), fdp.all_devices()
     data = clients(20)
-    algorithm = fdp.dpnfl(cohort_size=4, batch_size=BATCH, local_steps=5, learning_rate=0.01, clip_norm=1.0,
-                          noise_multiplier=1.0, schedule="constant", l2=0.0)  # fmt: skip
+    algorithm = fdp.dpnfl(
+        cohort_size=4,
+        batch_size=BATCH,
+        local_steps=5,
+        learning_rate=0.01,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        schedule="constant",
+        l2=0.0,
+    )
     floor = floor_of(simulation.numbers(algorithm), data, model, execution)
     run, state = simulation.on_devices(algorithm, data, model, execution)
     size, times = sum(leaf.size for leaf in jax.tree.leaves(state.params)), []
@@ -61,18 +73,29 @@ def measure():
     draw = jax.jit(lambda key, shares: cohorts.sample(key, 0, shares).ids)
     shares = np.full(10**7, 1e-7, np.float32)
     many = clients(100_000)
-    feed = Feed(simulation.numbers(fdp.fedavg(cohort_size=1000, batch_size=BATCH, local_steps=1, learning_rate=0.1)),
-                many, execution, simulation.run_key(0), size)  # fmt: skip
+    feed = Feed(
+        simulation.numbers(fdp.fedavg(cohort_size=1000, batch_size=BATCH, local_steps=1, learning_rate=0.1)),
+        many,
+        execution,
+        simulation.run_key(0),
+        size,
+    )
     drawn = feed._draw(0)
     block_s = best(lambda: feed._read(0, drawn).fed.held)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(feed._read(0, drawn).fed.held))
     feed.close()
     return {
-        "flops": floor.flops / work, "bytes": floor.bytes / work, "normals": floor.normals / work,
-        "reached": floor.ms / round_ms, "floor_ms": floor.ms, "round_ms": round_ms, "spread": spread(times[1:]),
-        "draw_s": best(lambda: draw(jax.random.key(0), shares)), "feed_bytes": held / block_s,
+        "flops": floor.flops / work,
+        "bytes": floor.bytes / work,
+        "normals": floor.normals / work,
+        "reached": floor.ms / round_ms,
+        "floor_ms": floor.ms,
+        "round_ms": round_ms,
+        "spread": spread(times[1:]),
+        "draw_s": best(lambda: draw(jax.random.key(0), shares)),
+        "feed_bytes": held / block_s,
         "client_bytes": (anonymous_bytes(1_000_000) - anonymous_bytes(1000)) / 999_000,
-    }  # fmt: skip
+    }
 
 
 def anonymous_bytes(count):
@@ -150,7 +173,7 @@ def plan(o, m):
         ("a round", "max(computing, records) + sum", round_s, "s"),
         ("a run", "T rounds", hours, "h"),
         ("its price", "P T rounds x p", o.devices * hours * a["price"], "dollars"),
-    ]  # fmt: skip
+    ]
 
 
 def told(number, unit):
@@ -205,8 +228,10 @@ def draw(o, m, path):
     from matplotlib import pyplot as plt
 
     counts = [2**power for power in range(1, 13)]
-    at = [{what: number for what, _, number, unit in plan(argparse.Namespace(**vars(o) | {"devices": count}), m)}
-          for count in counts]  # fmt: skip
+    at = [
+        {what: number for what, _, number, unit in plan(argparse.Namespace(**vars(o) | {"devices": count}), m)}
+        for count in counts
+    ]
     figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
     shown = {"a round": "-", "computing": "--", "the sum over devices": "-.", "records to devices, meanwhile": ":"}
     for (what, style), color in zip(shown.items(), ("black", "#1f5fa8", "#b0643c", "0.5"), strict=True):
@@ -240,11 +265,14 @@ def main():
     rows = plan(o, m)
     options = {name: value for name, value in vars(o).items() if name not in ("out", "store")}
     found = {
-        "asked": options, "measured": m, "assumed": {name: number for name, (number, _) in ASSUMED.items()},
+        "asked": options,
+        "measured": m,
+        "assumed": {name: number for name, (number, _) in ASSUMED.items()},
         "rows": [dict(zip(("what", "formula", "number", "unit"), row, strict=True)) for row in rows],
-        "hardware": report.device(), "versions": report.versions(),
+        "hardware": report.device(),
+        "versions": report.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }  # fmt: skip
+    }
     (o.out / "plan.json").write_text(json.dumps(found, indent=1) + "\n")
     draw(o, m, o.out / "plan.png")
     text = written(o, m, rows)

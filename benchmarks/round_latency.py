@@ -39,10 +39,13 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 TURN_S = 0.3
 NAMES = ("W1", "W2", "W3", "W3dp")
 COSTS = {  # the ratio of one round to another
-    "clipping_cost": ("ours", "unclipped"), "privacy_cost": ("ours", "non_private"),
-    "over_normals_alone": ("ours", "normals"), "over_jax_normals": ("ours", "jax_normals"),
-    "proximal_cost": ("proximal", "ours"), "control_variates_cost": ("control_variates", "ours"),
-}  # fmt: skip
+    "clipping_cost": ("ours", "unclipped"),
+    "privacy_cost": ("ours", "non_private"),
+    "over_normals_alone": ("ours", "normals"),
+    "over_jax_normals": ("ours", "jax_normals"),
+    "proximal_cost": ("proximal", "ours"),
+    "control_variates_cost": ("control_variates", "ours"),
+}
 
 
 def gradient_gap(w):
@@ -204,8 +207,9 @@ def summarise(w, gap, memory, floor, compile_s, times):
     spreads = {name: quiet.spread(ms) for name, ms in times.items()}
     told = {  # pair by pair, so that drift of the machine cancels
         cost: float(np.median(np.array(times[above]) / np.array(times[below])))
-        for cost, (above, below) in COSTS.items() if above in times and below in times
-    }  # fmt: skip
+        for cost, (above, below) in COSTS.items()
+        if above in times and below in times
+    }
     if "mlp_matching" in times:  # over the same round without it plus its own arithmetic alone
         apart = np.array(times["mlp_non_private"]) + np.array(times["matching_arithmetic"])
         told["feature_matching_cost"] = float(np.median(np.array(times["mlp_matching"]) / apart))
@@ -214,12 +218,21 @@ def summarise(w, gap, memory, floor, compile_s, times):
         told["clipping_memory_over_non_private"] = memory["ours"] / memory["non_private"]
     return {
         **{f"workload_{name}": size for name, size in w._asdict().items()},
-        **{f"{name}_ms": ms for name, ms in median.items()}, **told, "floor": floor,
-        "over_floor": median["ours"] / floor["ms"], "temporary_bytes": memory, "spreads": spreads,
-        "repeats": len(times["ours"]), "disturbed": max(spreads.values()) > 0.3, "compile_s": compile_s,
-        "gradient_gap": gap, "hardware": report.device(), "versions": report.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(),
-    }  # fmt: skip
+        **{f"{name}_ms": ms for name, ms in median.items()},
+        **told,
+        "floor": floor,
+        "over_floor": median["ours"] / floor["ms"],
+        "temporary_bytes": memory,
+        "spreads": spreads,
+        "repeats": len(times["ours"]),
+        "disturbed": max(spreads.values()) > 0.3,
+        "compile_s": compile_s,
+        "gradient_gap": gap,
+        "hardware": report.device(),
+        "versions": report.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
+    }
 
 
 def main():

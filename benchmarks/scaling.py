@@ -40,15 +40,21 @@ import quiet
 RESULTS = pathlib.Path(__file__).parent / "results"
 TURN_S, TURNS = 0.5, 5
 POINTS = {
-    "cohort": [{"clients": max(100, cohort), "cohort": cohort, "steps": 5, "chunk": 100}
-               for cohort in (1, 10, 100, 1000, 10_000)],
+    "cohort": [
+        {"clients": max(100, cohort), "cohort": cohort, "steps": 5, "chunk": 100}
+        for cohort in (1, 10, 100, 1000, 10_000)
+    ],
     "steps": [{"clients": 100, "records": 600, "cohort": 10, "steps": steps} for steps in (1, 5, 50, 500)],
-    "population": [{"clients": clients, "features": 20, "cohort": 10, "steps": 10}
-                   for clients in (100, 1000, 10_000, 100_000, 1_000_000)],
-    "parameters": [{"clients": 20, "features": 64, "hidden": hidden, "cohort": 4, "steps": 5}
-                   for hidden in (13, 133, 1333, 13_333, 133_333)],
+    "population": [
+        {"clients": clients, "features": 20, "cohort": 10, "steps": 10}
+        for clients in (100, 1000, 10_000, 100_000, 1_000_000)
+    ],
+    "parameters": [
+        {"clients": 20, "features": 64, "hidden": hidden, "cohort": 4, "steps": 5}
+        for hidden in (13, 133, 1333, 13_333, 133_333)
+    ],
     "start": [{"clients": 100, "records": 600, "cohort": 10, "steps": 50, "warm": warm} for warm in (False, True)],
-}  # fmt: skip
+}
 AXES = {
     "cohort": ("cohort", "clients in the cohort", "us_per_client_step"),
     "steps": ("steps", "local steps", "us_per_client_step"),
@@ -66,11 +72,21 @@ def point(began, clients, cohort, steps, features=784, records=10, hidden=None, 
     total = clients * records
     x = rng.integers(0, 256, (total, features), dtype=np.uint8)
     y = rng.integers(0, 10, total).astype(np.int32)
-    data = federate(Dataset("random", x, y, x[:100], y[:100], classes=10, scale=1 / 255),
-                    list(np.arange(total).reshape(clients, records)))  # fmt: skip
+    data = federate(
+        Dataset("random", x, y, x[:100], y[:100], classes=10, scale=1 / 255),
+        list(np.arange(total).reshape(clients, records)),
+    )
     model = mlp((features,), 10, (hidden,)) if hidden else logistic_regression((features,), 10)
-    algorithm = fdp.dpnfl(cohort_size=cohort, batch_size=10, local_steps=steps, learning_rate=0.01, clip_norm=1.0,
-                          noise_multiplier=1.0, schedule="constant", l2=0.0)  # fmt: skip
+    algorithm = fdp.dpnfl(
+        cohort_size=cohort,
+        batch_size=10,
+        local_steps=steps,
+        learning_rate=0.01,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        schedule="constant",
+        l2=0.0,
+    )
     rounds_, state = simulation.on_devices(algorithm, data, model, fdp.all_devices(chunk))
 
     def run(state, rounds):
@@ -92,12 +108,18 @@ def point(began, clients, cohort, steps, features=784, records=10, hidden=None, 
     times = [quiet.undisturbed(turn) for _ in range(TURNS if warm is None else 1)]
     ms = float(np.median(times))
     return {
-        "clients": clients, "cohort": cohort, "steps": steps,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(held[0].params)), "warm": warm,
-        "round_ms": ms, "us_per_client_step": 1e3 * ms / (cohort * steps),
-        "spread": quiet.spread(times), "compile_s": max(first - usual, 0.0),
-        "first_round_s": since_start, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }  # fmt: skip
+        "clients": clients,
+        "cohort": cohort,
+        "steps": steps,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(held[0].params)),
+        "warm": warm,
+        "round_ms": ms,
+        "us_per_client_step": 1e3 * ms / (cohort * steps),
+        "spread": quiet.spread(times),
+        "compile_s": max(first - usual, 0.0),
+        "first_round_s": since_start,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def elsewhere(settings, environment):
@@ -173,10 +195,19 @@ def main():
     disturbed = [
         f"{curve} {at}" for curve, rows in curves.items() for at, row in enumerate(rows) if row["spread"] > 0.3
     ]
-    path.write_text(json.dumps({
-        "curves": curves, "disturbed": disturbed, "hardware": report.device(), "versions": report.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }, indent=1) + "\n")  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "curves": curves,
+                "disturbed": disturbed,
+                "hardware": report.device(),
+                "versions": report.versions(),
+                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
     draw(curves, options.out / "scaling.png")
     for curve, rows in curves.items():
         for row in rows:

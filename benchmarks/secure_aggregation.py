@@ -111,13 +111,19 @@ def summarise(options, graphs, compile_s, seconds):
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "members": options.members, "size": options.size, "bits": 32,
-        "seconds": {name: statistics.median(all_) for name, all_ in seconds.items()}, "seconds_all": seconds,
+        "members": options.members,
+        "size": options.size,
+        "bits": 32,
+        "seconds": {name: statistics.median(all_) for name, all_ in seconds.items()},
+        "seconds_all": seconds,
         "over_words_alone": {name: ratio(f"secure_{name}", f"words_{name}") for name in graphs},
         "over_plain_sum": {name: ratio(f"secure_{name}", "plain_sum") for name in graphs},
-        "first_call_s": compile_s, "hardware": report.device(), "versions": report.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),
-    }  # fmt: skip
+        "first_call_s": compile_s,
+        "hardware": report.device(),
+        "versions": report.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+    }
 
 
 def main():

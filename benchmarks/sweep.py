@@ -83,8 +83,10 @@ def measure_here(repeats):
     data, model = ours.clients_of(W), ours.model_of(W)
     jobs = [
         Job(algorithm(rate, clip), data, model, ROUNDS, seed, ROUNDS)
-        for rate in AXES["learning_rate"] for clip in AXES["clip_norm"] for seed in range(SEEDS)
-    ]  # fmt: skip
+        for rate in AXES["learning_rate"]
+        for clip in AXES["clip_norm"]
+        for seed in range(SEEDS)
+    ]
     assert len(grouped(jobs)) == 1
     traced, run_rounds = [], program.run_rounds
     program.run_rounds = lambda *a, **k: traced.append(1) or run_rounds(*a, **k)
@@ -150,17 +152,31 @@ def main():
     per_process_s, process_s = measure_processes(options.processes)
     spread = {name: float((np.percentile(s, 75) - np.percentile(s, 25)) / np.median(s)) for name, s in times.items()}
     result = {
-        "points": points, "rounds": ROUNDS, **{f"workload_{name}": size for name, size in W._asdict().items()},
-        "processes_measured": options.processes, "processes_at_once": AT_ONCE, "process_s": process_s,
-        "processes_s": per_process_s * points, "sweep_s": sweep_s, "again_s": again_s,
+        "points": points,
+        "rounds": ROUNDS,
+        **{f"workload_{name}": size for name, size in W._asdict().items()},
+        "processes_measured": options.processes,
+        "processes_at_once": AT_ONCE,
+        "process_s": process_s,
+        "processes_s": per_process_s * points,
+        "sweep_s": sweep_s,
+        "again_s": again_s,
         **{f"{name}_s": float(np.median(s)) for name, s in times.items()},
-        "ratio_processes": per_process_s * points / sweep_s, "ratio_processes_again": per_process_s * points / again_s,
+        "ratio_processes": per_process_s * points / sweep_s,
+        "ratio_processes_again": per_process_s * points / again_s,
         "ratio_one_by_one": float(np.median(np.array(times["one_by_one"]) / np.array(times["together"]))),
-        "overhead": float(np.median(overheads)), "compile_s": compile_s, "traces": traces, "gradient_gap": gap,
-        "spreads": spread, "repeats": options.repeats, "disturbed": max(spread.values()) > 0.3,
-        "hardware": report.device(), "versions": report.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": round_latency.commit(),
-    }  # fmt: skip
+        "overhead": float(np.median(overheads)),
+        "compile_s": compile_s,
+        "traces": traces,
+        "gradient_gap": gap,
+        "spreads": spread,
+        "repeats": options.repeats,
+        "disturbed": max(spread.values()) > 0.3,
+        "hardware": report.device(),
+        "versions": report.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": round_latency.commit(),
+    }
     text = json.dumps(result, indent=1)
     if options.out:
         options.out.write_text(text + "\n")

@@ -100,9 +100,10 @@ def main():
         began = time.perf_counter()
         compiled[name] = jax.jit(steps, compiler_options=COMPILER_OPTIONS).lower(flat).compile()
         counted[name] = {
-            "compile_s": time.perf_counter() - began, "flops": compiled[name].cost_analysis()["flops"],
+            "compile_s": time.perf_counter() - began,
+            "flops": compiled[name].cost_analysis()["flops"],
             "temporary_bytes": compiled[name].memory_analysis().temp_size_in_bytes,
-        }  # fmt: skip
+        }
         jax.block_until_ready(compiled[name](flat))
     times = {name: [] for name in ways}
     for _ in range(options.repeats):
@@ -122,11 +123,17 @@ def main():
         return statistics.median(a / b for a, b in zip(times[name], times["unclipped"]))
 
     found = {
-        "clipping_cost": ratio("clipped"), "vmap_of_gradients_cost": ratio("vmap_of_gradients"),
-        "ms": {name: statistics.median(ms) for name, ms in times.items()}, "counted": counted, "gradient_gap": gap,
-        "tracing_100_layers": tracing, "repeats": options.repeats, "hardware": report.device(),
-        "versions": report.versions(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }  # fmt: skip
+        "clipping_cost": ratio("clipped"),
+        "vmap_of_gradients_cost": ratio("vmap_of_gradients"),
+        "ms": {name: statistics.median(ms) for name, ms in times.items()},
+        "counted": counted,
+        "gradient_gap": gap,
+        "tracing_100_layers": tracing,
+        "repeats": options.repeats,
+        "hardware": report.device(),
+        "versions": report.versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
     text = json.dumps(found, indent=1)
     if options.out:
         options.out.write_text(text + "\n")

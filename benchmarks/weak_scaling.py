@@ -81,11 +81,16 @@ def measure(w, clients, repeats):
     one = np.array(times[1, "any_order"])
     return [
         {
-            "devices": n, "cohort": clients * n, "order": kind, "ms": float(np.median(ms)), "spread": quiet.spread(ms),
-            "efficiency": float(np.median(one / np.array(ms))), "disturbed": quiet.spread(ms) > latency.DISTURBED,
+            "devices": n,
+            "cohort": clients * n,
+            "order": kind,
+            "ms": float(np.median(ms)),
+            "spread": quiet.spread(ms),
+            "efficiency": float(np.median(one / np.array(ms))),
+            "disturbed": quiet.spread(ms) > latency.DISTURBED,
         }
         for (n, kind), ms in times.items()
-    ]  # fmt: skip
+    ]
 
 
 def draw(rows, title, path):
@@ -126,9 +131,13 @@ def main():
         parser.error(f"--clients times devices must be from 1 to {w.clients}, got {most}")
     rows = measure(w, options.clients, options.repeats)
     about = {
-        "workload": w.name, "clients_per_device": options.clients, "date": datetime.date.today().isoformat(),
-        "commit": commit(), "hardware": report.device(), "versions": report.versions(),
-    }  # fmt: skip
+        "workload": w.name,
+        "clients_per_device": options.clients,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "hardware": report.device(),
+        "versions": report.versions(),
+    }
     (options.out / "weak_scaling.json").write_text(json.dumps({"rows": rows, **about}, indent=1) + "\n")
     draw(
         rows,

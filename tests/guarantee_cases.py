@@ -20,24 +20,44 @@ RECORD = ("dpnfl", "addpnfl", "dp_fedavg_local", "dp_scaffold", "dp_sgd", "cpfed
 CLIENT = ("dp_fedavg", "dp_ftrl")
 
 VARIANTS = {
-    "batches": [{"batches": b} for b in ("with-replacement", "poisson", "epochs")] + [
-        {"batches": "full", "batch_size": None}],
-    "cohorts": [{"cohort": "poisson"}, {"cohort": "md"}, {"cohort": "md", "one_by_one": True}, {"cohort": "cyclic"},
-                {"cohort_size": None}, {"dropout": 0.2}, {"cohort_size": 4, "first": 3}],
-    "sums": [{"secure": True}, {"secure": True, "local_steps": 1}, {"secure": True, "local_steps": 1, "batches": "full",
-             "batch_size": None}, {"secure": True, "local_steps": 1, "estimator": "mean"}],
-    "noise": [{"noise_multiplier": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}, {"noise_multiplier": 0.0},
-              {"schedule": "inverse_sqrt"}, {"local_rule": "momentum"}],
-}  # fmt: skip
+    "batches": [{"batches": b} for b in ("with-replacement", "poisson", "epochs")]
+    + [{"batches": "full", "batch_size": None}],
+    "cohorts": [
+        {"cohort": "poisson"},
+        {"cohort": "md"},
+        {"cohort": "md", "one_by_one": True},
+        {"cohort": "cyclic"},
+        {"cohort_size": None},
+        {"dropout": 0.2},
+        {"cohort_size": 4, "first": 3},
+    ],
+    "sums": [
+        {"secure": True},
+        {"secure": True, "local_steps": 1},
+        {"secure": True, "local_steps": 1, "batches": "full", "batch_size": None},
+        {"secure": True, "local_steps": 1, "estimator": "mean"},
+    ],
+    "noise": [
+        {"noise_multiplier": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+        {"noise_multiplier": 0.0},
+        {"schedule": "inverse_sqrt"},
+        {"local_rule": "momentum"},
+    ],
+}
 OWN = {
     "dp_scaffold": [{"controls": "gradient"}, {"warm_start": True}, {"clipping": "tensor-median"}],
     "cpfed": [{"clipping": "scale", "gradient_bound": 3.0}, {"clipping": "none"}, {"secure": False}],
     "acs_pldp": [{"clipping": "batch"}, {"clipping": "batch", "batches": "poisson"}, {"sampling": "uniform"}],
     "dp_fedavg_output": [{"noise_space": "literal"}, {"noise_at": "every"}, {"clipping": "record"}, {"local_steps": 1}],
-    "dp_fedavg": [{"noise": "shared", "secure": True}, {"adaptive_clip": True}, {"clip_by": "tensor"},
-                  {"weight_cap": 0.2, "least_weight": 0.5}, {"cohort": "uniform", "secure": True}],
+    "dp_fedavg": [
+        {"noise": "shared", "secure": True},
+        {"adaptive_clip": True},
+        {"clip_by": "tensor"},
+        {"weight_cap": 0.2, "least_weight": 0.5},
+        {"cohort": "uniform", "secure": True},
+    ],
     "dp_ftrl": [{"bands": 1}, {"cohort": "uniform"}],
-}  # fmt: skip
+}
 LEARNT = {"sampling": "optimal", "probabilities": CHANCES}
 CHANGED = {"acs_pldp of unnoised norms": ({**LEARNT}, {}), "acs_pldp of noised norms": ({**LEARNT, "paid": PAID}, {})}
 

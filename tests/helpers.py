@@ -48,8 +48,9 @@ def scattered_data(kind=np.float32, tokens=False, tested=False):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 50, (60, 3, 2)).astype(kind)
     y, order = rng.integers(0, 4, 60).astype(np.int32), rng.permutation(60)[:47]
-    dataset = Dataset("random", x[:50], y[:50], x[50:], y[50:], classes=4, scale=0.25, shift=1.5, tokens=tokens,
-                      learnt=("means",))  # fmt: skip
+    dataset = Dataset(
+        "random", x[:50], y[:50], x[50:], y[50:], classes=4, scale=0.25, shift=1.5, tokens=tokens, learnt=("means",)
+    )
     clients = np.split(order[order < 50], [1, 9, 12, 30])
     owners = rng.integers(0, len(clients), 10) if tested else None
     return federate(dataset, clients, shares=np.array([0.3, 0.1, 0.2, 0.15, 0.25]), test_clients=owners)

@@ -77,9 +77,13 @@ def row(ms, **more):
 def test_table_and_picture_tell_ratios_reasons_and_disturbance(peers, tmp_path):
     w = peers.workloads.WORKLOADS["W1"]._asdict()
     results = {
-        "W1": w | {"rows": {"ours": row(10.0), "torch_func": row(52.0)}, "disturbed": ["torch_func"],
-                   "reasons": {"fedjax_rounds": "does not install: no wheel"}},
-    }  # fmt: skip
+        "W1": w
+        | {
+            "rows": {"ours": row(10.0), "torch_func": row(52.0)},
+            "disturbed": ["torch_func"],
+            "reasons": {"fedjax_rounds": "does not install: no wheel"},
+        },
+    }
     told = peers.table(results)
     assert "| fedjax_dp | 10 ms |" in told
     assert "| torch.func | 52 ms, 5.2x (disturbed) |" in told

@@ -58,7 +58,7 @@ PEERS = {
     "flower_rounds": Peer("Flower", "flower", ("flwr[simulation]>=1.40", *TORCH), "on Ray; private: Opacus inside"),
     "pfl_rounds": Peer("pfl-research, updates clipped, not records", "pfl", ("pfl[pytorch]>=0.6",), "its own privacy"),
     "torch_loop": Peer("PyTorch loop, no privacy", "torch", TORCH, "a loop over clients and steps"),
-}  # fmt: skip
+}
 WEAKER = ("pfl_rounds", "torch_loop")  # no privacy of records
 
 
@@ -75,8 +75,9 @@ def python_of(peer: Peer, work: pathlib.Path) -> str:
     if not done.exists():
         print(f"setting up {peer.title}: {' '.join(peer.requirements)}", file=sys.stderr)
         venv.create(home, with_pip=True, clear=True)
-        found = subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.requirements],
-                               capture_output=True, text=True, check=False)  # fmt: skip
+        found = subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", *peer.requirements], capture_output=True, text=True, check=False
+        )
         if found.returncode:
             raise Refused(f"does not install: {last_line(found.stderr)}")
         done.touch()
@@ -98,9 +99,14 @@ class Worker:
         self.log = work / f"{workload}-{name}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [python, "worker.py", name, workload, str(work)], cwd=HERE, text=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=log, env=os.environ | {"PYTHONPATH": str(HERE)},
-            )  # fmt: skip
+                [python, "worker.py", name, workload, str(work)],
+                cwd=HERE,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(HERE)},
+            )
         try:
             self.ready = self.answer()
         except Refused:
@@ -185,10 +191,14 @@ def compared(workload: str, names: list[str], repeats: int, work: pathlib.Path) 
     for name, ms in turns.items():
         pairs = min(len(ms), len(turns.get("ours", ms)))
         rows[name] = {
-            "ms": float(np.median(ms)), "spread": quiet.spread(ms), "turns": ms, "peak_mb": peaks[name],
+            "ms": float(np.median(ms)),
+            "spread": quiet.spread(ms),
+            "turns": ms,
+            "peak_mb": peaks[name],
             "times_ours": float(np.median(np.array(ms[:pairs]) / turns["ours"][:pairs])) if "ours" in turns else None,
-            "gradient_gap": difference.get(name), "versions": versions[name],
-        }  # fmt: skip
+            "gradient_gap": difference.get(name),
+            "versions": versions[name],
+        }
     disturbed = [name for name, row in rows.items() if row["spread"] > 0.3]
     return {**workloads.WORKLOADS[workload]._asdict(), "rows": rows, "reasons": reasons, "disturbed": disturbed}
 
@@ -202,11 +212,14 @@ def grouped(results: dict) -> list[dict]:
 def published(results: dict) -> list[str]:
     """How long the rounds of pfl-research's benchmark take at the time of those that were run."""
     return [
-        f"{ROUNDS_OF_PFL:,} rounds of {workload}, at the time of a round above: " + ", ".join(
+        f"{ROUNDS_OF_PFL:,} rounds of {workload}, at the time of a round above: "
+        + ", ".join(
             f"{PEERS[name].title} {row['ms'] * ROUNDS_OF_PFL / 60e3:,.0f} min" for name, row in found["rows"].items()
-        ) + "."
-        for workload, found in results.items() if workload.startswith("cifar")
-    ]  # fmt: skip
+        )
+        + "."
+        for workload, found in results.items()
+        if workload.startswith("cifar")
+    ]
 
 
 def shown(number: float) -> str:
@@ -284,8 +297,12 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=workloads.WORKLOADS, default=["W1", "W2", "W3", "W3dp"])
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="ours always takes part")
     parser.add_argument("--repeats", type=int, default=9, help="turns")
-    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path.home() / ".cache" / "fedjax_dp_peers",
-                        help="where the virtual environments are")  # fmt: skip
+    parser.add_argument(
+        "--work",
+        type=pathlib.Path,
+        default=pathlib.Path.home() / ".cache" / "fedjax_dp_peers",
+        help="where the virtual environments are",
+    )
     parser.add_argument(
         "--out", type=pathlib.Path, default=RESULTS, help="a folder for peers.json, peers.md, peers.png"
     )
@@ -300,9 +317,10 @@ def main() -> None:
     known = json.loads(path.read_text())["workloads"] if path.exists() else {}
     for workload in options.workloads:
         known[workload] = compared(workload, names, options.repeats, work) | {
-            "hardware": report.device(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "hardware": report.device(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "load": os.getloadavg()[0],
-        }  # fmt: skip
+        }
         results = {name: known[name] for name in workloads.WORKLOADS if name in known}
         path.write_text(json.dumps({"workloads": results}, indent=1) + "\n")
         publish(results, options.out)

@@ -69,20 +69,30 @@ def layers(w: Workload) -> list[Layer]:
     if w.model == "mlp":
         return [Layer((*w.shape, 1200)), Layer((1200, CLASSES), relu=False)]
     if w.model == "cnn":
-        return [Layer((5, 5, 1, 32), halve=True), Layer((5, 5, 32, 64), halve=True), Layer((3136, 512)),
-                Layer((512, CLASSES), relu=False)]  # fmt: skip
-    return [Layer((3, 3, 3, 32), "VALID"), Layer((3, 3, 32, 64), "VALID", halve=True), Layer((12544, 128)),
-            Layer((128, CLASSES), relu=False)]  # fmt: skip
+        return [
+            Layer((5, 5, 1, 32), halve=True),
+            Layer((5, 5, 32, 64), halve=True),
+            Layer((3136, 512)),
+            Layer((512, CLASSES), relu=False),
+        ]
+    return [
+        Layer((3, 3, 3, 32), "VALID"),
+        Layer((3, 3, 32, 64), "VALID", halve=True),
+        Layer((12544, 128)),
+        Layer((128, CLASSES), relu=False),
+    ]
 
 
 def weights(w: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
     """Kernels and biases, random, at which all compute the clipped gradient of one batch."""
     rng = np.random.default_rng(1)
     return [
-        ((rng.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))).astype(np.float32),
-         (0.1 * rng.normal(size=shape[-1])).astype(np.float32))
+        (
+            (rng.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))).astype(np.float32),
+            (0.1 * rng.normal(size=shape[-1])).astype(np.float32),
+        )
         for shape in (layer.shape for layer in layers(w))
-    ]  # fmt: skip
+    ]
 
 
 def one_batch(w: Workload) -> tuple[np.ndarray, np.ndarray]:

@@ -157,4 +157,4 @@ __all__ = [
     "zcdp_budget",
     "zcdp_epsilon",
     "zcdp_epsilon_standard",
-]  # fmt: skip
+]

@@ -72,15 +72,20 @@ def _losses_of(choice: pld.Pairs, event: Event) -> Callable[[Release], Any]:
 ACCOUNTANTS = {
     accountant.name: accountant
     for accountant in (
-        Accountant("pld", "privacy loss distribution (rigorous upper bound)",
-                   functools.partial(_losses_of, pairs.dominating), 2e-4),
+        Accountant(
+            "pld",
+            "privacy loss distribution (rigorous upper bound)",
+            functools.partial(_losses_of, pairs.dominating),
+            2e-4,
+        ),
         Accountant("rdp", "Renyi DP of the same dominating pairs (rigorous, looser)", rdp.price, 1e-6),
         Accountant("gaussian", "exact Gaussian mechanism (GDP)", gaussian.price, 1e-9),
-        Accountant("zcdp", "zCDP, sampling ignored, Canonne-Kamath-Steinke conversion (rigorous, looser)",
-                   zcdp.price, 1e-6),
+        Accountant(
+            "zcdp", "zCDP, sampling ignored, Canonne-Kamath-Steinke conversion (rigorous, looser)", zcdp.price, 1e-6
+        ),
         Accountant("tcdp", "tCDP as in paper 000 (valid where its conditions hold, loose)", tcdp.price, 1e-9),
     )
-}  # fmt: skip
+}
 
 RESOLVED = 1e-8  # deltas from here on are far above the rounding errors of a million steps
 
@@ -128,9 +133,11 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
 
 
 def epsilons_of(
-    ledger: Iterable[Event], delta: float, accountant: str | Accountant = "pld",
+    ledger: Iterable[Event],
+    delta: float,
+    accountant: str | Accountant = "pld",
     progress: Callable[[int, int], None] | None = None,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Epsilon of each event, such as each client's: one evaluation per distinct event.
 
     progress  called with (distinct events done, distinct events in all).

@@ -66,9 +66,11 @@ def sensitivity(coefficients: np.ndarray, releases: int, participations: int, se
         if wrong.any():
             first = int(np.argmax(wrong))
             raise errors.refuse(
-                "the inverse of the noise coefficients", f"{column[first]:.4g} at release {first}", what,
+                "the inverse of the noise coefficients",
+                f"{column[first]:.4g} at release {first}",
+                what,
                 "use inverse_root_bands",
-            )  # fmt: skip
+            )
     total = np.zeros(releases)
     for start in range(0, min(releases, participations * separation), separation):
         total[start:] += column[: releases - start]

@@ -80,9 +80,14 @@ class ChosenTest(NamedTuple):
 
 
 def error_bounds(
-    false_positives: int, negatives: int, false_negatives: int, positives: int, significance: float = 0.05,
-    *, joint: bool = False,
-) -> ErrorBounds:  # fmt: skip
+    false_positives: int,
+    negatives: int,
+    false_negatives: int,
+    positives: int,
+    significance: float = 0.05,
+    *,
+    joint: bool = False,
+) -> ErrorBounds:
     """Bounds on the error rates from the errors that an attack made, in at most one of 1 / significance audits too low.
 
     Halves: each rate's bound is exact for binomial counts. No more can be said than that flawless attacks err less than
@@ -241,9 +246,13 @@ def choose_test(
 
 
 def _corner(
-    false_positives: "np.ndarray | float", negatives: int, false_negatives: "np.ndarray | float", positives: int,
-    significance: float, joint: bool,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    false_positives: "np.ndarray | float",
+    negatives: int,
+    false_negatives: "np.ndarray | float",
+    positives: int,
+    significance: float,
+    joint: bool,
+) -> tuple[np.ndarray, np.ndarray]:
     """The corner that so many errors yield; the counts may be means, and so not whole."""
     if joint:
         wrong, trials = false_positives + false_negatives, negatives + positives

@@ -23,10 +23,27 @@ from fedjax_dp.accounting.sampling import (
 )
 
 __all__ = [
-    "Adjacency", "AnyStep", "Composed", "Event", "FullBatch", "GaussianSteps", "NotCoveredError", "Poisson",
-    "RandomParticipation", "Release", "Sampling", "Shuffled", "SkellamSums", "Unit", "WithReplacement",
-    "WithoutReplacement", "distinct", "each", "gaussian_only", "repeated",
-]  # fmt: skip
+    "Adjacency",
+    "AnyStep",
+    "Composed",
+    "Event",
+    "FullBatch",
+    "GaussianSteps",
+    "NotCoveredError",
+    "Poisson",
+    "RandomParticipation",
+    "Release",
+    "Sampling",
+    "Shuffled",
+    "SkellamSums",
+    "Unit",
+    "WithReplacement",
+    "WithoutReplacement",
+    "distinct",
+    "each",
+    "gaussian_only",
+    "repeated",
+]
 
 
 T = TypeVar("T")
@@ -86,10 +103,11 @@ class GaussianSteps:
             )
         if isinstance(self.sampling, Shuffled) and self.count % self.sampling.steps_per_epoch:
             raise errors.refuse(
-                "the number of shuffled steps", self.count,
+                "the number of shuffled steps",
+                self.count,
                 f"a multiple of the {self.sampling.steps_per_epoch} batches of an epoch",
                 f"use {-(-self.count // self.sampling.steps_per_epoch) * self.sampling.steps_per_epoch}",
-            )  # fmt: skip
+            )
 
     @property
     def relative_noise(self) -> float:
@@ -185,8 +203,10 @@ def _check(step: Release) -> None:
     if not (step.noise_multiplier == 0 or LEAST_NOISE <= step.noise_multiplier <= MOST_NOISE):
         raise errors.refuse("noise_multiplier", step.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}")
     for what, value, kind in (
-        ("sampling", step.sampling, Sampling), ("adjacency", step.adjacency, Adjacency), ("unit", step.unit, Unit),
-    ):  # fmt: skip
+        ("sampling", step.sampling, Sampling),
+        ("adjacency", step.adjacency, Adjacency),
+        ("unit", step.unit, Unit),
+    ):
         if not isinstance(value, kind):
             raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {_SUCH_AS[what]}")
     errors.require_integer("the number of noisy steps", step.count, 0, MOST_STEPS)

@@ -90,13 +90,20 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """For JSON: infinite epsilon is null."""
         return {
-            "epsilon": finite(self.epsilon), "delta": self.delta, "unit": self.unit.value,
-            "adjacency": self.adjacency.value if self.adjacency else None, "view": self.view.value,
-            "accountant": self.accountant, "epsilon_min": finite(self.epsilon_min),
-            "epsilon_median": finite(self.epsilon_median), "epsilon_max": finite(self.epsilon),
-            "statement": str(self), "assumptions": list(self.assumptions), "warnings": list(self.warnings),
+            "epsilon": finite(self.epsilon),
+            "delta": self.delta,
+            "unit": self.unit.value,
+            "adjacency": self.adjacency.value if self.adjacency else None,
+            "view": self.view.value,
+            "accountant": self.accountant,
+            "epsilon_min": finite(self.epsilon_min),
+            "epsilon_median": finite(self.epsilon_median),
+            "epsilon_max": finite(self.epsilon),
+            "statement": str(self),
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
             "claims": [claim.to_dict() for claim in self.claims],
-        }  # fmt: skip
+        }
 
 
 def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECORD) -> tuple[str, ...]:

@@ -48,13 +48,21 @@ class PaperRow:
         """For JSON: an infinite epsilon is null, and `provable_is_infinite` says so."""
         infinite = self.provable is not None and math.isinf(self.provable)
         return {
-            "paper": self.paper, "setting": self.setting, "claim": self.claim.source,
-            "verdict": self.claim.verdict.value, "reason": self.claim.reason,
-            "delta": self.claim.delta, "claimed_epsilon": self.claim.epsilon,
+            "paper": self.paper,
+            "setting": self.setting,
+            "claim": self.claim.source,
+            "verdict": self.claim.verdict.value,
+            "reason": self.claim.reason,
+            "delta": self.claim.delta,
+            "claimed_epsilon": self.claim.epsilon,
             "provable_epsilon": None if self.provable is None else finite(self.provable),
-            "provable_is_infinite": infinite, "noise": self.noise, "tight_noise": self.tight,
-            "noise_unit": self.noise_unit, "noise_ratio": self.noise_ratio, "details": self.details,
-        }  # fmt: skip
+            "provable_is_infinite": infinite,
+            "noise": self.noise,
+            "tight_noise": self.tight,
+            "noise_unit": self.noise_unit,
+            "noise_ratio": self.noise_ratio,
+            "details": self.details,
+        }
 
 
 def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | None = None) -> list[PaperRow]:
@@ -246,9 +254,14 @@ def _paper_003() -> Tasks:
 def _theorem1_003(data: str, records: int, draws: int, participations: int, constant: int, epsilon: float) -> PaperRow:
     batch, count = 512, participations * STEPS_003
     noise = theorems.theorem1_003_noise(
-        epsilon, DELTA_003, rate=batch / records, participations=participations, draws=draws, local_steps=STEPS_003,
+        epsilon,
+        DELTA_003,
+        rate=batch / records,
+        participations=participations,
+        draws=draws,
+        local_steps=STEPS_003,
         constant=constant,
-    )  # fmt: skip
+    )
     event = _fixed_size(batch, records, count)
     # the paper keeps a quarter of delta for clients drawn more often than T*
     tight = noise_multiplier_for(event, epsilon, 0.75 * DELTA_003) / 2
@@ -386,6 +399,10 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
 
 
 PAPERS: dict[str, Callable[[], Tasks]] = {
-    "000": _paper_000, "001": _paper_001, "002": _paper_002, "003": _paper_003, "004": _paper_004,
+    "000": _paper_000,
+    "001": _paper_001,
+    "002": _paper_002,
+    "003": _paper_003,
+    "004": _paper_004,
     "dp-fedavg": _moments,
-}  # fmt: skip
+}

@@ -54,9 +54,7 @@ def composition_epsilons(
     return epsilons_of(_composed(_checked(ledgers)), delta, accountant, progress)
 
 
-def repetition_epsilons(
-    ledgers: Ledgers, trials: Trials, delta: float, progress: Progress = None
-) -> list[float]:  # fmt: skip
+def repetition_epsilons(ledgers: Ledgers, trials: Trials, delta: float, progress: Progress = None) -> list[float]:
     """Epsilon of each client, in nats, if the best of randomly many trials is published, and nothing else.
 
     ledgers    of all hyperparameters that a trial may draw, also those that happened not to be drawn, and of all seeds
@@ -124,22 +122,34 @@ class SelectionCost:
     def to_dict(self) -> dict[str, Any]:
         """For JSON: infinite epsilon is null."""
         return {
-            "runs": self.runs, "delta": self.delta, "unit": self.unit.value if self.unit else None,
-            "adjacency": self.adjacency.value if self.adjacency else None, "applies": self.applies,
-            "epsilon": finite(self.epsilon), "epsilon_single": finite(self.single),
-            "epsilon_composition": finite(self.composition), "accountant": self.accountant,
+            "runs": self.runs,
+            "delta": self.delta,
+            "unit": self.unit.value if self.unit else None,
+            "adjacency": self.adjacency.value if self.adjacency else None,
+            "applies": self.applies,
+            "epsilon": finite(self.epsilon),
+            "epsilon_single": finite(self.single),
+            "epsilon_composition": finite(self.composition),
+            "accountant": self.accountant,
             "epsilon_repetition": None if self.repetition is None else finite(self.repetition),
             "repetition_accountant": None if self.repetition is None else "rdp",
             "trials": str(self.trials) if self.trials else None,
-            "expected_trials": self.trials.mean if self.trials else None, "statement": str(self),
-        }  # fmt: skip
+            "expected_trials": self.trials.mean if self.trials else None,
+            "statement": str(self),
+        }
 
 
 def selection_cost(
-    ledgers: Ledgers, delta: float, accountant: str | Accountant = "pld", trials: Trials | None = None,
-    drawn: bool = False, candidates: Ledgers | None = None, moving: bool = False,
-    parts: Sequence[Hashable] | None = None, progress: Progress = None,
-) -> SelectionCost:  # fmt: skip
+    ledgers: Ledgers,
+    delta: float,
+    accountant: str | Accountant = "pld",
+    trials: Trials | None = None,
+    drawn: bool = False,
+    candidates: Ledgers | None = None,
+    moving: bool = False,
+    parts: Sequence[Hashable] | None = None,
+    progress: Progress = None,
+) -> SelectionCost:
     """What choosing the best of these runs costs, counted both ways; see `SelectionCost`.
 
     trials      the law for random repetition, such as one with as many expected trials as there are runs
@@ -166,13 +176,20 @@ def selection_cost(
         return progress and (lambda done, _: progress(sum(stages[:stage]) + done, sum(stages)))
 
     return SelectionCost(
-        runs=len(ledgers), delta=delta, unit=unit, adjacency=adjacency,
+        runs=len(ledgers),
+        delta=delta,
+        unit=unit,
+        adjacency=adjacency,
         single=max(epsilons_of(singles, delta, accountant, onwards(0))),
-        composition=_moving_epsilon(ledgers, delta) if moving
+        composition=_moving_epsilon(ledgers, delta)
+        if moving
         else max(epsilons_of(composed, delta, accountant, onwards(1))),
-        accountant="rdp" if moving else accountant_named(accountant).name, moving=moving, trials=trials,
-        repetition=max(_repeated(choices, trials, delta, onwards(2))) if trials else None, drawn=drawn,
-    )  # fmt: skip
+        accountant="rdp" if moving else accountant_named(accountant).name,
+        moving=moving,
+        trials=trials,
+        repetition=max(_repeated(choices, trials, delta, onwards(2))) if trials else None,
+        drawn=drawn,
+    )
 
 
 def _moving_epsilon(ledgers: Ledgers, delta: float) -> float:

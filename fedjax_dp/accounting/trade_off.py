@@ -176,9 +176,11 @@ def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
     errors.require_in_unit_interval("significance", significance)
     if float(curve(LEAST_RATE)) <= LEAST_RATE:
         raise errors.refuse(
-            "the promise to audit", f"one that allows attacks with error rates below {LEAST_RATE:g}",
-            "one that an attack can break in a trillion trials", "use more noise, or test a smaller claim",
-        )  # fmt: skip
+            "the promise to audit",
+            f"one that allows attacks with error rates below {LEAST_RATE:g}",
+            "one that an attack can break in a trillion trials",
+            "use more noise, or test a smaller claim",
+        )
     # the corner of a flawless attack is on the diagonal, and contradicts the curve below the rate at which they meet
     rate = math.exp(
         scipy.optimize.brentq(
@@ -206,11 +208,16 @@ def _tangents(loss: LossDistribution) -> np.ndarray:
     below = np.cumsum(loss.masses)  # false negative rates
     above = loss.infinite + np.cumsum(loss.masses[::-1])[::-1]
     rarer = np.cumsum((loss.masses * np.exp(-np.maximum(loss.losses, -STEEPEST)))[::-1])[::-1]  # false positive rates
-    rows = np.concatenate([
-        np.searchsorted(below, ndtr(probits)),
-        below.size - np.searchsorted(above[::-1], ndtr(probits)),
-        below.size - np.searchsorted(rarer[::-1], ndtr(probits)),
-    ]) + loss.lowest  # fmt: skip
+    rows = (
+        np.concatenate(
+            [
+                np.searchsorted(below, ndtr(probits)),
+                below.size - np.searchsorted(above[::-1], ndtr(probits)),
+                below.size - np.searchsorted(rarer[::-1], ndtr(probits)),
+            ]
+        )
+        + loss.lowest
+    )
     rows = np.concatenate([rows, np.linspace(first, last, TANGENTS).astype(int), [0]])
     return np.unique(rows[(rows >= 0) & (rows <= last)])
 

@@ -36,9 +36,14 @@ class View(enum.Enum):
 
 
 def seen(
-    own: Steps, view: View | str, *, cohort_size: int, colluders: int = 0, local_steps: int = 1,
+    own: Steps,
+    view: View | str,
+    *,
+    cohort_size: int,
+    colluders: int = 0,
+    local_steps: int = 1,
     non_expansive: bool = False,
-) -> Steps:  # fmt: skip
+) -> Steps:
     """What `view` sees of one client's `own` noisy steps, when all clients of a cohort add equal noise.
 
     own            the client's own steps, as its server would see them (unit client: noise that each of `cohort_size`

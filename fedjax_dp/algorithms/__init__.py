@@ -33,18 +33,57 @@ from fedjax_dp.algorithms.record_level import (
 from fedjax_dp.rounds.algorithm import Algorithm
 
 __all__ = [
-    "BATCHES", "BOUNDS", "CATALOGUE", "COHORTS", "Common", "acs_pldp", "addpnfl", "cpfed", "dp_fedavg",
-    "dp_fedavg_local", "dp_fedavg_output", "dp_ftrl", "dp_scaffold", "dp_sgd", "dpnfl", "fedadam", "fedavg",
-    "fedavgm", "fedprox", "fedyogi", "options_of", "q_fedavg", "rfedavg", "rfedavg_plus", "scaffold",
-]  # fmt: skip
+    "BATCHES",
+    "BOUNDS",
+    "CATALOGUE",
+    "COHORTS",
+    "Common",
+    "acs_pldp",
+    "addpnfl",
+    "cpfed",
+    "dp_fedavg",
+    "dp_fedavg_local",
+    "dp_fedavg_output",
+    "dp_ftrl",
+    "dp_scaffold",
+    "dp_sgd",
+    "dpnfl",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "fedyogi",
+    "options_of",
+    "q_fedavg",
+    "rfedavg",
+    "rfedavg_plus",
+    "scaffold",
+]
 
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {
     entry.__name__: entry
     for entry in (
-        fedavg, fedprox, scaffold, q_fedavg, rfedavg, rfedavg_plus, fedavgm, fedadam, fedyogi, dpnfl, addpnfl,
-        dp_fedavg_local, dp_scaffold, dp_sgd, cpfed, acs_pldp, dp_fedavg_output, dp_fedavg, dp_ftrl,
+        fedavg,
+        fedprox,
+        scaffold,
+        q_fedavg,
+        rfedavg,
+        rfedavg_plus,
+        fedavgm,
+        fedadam,
+        fedyogi,
+        dpnfl,
+        addpnfl,
+        dp_fedavg_local,
+        dp_scaffold,
+        dp_sgd,
+        cpfed,
+        acs_pldp,
+        dp_fedavg_output,
+        dp_fedavg,
+        dp_ftrl,
     )
-}  # fmt: skip
+}
 
 
 def options_of(entry: str) -> dict[str, Any]:

@@ -58,11 +58,24 @@ class Common(TypedDict, total=False):
 
 
 DEFAULTS: dict[str, Any] = {
-    "cohort": "uniform", "one_by_one": False, "dropout": 0.0, "first": None, "estimator": "wor_delta",
-    "batches": "without-replacement", "schedule": "constant", "per_step": False, "l2": 0.0, "microbatch": None,
-    "local_rule": "sgd", "local_decay": None, "keep_rule": False, "secure": False, "ring_bits": 32,
-    "fractional_bits": 16, "neighbours": None,
-}  # fmt: skip
+    "cohort": "uniform",
+    "one_by_one": False,
+    "dropout": 0.0,
+    "first": None,
+    "estimator": "wor_delta",
+    "batches": "without-replacement",
+    "schedule": "constant",
+    "per_step": False,
+    "l2": 0.0,
+    "microbatch": None,
+    "local_rule": "sgd",
+    "local_decay": None,
+    "keep_rule": False,
+    "secure": False,
+    "ring_bits": 32,
+    "fractional_bits": 16,
+    "neighbours": None,
+}
 
 BATCHES: dict[str, Callable[[Any], Batches]] = {
     "without-replacement": lambda size: FixedBatches(size=size),
@@ -89,25 +102,40 @@ BOUNDS: dict[str, Callable[[Any], Bound]] = {
 
 
 def assemble(
-    common: Mapping[str, Any], entry: Mapping[str, Any], *, privatizer: Privatizer | None = None,
-    corrections: tuple[Correction, ...] = (), aggregate: Aggregate | None = None, server: Server | None = None,
-    upload: Upload | None = None, drawn: Mapping[str, Any] | None = None,
-) -> Algorithm:  # fmt: skip
+    common: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    *,
+    privatizer: Privatizer | None = None,
+    corrections: tuple[Correction, ...] = (),
+    aggregate: Aggregate | None = None,
+    server: Server | None = None,
+    upload: Upload | None = None,
+    drawn: Mapping[str, Any] | None = None,
+) -> Algorithm:
     """An algorithm from common options over the entry's own defaults over DEFAULTS, and the parts that are special."""
     require_common(common)
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
     given: dict[str, Any] = {**DEFAULTS, **entry, **common}
-    for name, choices in (("schedule", SCHEDULES), ("estimator", ESTIMATORS), ("batches", BATCHES),
-                          ("cohort", COHORTS), ("local_rule", LOCAL_RULES)):  # fmt: skip
+    for name, choices in (
+        ("schedule", SCHEDULES),
+        ("estimator", ESTIMATORS),
+        ("batches", BATCHES),
+        ("cohort", COHORTS),
+        ("local_rule", LOCAL_RULES),
+    ):
         errors.require_choice(name, given[name], choices)
     if (given["batch_size"] is None) != (given["batches"] == "full"):
         raise errors.refuse(
             "batch_size", given["batch_size"], "None for batches full, else a number", f"batches are {given['batches']}"
         )
-    for name, needed in (("one_by_one", given["cohort"] == "md"), ("keep_rule", given["local_rule"] != "sgd"),
-                         ("ring_bits", given["secure"]), ("fractional_bits", given["secure"]),
-                         ("neighbours", given["secure"])):  # fmt: skip
+    for name, needed in (
+        ("one_by_one", given["cohort"] == "md"),
+        ("keep_rule", given["local_rule"] != "sgd"),
+        ("ring_bits", given["secure"]),
+        ("fractional_bits", given["secure"]),
+        ("neighbours", given["secure"]),
+    ):
         if name in common and common[name] and not needed:
             words = {"one_by_one": "cohort md", "keep_rule": "another local_rule than sgd"}.get(name, "secure sums")
             raise errors.refuse(name, common[name], f"left out without {words}", "drop it")
@@ -136,15 +164,20 @@ def assemble(
     return Algorithm(
         cohort=cohort,
         local=LocalSgd(
-            learning_rate=given["learning_rate"], privatizer=privatizer or NonPrivate(),
+            learning_rate=given["learning_rate"],
+            privatizer=privatizer or NonPrivate(),
             batches=BATCHES[given["batches"]](given["batch_size"]),
             corrections=(*corrections, L2Penalty(strength=given["l2"])),
             rule=LocalRule(hyperparameters=decay, factory=LOCAL_RULES[given["local_rule"]], keep=given["keep_rule"]),
-            steps=given["local_steps"], schedule=SCHEDULES[given["schedule"]], per_step=given["per_step"],
+            steps=given["local_steps"],
+            schedule=SCHEDULES[given["schedule"]],
+            per_step=given["per_step"],
         ),
-        upload=upload or PlainUpload(), aggregate=aggregate or ESTIMATORS[given["estimator"]],
-        transport=SecureSum(**ring) if given["secure"] else PlainSum(), server=server or add_update(),
-    )  # fmt: skip
+        upload=upload or PlainUpload(),
+        aggregate=aggregate or ESTIMATORS[given["estimator"]],
+        transport=SecureSum(**ring) if given["secure"] else PlainSum(),
+        server=server or add_update(),
+    )
 
 
 def add_update(rate: float = 1.0, momentum: float = 0.0) -> Server:

@@ -15,11 +15,21 @@ from fedjax_dp.rounds.algorithm import Algorithm
 
 
 def dp_fedavg(
-    *, clip_norm: float, noise_multiplier: float = 0.0, weight_cap: float | None = None,
-    least_weight: float | None = None, clip_by: str = "update", adaptive_clip: bool = False,
-    clip_quantile: float = 0.5, clip_rate: float = 0.2, bit_noise: float | None = None, noise: str = "server",
-    server_learning_rate: float = 1.0, momentum: float = 0.0, **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *,
+    clip_norm: float,
+    noise_multiplier: float = 0.0,
+    weight_cap: float | None = None,
+    least_weight: float | None = None,
+    clip_by: str = "update",
+    adaptive_clip: bool = False,
+    clip_quantile: float = 0.5,
+    clip_rate: float = 0.2,
+    bit_noise: float | None = None,
+    noise: str = "server",
+    server_learning_rate: float = 1.0,
+    momentum: float = 0.0,
+    **common: Unpack[Common],
+) -> Algorithm:
     """DP-FedAvg at client level (McMahan et al. 2018): clipped updates, bounded weights, noise on their mean.
 
     weight_cap     share of all records from which a client has full weight (w_hat / n); None weighs all alike;
@@ -38,14 +48,17 @@ def dp_fedavg(
     require_common(common)
     upload: Upload = ClientGaussian(
         clip_norm=clip_norm, noise_multiplier=noise_multiplier, by_tensor=clip_by == "tensor"
-    )  # fmt: skip
+    )
     if noise == "shared":
         upload = ClientSkellam(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     if adaptive_clip:
         upload = AdaptiveClientGaussian(
-            clip_norm=clip_norm, noise_multiplier=noise_multiplier, quantile=clip_quantile, rate=clip_rate,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            quantile=clip_quantile,
+            rate=clip_rate,
             bit_noise=max((common["cohort_size"] or 20) / 20, 1.0) if bit_noise is None else bit_noise,
-        )  # fmt: skip
+        )
     aggregate = BoundedMean(cap=weight_cap, least=least_weight)
     own: dict[str, Any] = {"cohort": "uniform" if noise == "shared" else "poisson", "secure": noise == "shared"}
     if noise == "shared":
@@ -54,9 +67,14 @@ def dp_fedavg(
 
 
 def dp_ftrl(
-    *, clip_norm: float, noise_multiplier: float = 0.0, bands: int = 8, server_learning_rate: float = 1.0,
-    momentum: float = 0.9, **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *,
+    clip_norm: float,
+    noise_multiplier: float = 0.0,
+    bands: int = 8,
+    server_learning_rate: float = 1.0,
+    momentum: float = 0.9,
+    **common: Unpack[Common],
+) -> Algorithm:
     """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that sums of it stay small.
 
     bands  rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise.

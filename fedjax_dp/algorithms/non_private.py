@@ -38,9 +38,11 @@ def scaffold(
     warm_start  control variates begin as gradients at the first model, not zero.
     """
     return assemble(
-        common, {"estimator": "mean"}, corrections=(control_variates(controls, warm_start),),
+        common,
+        {"estimator": "mean"},
+        corrections=(control_variates(controls, warm_start),),
         server=add_update(server_learning_rate),
-    )  # fmt: skip
+    )
 
 
 def control_variates(controls: str, warm_start: bool) -> ControlVariates:
@@ -58,10 +60,16 @@ def q_fedavg(*, q: float = 1.0, fair_norm: str = "update", **common: Unpack[Comm
 
 
 def rfedavg(
-    *, feature_strength: float = 1e-4, delta_at: str = "local_after", delta_scope: str = "participants",
-    leave_one_out: bool = True, delta_batch: int = 0, feature_clip_norm: float = 1.0, feature_noise: float = 0.0,
+    *,
+    feature_strength: float = 1e-4,
+    delta_at: str = "local_after",
+    delta_scope: str = "participants",
+    leave_one_out: bool = True,
+    delta_batch: int = 0,
+    feature_clip_norm: float = 1.0,
+    feature_noise: float = 0.0,
     **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+) -> Algorithm:
     """rFedAvg (001 Algorithm 1): local steps also pull the mean feature towards the other clients'.
 
     feature_strength  lambda, on the mean over the others (001's text drops 1/(N-1) in places; its code divides);
@@ -76,25 +84,39 @@ def rfedavg(
     errors.require_choice("delta_at", delta_at, ("local_after", "global_before"))
     features = _features(feature_clip_norm, feature_noise, common)
     matching = FeatureMatching(
-        strength=feature_strength, release=features, when=delta_at, scope=delta_scope, leave_one_out=leave_one_out,
+        strength=feature_strength,
+        release=features,
+        when=delta_at,
+        scope=delta_scope,
+        leave_one_out=leave_one_out,
         one_batch=delta_batch,
-    )  # fmt: skip
+    )
     return assemble(common, {"estimator": "renorm"}, corrections=(matching,))
 
 
 def rfedavg_plus(
-    *, feature_strength: float = 1e-4, delta_scope: str = "participants", leave_one_out: bool = True,
-    delta_batch: int = 0, feature_clip_norm: float = 1.0, feature_noise: float = 0.0, **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *,
+    feature_strength: float = 1e-4,
+    delta_scope: str = "participants",
+    leave_one_out: bool = True,
+    delta_batch: int = 0,
+    feature_clip_norm: float = 1.0,
+    feature_noise: float = 0.0,
+    **common: Unpack[Common],
+) -> Algorithm:
     """rFedAvg+ (001 Algorithm 2): as rFedAvg, but every delta is taken at the same new model, in a second exchange.
 
     A client receives one target instead of the table of all deltas.
     """
     features = _features(feature_clip_norm, feature_noise, common)
     matching = FeatureMatching(
-        strength=feature_strength, release=features, when="global_after", scope=delta_scope,
-        leave_one_out=leave_one_out, one_batch=delta_batch,
-    )  # fmt: skip
+        strength=feature_strength,
+        release=features,
+        when="global_after",
+        scope=delta_scope,
+        leave_one_out=leave_one_out,
+        one_batch=delta_batch,
+    )
     return assemble(common, {"estimator": "renorm"}, corrections=(matching,))
 
 
@@ -114,18 +136,26 @@ def fedavgm(*, server_learning_rate: float = 1.0, momentum: float = 0.9, **commo
 
 
 def fedadam(
-    *, server_learning_rate: float = 0.01, b1: float = 0.9, b2: float = 0.99, pi: float = 1e-3,
+    *,
+    server_learning_rate: float = 0.01,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    pi: float = 1e-3,
     **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+) -> Algorithm:
     """FedAvg whose server moves by Adam without bias correction (Reddi et al. 2021, Algorithm 2; pi is their tau)."""
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
     return assemble(common, {}, server=Server(hyperparameters=numbers, factory=adaptive_delta))
 
 
 def fedyogi(
-    *, server_learning_rate: float = 0.01, b1: float = 0.9, b2: float = 0.99, pi: float = 1e-3,
+    *,
+    server_learning_rate: float = 0.01,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    pi: float = 1e-3,
     **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+) -> Algorithm:
     """FedAvg whose server moves by Yogi (Reddi et al. 2021, Algorithm 2)."""
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
     return assemble(common, {}, server=Server(hyperparameters=numbers, factory=adaptive_yogi))

@@ -30,10 +30,17 @@ def dpnfl(
 
 
 def addpnfl(
-    *, clip_norm: float, noise_multiplier: Any = 0.0, server_learning_rate: float = 0.01, b1: float = 0.9,
-    b2: float = 0.99, pi: float = 1e-3, nu_init: float | None = None, second_moment: str = "delta",
+    *,
+    clip_norm: float,
+    noise_multiplier: Any = 0.0,
+    server_learning_rate: float = 0.01,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    pi: float = 1e-3,
+    nu_init: float | None = None,
+    second_moment: str = "delta",
     **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+) -> Algorithm:
     """AdDPNFL (000 Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
 
     second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (000's displayed equation,
@@ -58,9 +65,15 @@ def dp_fedavg_local(*, clip_norm: float, noise_multiplier: Any = 0.0, **common: 
 
 
 def dp_scaffold(
-    *, clip_norm: float, noise_multiplier: Any = 0.0, controls: str = "update", warm_start: bool = False,
-    server_learning_rate: float = 1.0, clipping: str = "record", **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *,
+    clip_norm: float,
+    noise_multiplier: Any = 0.0,
+    controls: str = "update",
+    warm_start: bool = False,
+    server_learning_rate: float = 1.0,
+    clipping: str = "record",
+    **common: Unpack[Common],
+) -> Algorithm:
     """DP-SCAFFOLD (Noble et al. 2022): SCAFFOLD with clipped and noised gradients; estimator `mean`, or `renorm`.
 
     warm_start  every client first releases tau noisy gradients at the first model;
@@ -71,15 +84,22 @@ def dp_scaffold(
         clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("record", "tensor-median"))
     )
     return assemble(
-        common, {"estimator": "mean"}, privatizer=privatizer, corrections=(control_variates(controls, warm_start),),
+        common,
+        {"estimator": "mean"},
+        privatizer=privatizer,
+        corrections=(control_variates(controls, warm_start),),
         server=add_update(server_learning_rate),
-    )  # fmt: skip
+    )
 
 
 def cpfed(
-    *, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, clipping: str = "record",
-    gradient_bound: float | None = None, **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *,
+    clip_norm: float = 1.0,
+    noise_multiplier: Any = 0.0,
+    clipping: str = "record",
+    gradient_bound: float | None = None,
+    **common: Unpack[Common],
+) -> Algorithm:
     """CPFed (002): noisy local steps, updates averaged through a secure sum (`secure=False` leaves it out).
 
     clipping  002 assumes gradients below L = clip_norm without saying how: "record" clips them; "scale" multiplies
@@ -105,9 +125,15 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, **common: Unp
 
 
 def acs_pldp(
-    *, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, sampling: str = "weighted", probabilities: Any = None,
-    paid: Any = None, clipping: str = "record", **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *,
+    clip_norm: float = 1.0,
+    noise_multiplier: Any = 0.0,
+    sampling: str = "weighted",
+    probabilities: Any = None,
+    paid: Any = None,
+    clipping: str = "record",
+    **common: Unpack[Common],
+) -> Algorithm:
     """ACS-PLDP-FL (003): K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
 
     noise_multiplier  one per client: `calibrate` with one epsilon per client finds them;
@@ -119,9 +145,11 @@ def acs_pldp(
     errors.require_choice("sampling", sampling, ("weighted", "uniform", "optimal"))
     if (sampling == "optimal") != (probabilities is not None):
         raise errors.refuse(
-            "probabilities", "none" if probabilities is None else "some", "given for sampling optimal, and only then",
+            "probabilities",
+            "none" if probabilities is None else "some",
+            "given for sampling optimal, and only then",
             "find them with fedjax_dp.optimal_probabilities",
-        )  # fmt: skip
+        )
     privatizer = RecordGaussian(
         clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("record", "batch"))
     )
@@ -134,9 +162,14 @@ def acs_pldp(
 
 
 def dp_fedavg_output(
-    *, clip_norm: float, noise_multiplier: Any = 0.0, noise_space: str = "model", noise_at: str = "last",
-    clipping: str = "batch", **common: Unpack[Common],
-) -> Algorithm:  # fmt: skip
+    *,
+    clip_norm: float,
+    noise_multiplier: Any = 0.0,
+    noise_space: str = "model",
+    noise_at: str = "last",
+    clipping: str = "batch",
+    **common: Unpack[Common],
+) -> Algorithm:
     """DP-FedAvg of 004: clipped steps, noise at the synchronisation step; estimator `wor_model`, rates per step.
 
     noise_multiplier  z in units of the farthest that the clipped steps can go, G * sum of rates;
@@ -148,8 +181,11 @@ def dp_fedavg_output(
     errors.require_choice("noise_space", noise_space, ("model", "literal"))
     errors.require_choice("noise_at", noise_at, ("last", "every"))
     privatizer = OutputGaussian(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("batch", "record")),
-        literal=noise_space == "literal", every_step=noise_at == "every",
-    )  # fmt: skip
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        bound=bound_named(clipping, ("batch", "record")),
+        literal=noise_space == "literal",
+        every_step=noise_at == "every",
+    )
     own = {"estimator": "wor_model", "schedule": "inverse_sqrt", "per_step": True}
     return assemble(common, own, privatizer=privatizer)

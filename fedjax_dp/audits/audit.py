@@ -89,10 +89,14 @@ class Audit:
     def refuted(self) -> tuple[str, ...]:
         """Claims of papers about this run that `lower` contradicts."""
         return tuple(
-            str(claim) for claim in self.guarantee.claims
-            if claim.epsilon is not None and claim.delta == self.guarantee.delta and claim.epsilon < self.lower
-            and claim.client in (None, self.client) and claim.rounds is None
-        )  # fmt: skip
+            str(claim)
+            for claim in self.guarantee.claims
+            if claim.epsilon is not None
+            and claim.delta == self.guarantee.delta
+            and claim.epsilon < self.lower
+            and claim.client in (None, self.client)
+            and claim.rounds is None
+        )
 
     @property
     def verdict(self) -> str:
@@ -125,25 +129,53 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "violated": self.violated, "proved": self.proved, "contradiction": self.contradiction,
-            "verdict": self.verdict, "epsilon_stated": finite(self.epsilon),
+            "violated": self.violated,
+            "proved": self.proved,
+            "contradiction": self.contradiction,
+            "verdict": self.verdict,
+            "epsilon_stated": finite(self.epsilon),
             "epsilon_tested": finite(self.tested),
-            "epsilon_lower": self.lower, "epsilon_lower_of_any_mechanism": self.of_any,
-            "noise_at_most": finite(self.noise), "delta": self.guarantee.delta, "confidence": 1 - self.significance,
-            "claim": self.claim, "client": self.client, "view": self.guarantee.view.value, "canary": self.canary,
-            "trials": self.trials, "seed": self.seed, "seconds": self.seconds, "repeat": self.repeat,
+            "epsilon_lower": self.lower,
+            "epsilon_lower_of_any_mechanism": self.of_any,
+            "noise_at_most": finite(self.noise),
+            "delta": self.guarantee.delta,
+            "confidence": 1 - self.significance,
+            "claim": self.claim,
+            "client": self.client,
+            "view": self.guarantee.view.value,
+            "canary": self.canary,
+            "trials": self.trials,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "repeat": self.repeat,
             **self.outcome.to_dict(),
-            "refuted_claims": list(self.refuted), "guarantee": self.guarantee.to_dict(),
-        }  # fmt: skip
+            "refuted_claims": list(self.refuted),
+            "guarantee": self.guarantee.to_dict(),
+        }
 
 
 def audit(
-    algorithm: Algorithm, data: FederatedData, *, rounds: int, delta: float | None, seed: int = 0,
-    model: Model | None = None, view: str | None = None, colluders: int = 0, accountant: str = "pld",
-    canary: str = "gradient", client: int | None = None, record: int = 0, trials: int = 10_000,
-    one_run: int | None = None, significance: float = 0.05, claim: float | None = None, parameters: int = 20,
-    lanes: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Audit:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    delta: float | None,
+    seed: int = 0,
+    model: Model | None = None,
+    view: str | None = None,
+    colluders: int = 0,
+    accountant: str = "pld",
+    canary: str = "gradient",
+    client: int | None = None,
+    record: int = 0,
+    trials: int = 10_000,
+    one_run: int | None = None,
+    significance: float = 0.05,
+    claim: float | None = None,
+    parameters: int = 20,
+    lanes: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Audit:
     """Run `algorithm` `trials` times, half of them with a canary, and prove a lower bound on epsilon.
 
     The worlds are neighbours under unit and adjacency of the algorithm's Guarantee. The cohorts are those of `seed`
@@ -173,9 +205,21 @@ def audit(
     own = model or logistic_regression(data.record_shape, data.classes)
     check(algorithm, data, rounds, own)
     scene = set_scene(
-        algorithm, data, own, rounds=rounds, delta=delta, seed=seed, view=view, colluders=colluders,
-        accountant=accountant, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters,
-    )  # fmt: skip
+        algorithm,
+        data,
+        own,
+        rounds=rounds,
+        delta=delta,
+        seed=seed,
+        view=view,
+        colluders=colluders,
+        accountant=accountant,
+        canary=canary,
+        client=client,
+        record=record,
+        one_run=one_run,
+        parameters=parameters,
+    )
     curve = _tested(scene, claim, accountant)
     if one_run is None:
         _require_trials(trials, len(scene.games), curve, scene.epsilon if claim is None else claim, significance)
@@ -195,25 +239,43 @@ def audit(
     if one_run is None:
         outcome = duel(
             {name: functools.partial(field.run, game) for name, game in scene.games.items() if traces[name].any()},
-            _attacks(algorithm, data, scene, times, short), curve, trials=trials, significance=significance,
+            _attacks(algorithm, data, scene, times, short),
+            curve,
+            trials=trials,
+            significance=significance,
             progress=progress,
-        )  # fmt: skip
+        )
     else:
         name, game = next(iter(scene.games.items()))
         progress(0, 1)
         outcome = guess(field, game, name, scene.epsilon if claim is None else claim, scene.delta, seed, significance)
     return _judged(
-        scene, outcome, accountant, claim=claim, canary=canary, trials=trials if one_run is None else 1,
-        significance=significance, seed=seed, seconds=time.perf_counter() - began, repeat=_call(audit, asked),
+        scene,
+        outcome,
+        accountant,
+        claim=claim,
+        canary=canary,
+        trials=trials if one_run is None else 1,
+        significance=significance,
+        seed=seed,
+        seconds=time.perf_counter() - began,
+        repeat=_call(audit, asked),
         contradiction=found,
-    )  # fmt: skip
+    )
 
 
 def audit_mechanism(
-    mechanism: Callable[[jax.Array, jax.Array], Any], event: Event, *, delta: float, seed: int = 0,
-    accountant: str = "pld", trials: int = 10_000, significance: float = 0.05, lanes: int = 256,
+    mechanism: Callable[[jax.Array, jax.Array], Any],
+    event: Event,
+    *,
+    delta: float,
+    seed: int = 0,
+    accountant: str = "pld",
+    trials: int = 10_000,
+    significance: float = 0.05,
+    lanes: int = 256,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Audit:  # fmt: skip
+) -> Audit:
     """Audit any function: `mechanism(key, there)` is what an adversary receives with the canary, or without it.
 
     mechanism  jax code, vmapped over trials; `there` is a traced bool, for `jnp.where`. It returns numbers in any
@@ -241,9 +303,14 @@ def audit_mechanism(
         got = "nothing that is released" if step is None else "no epsilon"
         raise errors.refuse("event", got, "releases that have an epsilon to be tested")
     promise = Guarantee(
-        (epsilon,), delta, step.unit, step.adjacency, View.UPLOADS, accounting.ACCOUNTANTS[accountant].about,
+        (epsilon,),
+        delta,
+        step.unit,
+        step.adjacency,
+        View.UPLOADS,
+        accounting.ACCOUNTANTS[accountant].about,
         (f"the function releases {event}",),
-    )  # fmt: skip
+    )
     scene = Scene(promise, delta, 0, epsilon, event, {"function": None}, ())
     curve = accounting.trade_off(event, accountant)
     _require_trials(trials, 1, curve, epsilon, significance)
@@ -270,22 +337,35 @@ def audit_mechanism(
     shape = jax.eval_shape(received, np.zeros(1, np.int32), np.zeros(1, bool)).shape
     times = np.ones(shape[1], bool)
     outcome = duel(
-        {"function": play}, _attacks_on(event, times, 1, shape[3]), curve, trials=trials, significance=significance,
+        {"function": play},
+        _attacks_on(event, times, 1, shape[3]),
+        curve,
+        trials=trials,
+        significance=significance,
         progress=progress,
-    )  # fmt: skip
+    )
     return _judged(
-        scene, outcome, accountant, claim=None, canary="function", trials=trials, significance=significance,
-        seed=seed, seconds=time.perf_counter() - began, repeat=_call(audit_mechanism, asked),
-    )  # fmt: skip
+        scene,
+        outcome,
+        accountant,
+        claim=None,
+        canary="function",
+        trials=trials,
+        significance=significance,
+        seed=seed,
+        seconds=time.perf_counter() - began,
+        repeat=_call(audit_mechanism, asked),
+    )
 
 
 def _call(function: Callable, asked: dict[str, Any]) -> str:
     """The call with all options that are plain values and not the default."""
     usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     told = [
-        f"{name}={value!r}" for name, value in asked.items()
+        f"{name}={value!r}"
+        for name, value in asked.items()
         if isinstance(value, int | float | str) and value != usual[name]
-    ]  # fmt: skip
+    ]
     return f"{function.__name__}({', '.join(['...', *told])})"
 
 
@@ -294,10 +374,19 @@ def _judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim:
     lower = outcome.epsilon_at_least(scene.event, scene.delta, accountant)
     proved = lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(scene.event, accountant))
     return Audit(
-        guarantee=scene.guarantee, client=scene.client, epsilon=scene.epsilon, claim=claim, lower=lower,
-        of_any=outcome.epsilon_of_any(scene.delta), noise=outcome.noise_at_most(scene.event, accountant),
-        proved=proved, outcome=outcome, event=scene.event, accountant=accountant, **told,
-    )  # fmt: skip
+        guarantee=scene.guarantee,
+        client=scene.client,
+        epsilon=scene.epsilon,
+        claim=claim,
+        lower=lower,
+        of_any=outcome.epsilon_of_any(scene.delta),
+        noise=outcome.noise_at_most(scene.event, accountant),
+        proved=proved,
+        outcome=outcome,
+        event=scene.event,
+        accountant=accountant,
+        **told,
+    )
 
 
 def require_sane(canary: str, claim: float | None, significance: float, **counts: int | None) -> None:
@@ -332,10 +421,12 @@ def _require_trials(trials: int, games: int, curve: TradeOff, epsilon: float, si
     if counted_trials(trials, games) < needed:
         least = max(math.ceil(2 * needed / (1 - games * PILOT)), games * LEAST_PILOT + 2 * needed)
         raise errors.refuse(
-            "trials", trials, f"at least {least}",
+            "trials",
+            trials,
+            f"at least {least}",
             f"with fewer not even a flawless attack would contradict epsilon {epsilon:.3g} with confidence "
             f"{100 * (1 - significance):.4g}%",
-        )  # fmt: skip
+        )
 
 
 def _trace(field: Trials, game: Game) -> np.ndarray:
@@ -366,9 +457,11 @@ def _attacks(
 def _attacks_on(event: Event, times: np.ndarray, steps: int, short: int) -> dict[str, Attack]:
     """Those that suit releases of this kind, `steps` of them at a time; the first `short` numbers say the most."""
     found: dict[str, Attack] = {
-        "summed": Summed(times, short), "weighed": Weighed(short), "weighed, shrunk": Weighed(short, 0.1),
+        "summed": Summed(times, short),
+        "weighed": Weighed(short),
+        "weighed, shrunk": Weighed(short, 0.1),
         "summed by coordinate": Summed(times),
-    }  # fmt: skip
+    }
     sampled = [step.sampling.rate for step, _ in event.leaves() if step.sampling.rate < 1]
     if sampled:
         found["likelihood ratio"] = LikelihoodRatio(times, short, steps, sampled[-1])

@@ -33,10 +33,20 @@ def tensors_of(parameters: int) -> tuple[int, ...]:
 def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) -> FederatedData:
     """Clients of the same sizes and shares whose records are all the first of `records`."""
     return changed(
-        data, x=records.astype(np.float32), y=labels.astype(np.int32), rows=np.zeros(len(data.row_numbers), np.int32),
-        x_test=records[:0].astype(np.float32), y_test=labels[:0].astype(np.int32), test_clients=None, scale=1.0,
-        shift=0.0, classes=1, tokens=False, learnt=(), name="gradients",
-    )  # fmt: skip
+        data,
+        x=records.astype(np.float32),
+        y=labels.astype(np.int32),
+        rows=np.zeros(len(data.row_numbers), np.int32),
+        x_test=records[:0].astype(np.float32),
+        y_test=labels[:0].astype(np.int32),
+        test_clients=None,
+        scale=1.0,
+        shift=0.0,
+        classes=1,
+        tokens=False,
+        learnt=(),
+        name="gradients",
+    )
 
 
 def pattern(widths: tuple[int, ...]) -> np.ndarray:
@@ -66,10 +76,13 @@ def gradient_game(
     present, absent = 1 + place.coins, 1 + count + place.coins
     along = _gradients(model, canaries)
     return Game(
-        algorithm=numbers(algorithm), data=linear_data(data, records, labels), model=model,
+        algorithm=numbers(algorithm),
+        data=linear_data(data, records, labels),
+        model=model,
         canary=Canary(place.slots, place.owners, place.coins, present, absent),
-        ear=_ear(widths, along), **common,
-    )  # fmt: skip
+        ear=_ear(widths, along),
+        **common,
+    )
 
 
 def others_for(algorithm: Algorithm, place: "CanaryRows") -> tuple[str, ...]:
@@ -91,15 +104,23 @@ def input_game(
     if place.withdrawn:
         xs, ys, absent = [*xs, x[:1] * 0], [*ys, np.array([WITHDRAWN])], np.full_like(present, present[-1] + 1)
     store = changed(
-        data, x=np.concatenate(xs), y=np.concatenate(ys).astype(np.int32), rows=data.row_numbers.astype(np.int32),
-        x_test=data.x_test[:0], y_test=data.y_test[:0], test_clients=None,
-    )  # fmt: skip
+        data,
+        x=np.concatenate(xs),
+        y=np.concatenate(ys).astype(np.int32),
+        rows=data.row_numbers.astype(np.int32),
+        x_test=data.x_test[:0],
+        y_test=data.y_test[:0],
+        test_clients=None,
+    )
     several = place.coins[-1] > 0
     return Game(
-        algorithm=numbers(algorithm), data=store, model=model,
+        algorithm=numbers(algorithm),
+        data=store,
+        model=model,
         canary=Canary(place.slots, place.owners, place.coins, present, absent),
-        ear=Alignment(canary=present, others=absent, apart=bool(several)), **common,
-    )  # fmt: skip
+        ear=Alignment(canary=present, others=absent, apart=bool(several)),
+        **common,
+    )
 
 
 class CanaryRows(NamedTuple):
@@ -145,7 +166,7 @@ def staging(seed: int, client: int, step: Release) -> dict[str, Any]:
         "client": np.int32(client),
         "schedule": None if hidden else jax.random.key_data(role_key(run_key(seed), "cohort")),
         "leaves": of_client and step.adjacency is Adjacency.ADD_REMOVE,
-    }  # fmt: skip
+    }
 
 
 def length_of(algorithm: Algorithm) -> float:
@@ -203,5 +224,7 @@ def _mislabelled(data: FederatedData, rows: np.ndarray, rng: np.random.Generator
 
 
 CANARIES: dict[str, Callable[[FederatedData, np.ndarray, np.random.Generator], Inputs]] = {
-    "label-flip": _label_flip, "blank": _blank, "mislabelled": _mislabelled,
-}  # fmt: skip
+    "label-flip": _label_flip,
+    "blank": _blank,
+    "mislabelled": _mislabelled,
+}

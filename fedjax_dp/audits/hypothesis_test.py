@@ -37,9 +37,12 @@ class Outcome(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "others": self.game, "attack": self.attack, "pilot_trials": self.pilot, "threshold": self.threshold,
+            "others": self.game,
+            "attack": self.attack,
+            "pilot_trials": self.pilot,
+            "threshold": self.threshold,
             "errors": dataclasses.asdict(self.bounds),
-        }  # fmt: skip
+        }
 
     def contradicts(self, curve: TradeOff) -> bool:
         """See `accounting.contradicts`."""
@@ -69,9 +72,14 @@ def counted_trials(trials: int, games: int) -> int:
 
 
 def duel(
-    games: Mapping[str, Play], attacks: Mapping[str, Attack], curve: TradeOff, *, trials: int, significance: float,
+    games: Mapping[str, Play],
+    attacks: Mapping[str, Attack],
+    curve: TradeOff,
+    *,
+    trials: int,
+    significance: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Play `trials` runs in all, half of them with the canary, and count the errors of the best attack.
 
     games    ways to place the canary; each is tried, the most telling is counted;
@@ -110,9 +118,13 @@ def duel(
 
 
 def _promise(
-    attacks: Mapping[str, Attack], received: np.ndarray, worlds: np.ndarray, counted: int, significance: float,
+    attacks: Mapping[str, Attack],
+    received: np.ndarray,
+    worlds: np.ndarray,
+    counted: int,
+    significance: float,
     curve: TradeOff,
-) -> Sequence[tuple[str, float]]:  # fmt: skip
+) -> Sequence[tuple[str, float]]:
     """How well each attack does on the half of the pilot that it has not learnt from."""
     half = np.arange(len(worlds)) % 4 < 2
     found = []

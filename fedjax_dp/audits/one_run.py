@@ -32,9 +32,12 @@ class Guesses(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "others": self.game, "attack": self.attack, "correct": self.correct, "guesses": self.guesses,
+            "others": self.game,
+            "attack": self.attack,
+            "correct": self.correct,
+            "guesses": self.guesses,
             "canaries": self.canaries,
-        }  # fmt: skip
+        }
 
     def contradicts(self, curve: TradeOff) -> bool:
         """Whether no mechanism that keeps the promise would let so many guesses be right."""
@@ -60,7 +63,7 @@ class Guesses(NamedTuple):
 
 def guess(
     field: Trials, game: Game, name: str, epsilon: float, delta: float, seed: int, significance: float
-) -> Guesses:  # fmt: skip
+) -> Guesses:
     """Play `game` once with a coin for each canary and guess about the most and the least suspicious.
 
     The number of guesses is fixed beforehand, by the epsilon that is stated.

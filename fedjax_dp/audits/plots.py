@@ -144,8 +144,10 @@ def _draw_rates(audit: Audit, axes: Any) -> None:
         draw(proved, label=f"proved: epsilon at least {audit.lower:.4g}", **style)
     axes.plot(x, -x, color="0.6", lw=0.9, ls=":", label="coin flips")
     scores = np.concatenate([absent, present])
-    rates = [1 - np.searchsorted(absent, np.sort(scores), side="right") / absent.size,
-             np.searchsorted(present, np.sort(scores), side="right") / present.size]  # fmt: skip
+    rates = [
+        1 - np.searchsorted(absent, np.sort(scores), side="right") / absent.size,
+        np.searchsorted(present, np.sort(scores), side="right") / present.size,
+    ]
     axes.plot(*(_probit(rate, least) for rate in rates), color=PRESENT, lw=1.2, label="the attack, any threshold")
     if isinstance(audit.outcome, Outcome):
         _draw_bounds(audit, audit.outcome.bounds, least, axes)
@@ -170,8 +172,13 @@ def _draw_bounds(audit: Audit, bounds: ErrorBounds, least: float, axes: Any) -> 
     else:
         told = f"bound on the mean of both, {audit.confidence} confidence"
         first = np.linspace(0, min(2 * bounds.mean, 1), POINTS)
-        axes.plot(*(_probit(rates, least) for rates in (first, np.clip(2 * bounds.mean - first, 0, 1))), color=color,
-                  lw=1.2, alpha=0.6, zorder=4)  # fmt: skip
+        axes.plot(
+            *(_probit(rates, least) for rates in (first, np.clip(2 * bounds.mean - first, 0, 1))),
+            color=color,
+            lw=1.2,
+            alpha=0.6,
+            zorder=4,
+        )
     axes.plot(*point, "o", color=PRESENT, ms=4.5, zorder=5, label="at its threshold")
     axes.plot(*top, "s", color=color, ms=6, zorder=6, label=told)
 
@@ -213,8 +220,9 @@ def _draw_epsilons(audit: Audit, names: dict[str, tuple[float, str]], axes: Any)
     for row, (epsilon, color) in enumerate(names.values()):
         at = max(epsilon, first)
         axes.plot(at, row, "o", color=color, ms=6, clip_on=False)
-        axes.annotate(f"{epsilon:.4g}", (at, row), xytext=(7, -3.5), textcoords="offset points", fontsize=8.5,
-                      color=color)  # fmt: skip
+        axes.annotate(
+            f"{epsilon:.4g}", (at, row), xytext=(7, -3.5), textcoords="offset points", fontsize=8.5, color=color
+        )
     axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
     axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=f"epsilon at delta {audit.guarantee.delta:g} (refuted in the shade)")
     axes.xaxis.label.set_fontsize(9)

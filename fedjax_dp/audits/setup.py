@@ -46,10 +46,22 @@ class Scene(NamedTuple):
 
 
 def set_scene(
-    algorithm: Algorithm, data: FederatedData, model: Model, *, rounds: int, delta: float | None, seed: int,
-    view: str | None, colluders: int, accountant: str, canary: str, client: int | None, record: int,
-    one_run: int | None, parameters: int,
-) -> Scene:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model,
+    *,
+    rounds: int,
+    delta: float | None,
+    seed: int,
+    view: str | None,
+    colluders: int,
+    accountant: str,
+    canary: str,
+    client: int | None,
+    record: int,
+    one_run: int | None,
+    parameters: int,
+) -> Scene:
     """See `audit` for the options; algorithm and data have been checked."""
     errors.require_choice("canary", canary, CANARY_NAMES)
     by_record = unit_of(algorithm) is Unit.RECORD
@@ -66,17 +78,20 @@ def set_scene(
     promise = guarantees.stated(algorithm, staged, rounds=rounds, delta=delta, accountant=accountant, **options)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
-            "algorithm", "no epsilon", "one that has a Guarantee to be tested",
+            "algorithm",
+            "no epsilon",
+            "one that has a Guarantee to be tested",
             promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
-        )  # fmt: skip
+        )
     target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
     errors.require_integer("client", target, 0, data.num_clients - 1)
     event = ledger_of(algorithm, staged, rounds, **options)[target]
     step = _release(algorithm, event, target)
     place = (
-        place_one(algorithm, data, step, target, record) if one_run is None
+        place_one(algorithm, data, step, target, record)
+        if one_run is None
         else place_many(algorithm, data, step, target, one_run)
-    )  # fmt: skip
+    )
     if one_run is not None and place.coins[-1] + 1 < LEAST:
         raise errors.refuse(
             "canaries in one run",

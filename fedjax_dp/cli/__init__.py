@@ -43,10 +43,19 @@ fedjax-dp COMMAND --help shows every option with its default.
 """
 
 COMMANDS = {
-    "run": "run", "sweep": "sweep", "best": "best", "plot": "plot", "reproduce": "reproduce", "audit": "audit",
+    "run": "run",
+    "sweep": "sweep",
+    "best": "best",
+    "plot": "plot",
+    "reproduce": "reproduce",
+    "audit": "audit",
     "bench": "bench",
-    "account": "account", "calibrate": "account", "claims": "account", "catalogue": "catalogue", "data": "data",
-}  # fmt: skip
+    "account": "account",
+    "calibrate": "account",
+    "claims": "account",
+    "catalogue": "catalogue",
+    "data": "data",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,8 +90,10 @@ def _done(command: str, rest: list[str]) -> int:
         traceback.print_exc()
         return 3
     except KeyboardInterrupt:
-        resume = {"run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
-                  "sweep": "; the same command goes on where it stopped",
-                  "reproduce": "; the same command goes on where it stopped"}.get(command, "")  # fmt: skip
+        resume = {
+            "run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
+            "sweep": "; the same command goes on where it stopped",
+            "reproduce": "; the same command goes on where it stopped",
+        }.get(command, "")
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
         return 130

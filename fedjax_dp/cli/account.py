@@ -97,10 +97,12 @@ def account_command(arguments: list[str]) -> int:
     warnings = _warnings(options)
     if as_json:
         content = {
-            "inputs": _inputs(options), "statement": _statement(options),
+            "inputs": _inputs(options),
+            "statement": _statement(options),
             "guarantees": [answer.to_dict("epsilon") for answer in answers],
-            "lower_bound": least.to_dict("epsilon"), "warnings": warnings,
-        }  # fmt: skip
+            "lower_bound": least.to_dict("epsilon"),
+            "warnings": warnings,
+        }
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
@@ -128,9 +130,11 @@ def calibrate_command(arguments: list[str]) -> int:
     warnings = _warnings(options)
     if as_json:
         content = {
-            "inputs": _inputs(options), "statement": _statement(options),
-            "noise_multipliers": [answer.to_dict("noise_multiplier") for answer in answers], "warnings": warnings,
-        }  # fmt: skip
+            "inputs": _inputs(options),
+            "statement": _statement(options),
+            "noise_multipliers": [answer.to_dict("noise_multiplier") for answer in answers],
+            "warnings": warnings,
+        }
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
@@ -168,17 +172,22 @@ def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
         for name in shared:
             if getattr(options, name) is not None:
                 raise errors.refuse(
-                    name, getattr(options, name), "left out in view uploads, where others' noise does not count",
+                    name,
+                    getattr(options, name),
+                    "left out in view uploads, where others' noise does not count",
                     f"drop --{name.replace('_', '-')} or give another --view",
-                )  # fmt: skip
+                )
         return seen(own, View.UPLOADS, cohort_size=1)
     if all(getattr(options, name) is None for name in shared):
         return seen(own, View(options.view), cohort_size=1)
     _require(options, "cohort_size", "local_steps", why=" together")
     return seen(
-        own, View(options.view), cohort_size=options.cohort_size, colluders=options.colluders or 0,
+        own,
+        View(options.view),
+        cohort_size=options.cohort_size,
+        colluders=options.colluders or 0,
         local_steps=options.local_steps,
-    )  # fmt: skip
+    )
 
 
 def _sampling(options: Release) -> Sampling:
@@ -319,8 +328,9 @@ def _print_claims(rows: list[PaperRow]) -> None:
         "provable  epsilon of the paper's noise by the rigorous accountant\n"
         "noise     what the paper's calibration asks for; tight: what suffices; ratio: noise / tight\n"
         "Unless a claim says otherwise: one record of one client, replace-one neighbours, a server that sees every "
-        "upload.\n", soft_wrap=True,
-    )  # fmt: skip
+        "upload.\n",
+        soft_wrap=True,
+    )
     for (paper, source), group in itertools.groupby(rows, lambda row: (row.paper, row.claim.source)):
         _print_claim(console, paper, source, list(group))
 
@@ -331,12 +341,19 @@ def _print_claim(console: Console, paper: str, source: str, rows: list[PaperRow]
     title = f"{paper}: {source}" + (f", delta {min(deltas):g}" if len(deltas) == 1 else "")
     console.print(title + (f"; noise: {unit}" if unit else ""), style="bold", soft_wrap=True)
     settings = [row.setting for row in rows]
-    console.print(_table(settings, {
-        "verdict": [row.claim.verdict.value for row in rows],
-        "claimed": [_number(row.claim.epsilon) for row in rows], "provable": [_provable(row) for row in rows],
-        "noise": [_number(row.noise) for row in rows], "tight": [_number(row.tight) for row in rows],
-        "ratio": [_number(row.noise_ratio, 3) for row in rows],
-    }))  # fmt: skip
+    console.print(
+        _table(
+            settings,
+            {
+                "verdict": [row.claim.verdict.value for row in rows],
+                "claimed": [_number(row.claim.epsilon) for row in rows],
+                "provable": [_provable(row) for row in rows],
+                "noise": [_number(row.noise) for row in rows],
+                "tight": [_number(row.tight) for row in rows],
+                "ratio": [_number(row.noise_ratio, 3) for row in rows],
+            },
+        )
+    )
     details = list(dict.fromkeys(name for row in rows for name in row.details))
     if details:
         more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}

@@ -100,9 +100,11 @@ def audit_command(arguments: list[str]) -> int:
     if as_json:
         own = {name: getattr(options, name) for name in _names(AuditOptions) if name not in _names(RunConfig)}
         content = found.to_dict() | {
-            "options": own, "config": dataclasses.asdict(config), "versions": report.versions(),
+            "options": own,
+            "config": dataclasses.asdict(config),
+            "versions": report.versions(),
             "device": report.device(),
-        }  # fmt: skip
+        }
         print(json.dumps(content, allow_nan=False))
     else:
         _print(found, promise, options)
@@ -119,20 +121,40 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
     model = configs.build_model(config, data)
     algorithm = configs.build_algorithm(config, data)
     common: dict[str, Any] = {
-        "rounds": config.rounds, "seed": config.seed, "delta": config.delta, "accountant": config.accountant,
-        "view": config.view, "colluders": config.colluders, "model": model,
-    }  # fmt: skip
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "delta": config.delta,
+        "accountant": config.accountant,
+        "view": config.view,
+        "colluders": config.colluders,
+        "model": model,
+    }
     with screen.counter("calibrating noise") as count:
         algorithm, promise = prepare(
-            algorithm, data, epsilon=configs.budgets(config, data), participation=config.participation,
-            sigma_mode=config.sigma_mode, progress=count, **common,
-        )  # fmt: skip
+            algorithm,
+            data,
+            epsilon=configs.budgets(config, data),
+            participation=config.participation,
+            sigma_mode=config.sigma_mode,
+            progress=count,
+            **common,
+        )
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         found = audit(
-            algorithm, data, canary=options.canary, client=options.client, record=options.record,
-            trials=options.trials, one_run=options.one_run, significance=options.significance, claim=options.claim,
-            parameters=options.parameters, lanes=options.lanes, progress=lambda done, total: show(done, ""), **common,
-        )  # fmt: skip
+            algorithm,
+            data,
+            canary=options.canary,
+            client=options.client,
+            record=options.record,
+            trials=options.trials,
+            one_run=options.one_run,
+            significance=options.significance,
+            claim=options.claim,
+            parameters=options.parameters,
+            lanes=options.lanes,
+            progress=lambda done, total: show(done, ""),
+            **common,
+        )
     return found, promise
 
 

@@ -47,9 +47,15 @@ def bench_command(arguments: list[str]) -> int:
     model, algorithm = configs.build_model(config, data), configs.build_algorithm(config, data)
     with screen.bar("measuring", total=1) as show:
         found = latency(
-            algorithm, data, model, evaluate_every=config.evaluate_every or 0, seed=config.seed, turns=options.turns,
-            execution=configs.build_execution(config, algorithm, data), show=show,
-        )  # fmt: skip
+            algorithm,
+            data,
+            model,
+            evaluate_every=config.evaluate_every or 0,
+            seed=config.seed,
+            turns=options.turns,
+            execution=configs.build_execution(config, algorithm, data),
+            show=show,
+        )
     how = explain_gradients(model)
     name = f"{config.algorithm} on {config.dataset}"
     if options.plot:
@@ -66,11 +72,14 @@ def bench_command(arguments: list[str]) -> int:
 def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
     """The JSON object of a measurement."""
     return found._asdict() | {
-        "total_ms": found.total_ms, "disturbed": found.disturbed,
+        "total_ms": found.total_ms,
+        "disturbed": found.disturbed,
         "floor": found.floor._asdict() | {"ms": found.floor.ms},
-        "changes": [change._asdict() for change in found.changes], "config": dataclasses.asdict(config),
-        "device": report.device(), "versions": report.versions(),
-    }  # fmt: skip
+        "changes": [change._asdict() for change in found.changes],
+        "config": dataclasses.asdict(config),
+        "device": report.device(),
+        "versions": report.versions(),
+    }
 
 
 def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
@@ -89,13 +98,15 @@ def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> No
         f"floor     {floor.ms:.3g} ms, {floor.ms / found.round_ms:.0%} of the round: gradients {floor.flops_ms:.3g} ms "
         f"({floor.flops:.3g} operations), normals {floor.normals_ms:.3g} ms ({floor.normals:.3g}), memory "
         f"{floor.bytes_ms:.3g} ms ({floor.bytes:.3g} bytes), at the speeds of this machine",
-        *(f"change    {change.setting}: {change.told}; saves about {change.saves_ms:.3g} ms"
-          for change in found.changes[:SHOWN_CHANGES]),
+        *(
+            f"change    {change.setting}: {change.told}; saves about {change.saves_ms:.3g} ms"
+            for change in found.changes[:SHOWN_CHANGES]
+        ),
         f"gradients {how.summary}" + (f"; {how.cost(batch):,} bytes a batch" if batch else ""),
         *(f"  {line}" for line in how.table),
         f"compile   {found.compile_s:.1f} s; a second process finds the program on disk",
         "parts are differences between rounds that lack one more part each, so they add up; below 0: within the "
         "spread; aggregation is what is left at last, the loop over steps included",
-    ]  # fmt: skip
+    ]
     for line in lines:
         console.print(line, markup=False)

@@ -44,9 +44,12 @@ def best_command(arguments: list[str]) -> int:
     statement = _statement(folder)
     if as_json:
         content = {name: _finite(value) for name, value in best._asdict().items()} | {
-            "epsilon_at_most": options.epsilon_at_most, "statement": statement, "sweep": where,
-            "points": len(records), "planned": about.get("points"),
-        }  # fmt: skip
+            "epsilon_at_most": options.epsilon_at_most,
+            "statement": statement,
+            "sweep": where,
+            "points": len(records),
+            "planned": about.get("points"),
+        }
         print(json.dumps(content, allow_nan=False))
         return 0
     print(_toml(best, folder), end="")

@@ -67,8 +67,15 @@ def data_command(arguments: list[str]) -> int:
 def _about(options: PopulationConfig) -> str:
     """The partition in words: `partition dirichlet, concentration 0.5, seed 0`."""
     words = [f"partition {options.partition}"]
-    for name in ("labels_per_client", "similarity", "concentration", "concentration_scale", "sizes", "zipf_exponent",
-                 "holdout"):  # fmt: skip
+    for name in (
+        "labels_per_client",
+        "similarity",
+        "concentration",
+        "concentration_scale",
+        "sizes",
+        "zipf_exponent",
+        "holdout",
+    ):
         value = getattr(options, name)
         if value not in (None, "per_class", "equal"):
             words.append(f"{name.replace('_', ' ')} " + (f"{value:g}" if isinstance(value, float) else str(value)))
@@ -80,8 +87,9 @@ def _print(summary: Summary, title: str) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, (least, median, most) in (
-        ("records per client", summary.records_per_client), ("labels per client", summary.labels_per_client),
-    ):  # fmt: skip
+        ("records per client", summary.records_per_client),
+        ("labels per client", summary.labels_per_client),
+    ):
         table.add_row(name, f"{least:,}", f"{median:,g}", f"{most:,}")
     tested = summary.clients_with_test_records
     whose = "not divided among clients" if tested is None else f"parts of {tested:,} clients"

@@ -71,9 +71,11 @@ def _checked_flags(program: str, arguments: list[str], cls: type) -> set[str]:
         if flag not in flags:
             near = errors.nearest(flag, flags)
             raise errors.refuse(
-                "argument", repr(flag), f"an option of {program}",
+                "argument",
+                repr(flag),
+                f"an option of {program}",
                 f"did you mean {near[0]}?" if near else f"{program} --help lists them",
-            )  # fmt: skip
+            )
         if not equals and not rest:
             raise errors.refuse(flag, "nothing", "followed by a value")
         options.from_text(flag, value if equals else rest.pop(0), hints[flags[flag]])

@@ -48,9 +48,14 @@ def reproduce_command(arguments: list[str]) -> int:
     from fedjax_dp.reproductions.reproduce import reproduce  # loads JAX
 
     done = reproduce(
-        name, scale=options.scale, seeds=options.seeds, panels=options.panels, out=options.out,
-        data_dir=options.data_dir, screen=Screen(),
-    )  # fmt: skip
+        name,
+        scale=options.scale,
+        seeds=options.seeds,
+        panels=options.panels,
+        out=options.out,
+        data_dir=options.data_dir,
+        screen=Screen(),
+    )
     if as_json:
         print((done.folder / "table.json").read_text(), end="")
         return 0
@@ -63,8 +68,10 @@ def _list(as_json: bool) -> None:
 
     known = [read_recipe(name) for name in recipes()]
     if as_json:
-        told = [{"name": one.name, "source": one.source, "title": one.title, "panels": [p.key for p in one.panels]}
-                for one in known]  # fmt: skip
+        told = [
+            {"name": one.name, "source": one.source, "title": one.title, "panels": [p.key for p in one.panels]}
+            for one in known
+        ]
         print(json.dumps(told))
         return
     table = Table("name", "what", "panels", box=box.SIMPLE_HEAD)
@@ -84,8 +91,12 @@ def _print(done: Any) -> None:
     along = any(row.place.x is not None for row in done.rows)
     for metric in done.recipe.metrics:
         header = ["panel", "method", *(["at"] if along else []), *tables.HEADER]
-        table = Table(*header, box=box.SIMPLE_HEAD, title_justify="left",
-                      title=f"{done.recipe.source}: {done.recipe.title}; {MEASURES[metric].label}")  # fmt: skip
+        table = Table(
+            *header,
+            box=box.SIMPLE_HEAD,
+            title_justify="left",
+            title=f"{done.recipe.source}: {done.recipe.title}; {MEASURES[metric].label}",
+        )
         for row in (row for row in done.rows if row.metric == metric):
             cells = tables.texts(done.recipe, row)
             table.add_row(*map(escape, cells if along else cells[:2] + cells[3:]))

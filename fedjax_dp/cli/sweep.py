@@ -88,11 +88,15 @@ def _summary(found: Sweep, out: pathlib.Path) -> dict[str, Any]:
     settings = found.summary().astype(object)
     settings = settings.where(settings.notna() & ~settings.isin([math.inf]), None)
     return {
-        "name": found.name, "folder": str(out), "axes": list(found.axes), "points": len(found.records),
+        "name": found.name,
+        "folder": str(out),
+        "axes": list(found.axes),
+        "points": len(found.records),
         **{status: sum(record["status"] == status for record in found.records) for status in STATUSES},
-        "choosing": found.choosing, "plan": None if found.plan is None else found.plan.to_dict(),
+        "choosing": found.choosing,
+        "plan": None if found.plan is None else found.plan.to_dict(),
         "settings": settings.to_dict("records"),
-    }  # fmt: skip
+    }
 
 
 def _print(found: Sweep, out: pathlib.Path) -> None:
@@ -101,17 +105,27 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
     scores = sorted(((s.score(METRIC), s) for s in settings if s.done), key=lambda pair: -pair[0].mean)
     kinds = {_whose(setting) for setting in settings} - {""}
     apart, proved = len(kinds) > 1, "proved epsilon" + (f" ({kinds.copy().pop()})" if len(kinds) == 1 else "")
-    table = Table(*found.axes, "test accuracy", "95% interval", "seeds", proved, box=box.SIMPLE_HEAD,
-                  title_justify="left",
-                  title=f"{found.name}: the best of {counted(len(settings), 'setting')}")  # fmt: skip
+    table = Table(
+        *found.axes,
+        "test accuracy",
+        "95% interval",
+        "seeds",
+        proved,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        title=f"{found.name}: the best of {counted(len(settings), 'setting')}",
+    )
     for score, setting in scores[:SHOWN]:
         interval = "-" if math.isnan(score.low) else f"{max(score.low, 0):.4f} to {min(score.high, 1):.4f}"
         lost = f", {setting.failed} lost" if setting.failed else ""
         epsilon = "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
         table.add_row(
-            *(escape(_told(setting.values[axis])) for axis in found.axes), f"{score.mean:.4f}", interval,
-            f"{score.seeds}{lost}", f"{epsilon} ({_whose(setting)})" if apart and _whose(setting) else epsilon,
-        )  # fmt: skip
+            *(escape(_told(setting.values[axis])) for axis in found.axes),
+            f"{score.mean:.4f}",
+            interval,
+            f"{score.seeds}{lost}",
+            f"{epsilon} ({_whose(setting)})" if apart and _whose(setting) else epsilon,
+        )
     for column in table.columns:
         column.no_wrap = True
     console = Console(highlight=False, soft_wrap=True)

@@ -38,7 +38,13 @@ def from_npz(path: pathlib.Path) -> Dataset:
             raise errors.refuse(f"{path.name}: {key}", arrays[key].shape, f"{y.shape}, one per record")
     y_train, y_test = (arrays[f"y_{side}"].astype(np.int32) for side in ("train", "test"))
     return Dataset(
-        path.stem, arrays["x_train"], y_train, arrays["x_test"], y_test,
-        classes=int(max(y_train.max(), y_test.max())) + 1, scale=1 / 255 if kinds[0] == np.uint8 else 1.0,
-        client_ids=arrays.get("client_ids"), test_client_ids=arrays.get("test_client_ids"),
-    )  # fmt: skip
+        path.stem,
+        arrays["x_train"],
+        y_train,
+        arrays["x_test"],
+        y_test,
+        classes=int(max(y_train.max(), y_test.max())) + 1,
+        scale=1 / 255 if kinds[0] == np.uint8 else 1.0,
+        client_ids=arrays.get("client_ids"),
+        test_client_ids=arrays.get("test_client_ids"),
+    )

@@ -51,8 +51,15 @@ def save_store(data: FederatedData, folder: str | os.PathLike, show: Show = lamb
             test["clients"] = np.asarray(data.test_clients)
         _write(draft / "test.arrow", test)
         plain = {name: np.asarray(getattr(data, name)).tolist() for name in ABOUT}
-        about = {"version": VERSION, **plain, "record_shape": data.record_shape, "clients": data.num_clients,
-                 "records": int(np.sum(data.sizes)), "test_records": len(test["y"]), "checksum": noted}  # fmt: skip
+        about = {
+            "version": VERSION,
+            **plain,
+            "record_shape": data.record_shape,
+            "clients": data.num_clients,
+            "records": int(np.sum(data.sizes)),
+            "test_records": len(test["y"]),
+            "checksum": noted,
+        }
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
         os.replace(draft, folder)
     except OSError as error:
@@ -78,10 +85,16 @@ def open_store(folder: str | os.PathLike) -> FederatedData:
     if sizes.min() < 1 or ends[-1] != about["records"] or sizes.max() != about["largest"]:
         raise errors.refuse(f"{folder}: sizes of clients", "others", "those that store.json counts", REMEDY)
     arrays: dict[str, Any] = {
-        "x": records["x"].reshape(-1, *shape), "y": records["y"], "rows": None,
-        "offsets": ends - sizes, "sizes": sizes, "shares": clients["shares"],
-        "x_test": test["x"].reshape(-1, *shape), "y_test": test["y"], "test_clients": test.get("clients"),
-    }  # fmt: skip
+        "x": records["x"].reshape(-1, *shape),
+        "y": records["y"],
+        "rows": None,
+        "offsets": ends - sizes,
+        "sizes": sizes,
+        "shares": clients["shares"],
+        "x_test": test["x"].reshape(-1, *shape),
+        "y_test": test["y"],
+        "test_clients": test.get("clients"),
+    }
     return FederatedData(**arrays, **{name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"])})
 
 

@@ -30,10 +30,11 @@ def pooled(dataset: Dataset) -> Dataset:
     return dataset._replace(
         x_train=np.concatenate([dataset.x_train, dataset.x_test]),
         y_train=np.concatenate([dataset.y_train, dataset.y_test]),
-        x_test=dataset.x_test[:0], y_test=dataset.y_test[:0],
+        x_test=dataset.x_test[:0],
+        y_test=dataset.y_test[:0],
         client_ids=None if ids[0] is None or ids[1] is None else np.concatenate([ids[0], ids[1]]),
         test_client_ids=None,
-    )  # fmt: skip
+    )
 
 
 def hold_out(

@@ -64,10 +64,11 @@ def _round_table(table: np.ndarray, rows: np.ndarray, columns: np.ndarray, mask:
     if (start.sum(1) == rows).all():
         return start
     raise errors.refuse(
-        "labels_per_client", int(mask.sum(1).max()),
+        "labels_per_client",
+        int(mask.sum(1).max()),
         f"high enough that every client can be filled (the largest holds {rows.max()} records)",
         "raise labels_per_client, min_records or num_clients",
-    )  # fmt: skip
+    )
 
 
 def _flow(supply: np.ndarray, demand: np.ndarray, capacity: np.ndarray) -> np.ndarray:

@@ -14,9 +14,14 @@ Folder = str | os.PathLike | None
 # Data sets with files of their own: name -> loader of (name, data_dir).
 FILES: dict[str, Callable[[str, Folder], Dataset]] = {
     **dict.fromkeys(idx.IDX, idx.images),
-    "adult": tabular.adult, "adult_full": tabular.adult, "cifar10": cifar.cifar10, "cifar10_pca60": cifar.cifar10_pca60,
-    "svhn": svhn.svhn, "femnist_digits": writers.femnist_digits, "sent140": text.sent140,
-}  # fmt: skip
+    "adult": tabular.adult,
+    "adult_full": tabular.adult,
+    "cifar10": cifar.cifar10,
+    "cifar10_pca60": cifar.cifar10_pca60,
+    "svhn": svhn.svhn,
+    "femnist_digits": writers.femnist_digits,
+    "sent140": text.sent140,
+}
 # Data sets whose name goes on after a colon: name -> what follows.
 SUFFIXES = {"npz": "PATH", "synthetic": "U,V or synthetic:iid", "tfds": "NAME", "store": "FOLDER"}
 DATASETS: tuple[str, ...] = ("digits", *FILES, *SUFFIXES)

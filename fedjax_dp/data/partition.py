@@ -85,9 +85,11 @@ def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> li
         able = left >= size
         if not able.any():
             raise errors.refuse(
-                "partition", "one-class", f"possible, but no class has {size} records left for client {client}",
+                "partition",
+                "one-class",
+                f"possible, but no class has {size} records left for client {client}",
                 "make the largest clients smaller (one_class_sizes finds equal ones)",
-            )  # fmt: skip
+            )
         choice = int(np.argmax(np.where(able, behind, -np.inf)))
         table[client, choice] = size
         left[choice] -= size

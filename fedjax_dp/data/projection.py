@@ -39,9 +39,12 @@ def principal_components(dataset: Dataset, count: int, fit_rows: np.ndarray | No
 
     told = "principal components of all training records"
     return dataset._replace(
-        x_train=project(dataset.x_train), x_test=project(dataset.x_test), scale=1.0, shift=0.0,
+        x_train=project(dataset.x_train),
+        x_test=project(dataset.x_test),
+        scale=1.0,
+        shift=0.0,
         learnt=(*dataset.learnt, told),
-    )  # fmt: skip
+    )
 
 
 def low_frequencies(dataset: Dataset, count: int) -> Dataset:

@@ -125,9 +125,11 @@ class FederatedData:
 
 
 def federate(
-    dataset: Dataset, clients: Sequence[np.ndarray], shares: np.ndarray | None = None,
+    dataset: Dataset,
+    clients: Sequence[np.ndarray],
+    shares: np.ndarray | None = None,
     test_clients: np.ndarray | None = None,
-) -> FederatedData:  # fmt: skip
+) -> FederatedData:
     """Spread `dataset` over clients; `clients[i]` holds the training rows of client i.
 
     shares        public weights in the objective, n_i / sum n_j unless given;
@@ -151,13 +153,23 @@ def federate(
     if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
     arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
-        "x": dataset.x_train, "y": dataset.y_train.astype(np.int32), "rows": order.astype(np.int32),
-        "offsets": (np.cumsum(sizes) - sizes).astype(np.int32), "sizes": sizes, "shares": public.astype(np.float32),
-        "x_test": dataset.x_test, "y_test": dataset.y_test.astype(np.int32),
+        "x": dataset.x_train,
+        "y": dataset.y_train.astype(np.int32),
+        "rows": order.astype(np.int32),
+        "offsets": (np.cumsum(sizes) - sizes).astype(np.int32),
+        "sizes": sizes,
+        "shares": public.astype(np.float32),
+        "x_test": dataset.x_test,
+        "y_test": dataset.y_test.astype(np.int32),
         "test_clients": test_clients,
-    }  # fmt: skip
+    }
     return FederatedData(
-        **arrays, scale=dataset.scale, shift=dataset.shift, classes=dataset.classes,
-        largest=int(sizes.max()), tokens=dataset.tokens, learnt=dataset.learnt,
+        **arrays,
+        scale=dataset.scale,
+        shift=dataset.shift,
+        classes=dataset.classes,
+        largest=int(sizes.max()),
+        tokens=dataset.tokens,
+        learnt=dataset.learnt,
         name=dataset.name,
-    )  # fmt: skip
+    )

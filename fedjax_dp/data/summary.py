@@ -37,12 +37,18 @@ def summarise(data: FederatedData) -> Summary:
     counts, sizes = label_counts(data), np.asarray(data.sizes)
     apart = np.abs(counts / sizes[:, None] - counts.sum(0) / sizes.sum()).sum(1) / 2
     return Summary(
-        name=data.name, clients=data.num_clients, records=int(sizes.sum()), records_per_client=_spread(sizes),
-        classes=data.classes, labels_per_client=_spread((counts > 0).sum(1)), record_shape=data.record_shape,
-        stored_as=np.dtype(data.x.dtype).name, test_records=len(data.y_test),
+        name=data.name,
+        clients=data.num_clients,
+        records=int(sizes.sum()),
+        records_per_client=_spread(sizes),
+        classes=data.classes,
+        labels_per_client=_spread((counts > 0).sum(1)),
+        record_shape=data.record_shape,
+        stored_as=np.dtype(data.x.dtype).name,
+        test_records=len(data.y_test),
         clients_with_test_records=None if data.test_clients is None else len(np.unique(data.test_clients)),
         label_distance=float(apart.mean()),
-    )  # fmt: skip
+    )
 
 
 def _spread(values: np.ndarray) -> tuple[int, float, int]:

@@ -38,17 +38,25 @@ def synthetic(setting: str, seed: int) -> Dataset:
     deviations = np.arange(1, FEATURES + 1) ** -0.6
     x = centres[owners] + deviations * rng.normal(size=(len(owners), FEATURES))
     ends = np.cumsum(sizes)
-    y = np.concatenate([
-        np.argmax(x[end - size : end] @ weights[k] + biases[k], axis=1)
-        for k, (end, size) in enumerate(zip(ends, sizes))
-    ]).astype(np.int32)  # fmt: skip
+    y = np.concatenate(
+        [
+            np.argmax(x[end - size : end] @ weights[k] + biases[k], axis=1)
+            for k, (end, size) in enumerate(zip(ends, sizes))
+        ]
+    ).astype(np.int32)
     rows = np.split(np.arange(len(owners)), ends[:-1])
     train, test = (np.concatenate(part) for part in split_each(rows, TEST_FRACTION, seed))
     x = x.astype(np.float32)
     return Dataset(
-        f"synthetic:{setting}", x[train], y[train], x[test], y[test], classes=CLASSES,
-        client_ids=owners[train], test_client_ids=owners[test],
-    )  # fmt: skip
+        f"synthetic:{setting}",
+        x[train],
+        y[train],
+        x[test],
+        y[test],
+        classes=CLASSES,
+        client_ids=owners[train],
+        test_client_ids=owners[test],
+    )
 
 
 def _parse(setting: str) -> tuple[tuple[float, float] | None, int]:

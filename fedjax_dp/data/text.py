@@ -65,10 +65,17 @@ def sent140(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     known = vocabulary(texts[row] for row in train)
     x = indices(texts, known)
     return Dataset(
-        name, x[train], labels[train], x[test], labels[test], classes=2,
-        client_ids=users[train], test_client_ids=users[test], tokens=True,
+        name,
+        x[train],
+        labels[train],
+        x[test],
+        labels[test],
+        classes=2,
+        client_ids=users[train],
+        test_client_ids=users[test],
+        tokens=True,
         learnt=("a vocabulary of the most frequent words of all training messages",),
-    )  # fmt: skip
+    )
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:

@@ -27,9 +27,11 @@ def image_classification(name: str, data_dir: str | os.PathLike | None) -> Datas
         from PIL import Image
     except ImportError as error:
         raise errors.refuse(
-            "tensorflow-datasets and pillow", f"not installed ({error.name})", f"installed for tfds:{name}",
+            "tensorflow-datasets and pillow",
+            f"not installed ({error.name})",
+            f"installed for tfds:{name}",
             'pip install "fedjax-dp[tfds]"',
-        ) from None  # fmt: skip
+        ) from None
     try:
         builder = tensorflow_datasets.builder_from_directory(path)
     except Exception as error:  # any error of a library that reads a damaged folder
@@ -69,16 +71,20 @@ def _prepared(name: str, folders: list[pathlib.Path]) -> pathlib.Path:
     if not re.fullmatch(r"\w+(/[\w.\-]+)?", plain) or not re.fullmatch(r"[\d.]*", version):
         raise errors.refuse("dataset", repr(f"tfds:{name}"), "tfds:NAME, tfds:NAME/CONFIG or either with :VERSION")
     found = [
-        info.parent for folder in folders for info in (folder / plain).glob("*/dataset_info.json")
+        info.parent
+        for folder in folders
+        for info in (folder / plain).glob("*/dataset_info.json")
         if re.fullmatch(r"\d+(\.\d+)*", info.parent.name) and version in ("", info.parent.name)
-    ]  # fmt: skip
+    ]
     if found:
         return max(found, key=lambda path: [int(part) for part in path.name.split(".")])
     raise errors.refuse(
-        f"dataset tfds:{name}", "nothing there", f"prepared in {folders[0]}",
-        "where TensorFlow is installed run: python -c \"import tensorflow_datasets as tfds; "
+        f"dataset tfds:{name}",
+        "nothing there",
+        f"prepared in {folders[0]}",
+        'where TensorFlow is installed run: python -c "import tensorflow_datasets as tfds; '
         f"tfds.builder('{name}', data_dir='{folders[0]}', file_format='array_record').download_and_prepare()\"",
-    )  # fmt: skip
+    )
 
 
 def _check_features(name: str, features: Any) -> tuple[str, int]:
@@ -101,9 +107,11 @@ def _stack(name: str, split: str, images: list[np.ndarray]) -> np.ndarray:
     odd = next((place for place, image in enumerate(images) if image.shape != images[0].shape), None)
     if odd is not None:
         raise errors.refuse(
-            f"images of tfds:{name}", f"{images[0].shape} and {images[odd].shape} in split {split}", "of one shape",
+            f"images of tfds:{name}",
+            f"{images[0].shape} and {images[odd].shape} in split {split}",
+            "of one shape",
             "resize them, and give them as npz:PATH",
-        )  # fmt: skip
+        )
     return np.stack(images)
 
 

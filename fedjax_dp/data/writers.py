@@ -33,6 +33,14 @@ def femnist_digits(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     train, test = (np.concatenate(rows) for rows in split_each(natural(owners), TEST_FRACTION, seed=0))
     y = y.astype(np.int32)
     return Dataset(
-        name, x[train], y[train], x[test], y[test], classes=10, scale=-1 / 255, shift=255,
-        client_ids=owners[train], test_client_ids=owners[test],
-    )  # fmt: skip
+        name,
+        x[train],
+        y[train],
+        x[test],
+        y[test],
+        classes=10,
+        scale=-1 / 255,
+        shift=255,
+        client_ids=owners[train],
+        test_client_ids=owners[test],
+    )

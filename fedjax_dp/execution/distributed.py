@@ -86,9 +86,11 @@ def joined(group: Group | None) -> Iterator[None]:
         if "context initialization failed" in str(error):
             name = socket.gethostname()
             raise errors.refuse(
-                f"address of this machine, {name},", _address(name), "one that the other processes reach",
+                f"address of this machine, {name},",
+                _address(name),
+                "one that the other processes reach",
                 "see /etc/hosts of each machine",
-            ) from None  # fmt: skip
+            ) from None
         if any(word in str(error) for word in LOST_WORDS):
             raise errors.LostError("another of its processes is gone") from None
         raise
@@ -102,9 +104,12 @@ def _join(group: Group) -> None:
     jax.config.update("jax_enable_preemption_service", False)  # which would keep SIGTERM from ending this process
     try:
         jax.distributed.initialize(
-            group.coordinator, group.processes, group.process, initialization_timeout=group.timeout,
+            group.coordinator,
+            group.processes,
+            group.process,
+            initialization_timeout=group.timeout,
             heartbeat_timeout_seconds=LOST_S,
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise errors.refuse(
             "coordinator", "auto where JAX finds no cluster", "HOST:PORT, with --processes and --process", str(error)

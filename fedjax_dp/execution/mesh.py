@@ -235,9 +235,15 @@ class Deal:
 
 
 def sum_over_clients(
-    train: Callable[[Any, Any], tuple[Any, Any]], shared: Any, members: Any, execution: Execution, size: int,
-    needed: jax.Array | None = None, usual: int | None = None, own: Any = None,
-) -> tuple[Any, Any]:  # fmt: skip
+    train: Callable[[Any, Any], tuple[Any, Any]],
+    shared: Any,
+    members: Any,
+    execution: Execution,
+    size: int,
+    needed: jax.Array | None = None,
+    usual: int | None = None,
+    own: Any = None,
+) -> tuple[Any, Any]:
     """The sum over the cohort of `terms`, and `rows` stacked in order, where (terms, rows) = train(shared, member).
 
     Shapes: `members` is a pytree of arrays with a leading axis (cohort,), of which `train` gets one entry; `shared` is
@@ -290,13 +296,17 @@ def sum_over_clients(
         first = jax.tree.map(lambda a: a[0], sums)
         return lax.fori_loop(
             1, execution.parts, lambda i, total: jax.tree.map(lambda t, a: t + a[i], total, sums), first
-        ), out  # fmt: skip
+        ), out
 
     if execution.groups > 1:
         one_device = jax.shard_map(
-            one_device, mesh=execution.mesh, in_specs=(P(), P(AXIS), P(AXIS)), out_specs=(P(), P(AXIS)),
-            axis_names={AXIS}, check_vma=False,
-        )  # fmt: skip
+            one_device,
+            mesh=execution.mesh,
+            in_specs=(P(), P(AXIS), P(AXIS)),
+            out_specs=(P(), P(AXIS)),
+            axis_names={AXIS},
+            check_vma=False,
+        )
     total, rows = one_device(shared, table, own)
     return total, jax.tree.map(deal.back, rows)
 

@@ -14,14 +14,26 @@ from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.simulation import run_key
 
 SOURCES = {
-    "fedavg": "McMahan et al. 2017", "fedprox": "Li et al. 2020", "scaffold": "Karimireddy et al. 2020",
-    "q_fedavg": "Li et al. 2020", "rfedavg": "001 Algorithm 1", "rfedavg_plus": "001 Algorithm 2",
-    "fedavgm": "Hsu et al. 2019", "fedadam": "Reddi et al. 2021", "fedyogi": "Reddi et al. 2021",
-    "dpnfl": "000 Algorithm 1", "addpnfl": "000 Algorithm 2", "dp_fedavg_local": "000, baseline",
-    "dp_scaffold": "Noble et al. 2022; 000, baseline", "dp_sgd": "002, baseline", "cpfed": "002",
-    "acs_pldp": "003", "dp_fedavg_output": "004", "dp_fedavg": "McMahan et al. 2018; Andrew et al. 2021",
+    "fedavg": "McMahan et al. 2017",
+    "fedprox": "Li et al. 2020",
+    "scaffold": "Karimireddy et al. 2020",
+    "q_fedavg": "Li et al. 2020",
+    "rfedavg": "001 Algorithm 1",
+    "rfedavg_plus": "001 Algorithm 2",
+    "fedavgm": "Hsu et al. 2019",
+    "fedadam": "Reddi et al. 2021",
+    "fedyogi": "Reddi et al. 2021",
+    "dpnfl": "000 Algorithm 1",
+    "addpnfl": "000 Algorithm 2",
+    "dp_fedavg_local": "000, baseline",
+    "dp_scaffold": "Noble et al. 2022; 000, baseline",
+    "dp_sgd": "002, baseline",
+    "cpfed": "002",
+    "acs_pldp": "003",
+    "dp_fedavg_output": "004",
+    "dp_fedavg": "McMahan et al. 2018; Andrew et al. 2021",
     "dp_ftrl": "Kairouz et al. 2021",
-}  # fmt: skip
+}
 FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
 
 
@@ -62,9 +74,15 @@ def _row(entry: str, data: FederatedData) -> EntryRow:
     kept = _size([memory.clients for memory in state.memories]) + _size(state.rules)
     server = _size(state.optimizer) + _size(state.upload) + _size([memory.server for memory in state.memories])
     return EntryRow(
-        entry, SOURCES[entry], unit_of(algorithm).value if private else "none", view.value if private else "-",
-        server, kept // data.num_clients, sent.down, sent.up,
-    )  # fmt: skip
+        entry,
+        SOURCES[entry],
+        unit_of(algorithm).value if private else "none",
+        view.value if private else "-",
+        server,
+        kept // data.num_clients,
+        sent.down,
+        sent.up,
+    )
 
 
 def _size(tree: Any) -> int:
@@ -73,8 +91,10 @@ def _size(tree: Any) -> int:
 
 def markdown(table: list[EntryRow]) -> str:
     """The table as the README shows it."""
-    lines = ["| entry | source | hides | from | server keeps | kept per client | bytes down | bytes up |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| entry | source | hides | from | server keeps | kept per client | bytes down | bytes up |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in table:
         numbers = " | ".join(f"{number:,}" for number in (row.server, row.client, row.down, row.up))
         lines.append(f"| `{row.entry}` | {row.source} | {row.unit} | {row.view} | {numbers} |")

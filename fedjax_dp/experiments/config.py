@@ -27,20 +27,40 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.prefetch import looks_around
 
 MODELS: dict[str, Callable[..., NetworkModel]] = {
-    "logistic": logistic_regression, "mlp": mlp, "cnn": cnn, "group_norm_cnn": group_norm_cnn, "lstm": lstm,
-}  # fmt: skip
+    "logistic": logistic_regression,
+    "mlp": mlp,
+    "cnn": cnn,
+    "group_norm_cnn": group_norm_cnn,
+    "lstm": lstm,
+}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 ENTRY_OPTIONS = {name for entry in CATALOGUE for name in options_of(entry)}
 
 # What a data set brings where nothing is said, beside its population. MNIST and its kin follow paper 000.
 _PAPER_000 = {
-    "rounds": 50, "cohort_size": 10, "batch_size": 10, "local_steps": 300, "learning_rate": 0.01,
-    "schedule": "inverse_sqrt", "l2": 1e-3, "adaptive_learning_rate": 0.01, "epsilon": 0.3, "delta": 1e-2,
-}  # fmt: skip
+    "rounds": 50,
+    "cohort_size": 10,
+    "batch_size": 10,
+    "local_steps": 300,
+    "learning_rate": 0.01,
+    "schedule": "inverse_sqrt",
+    "l2": 1e-3,
+    "adaptive_learning_rate": 0.01,
+    "epsilon": 0.3,
+    "delta": 1e-2,
+}
 _SMALL = {
-    "rounds": 40, "cohort_size": 5, "batch_size": 20, "local_steps": 10, "learning_rate": 0.3,
-    "schedule": "inverse_sqrt", "l2": 1e-3, "adaptive_learning_rate": 0.05, "epsilon": 4.0, "delta": 1e-3,
-}  # fmt: skip
+    "rounds": 40,
+    "cohort_size": 5,
+    "batch_size": 20,
+    "local_steps": 10,
+    "learning_rate": 0.3,
+    "schedule": "inverse_sqrt",
+    "l2": 1e-3,
+    "adaptive_learning_rate": 0.05,
+    "epsilon": 4.0,
+    "delta": 1e-3,
+}
 _LARGE = _SMALL | {"rounds": 50, "cohort_size": 10, "delta": 1e-4}
 _TRAINING: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_000),
@@ -51,22 +71,32 @@ _TRAINING: dict[str, dict[str, Any]] = {
     "svhn": _SMALL | {"model": "group_norm_cnn"},
     "sent140": _LARGE | {"model": "lstm"},
     "synthetic": _LARGE | {"batch_size": 10, "learning_rate": 0.1, "delta": 1e-3},
-}  # fmt: skip
+}
 PRESETS: dict[str, dict[str, Any]] = {
     name: population | _TRAINING.get(name, _SMALL) for name, population in POPULATIONS.items()
 }
 
 # What an algorithm brings on top, where its paper or its kind asks for something else.
 _WHOLE_CLIENTS = {
-    "num_clients": 100, "cohort_size": 50, "batch_size": 5, "local_steps": 10, "learning_rate": 0.3, "clip_norm": 0.5,
-    "epsilon": 8.0, "delta": 1e-3,
-}  # fmt: skip
+    "num_clients": 100,
+    "cohort_size": 50,
+    "batch_size": 5,
+    "local_steps": 10,
+    "learning_rate": 0.3,
+    "clip_norm": 0.5,
+    "epsilon": 8.0,
+    "delta": 1e-3,
+}
 ENTRY_PRESETS: dict[str, dict[str, Any]] = {
-    "rfedavg": {"model": "mlp"}, "rfedavg_plus": {"model": "mlp"}, "dp_sgd": {"local_steps": 1, "rounds": 100},
+    "rfedavg": {"model": "mlp"},
+    "rfedavg_plus": {"model": "mlp"},
+    "dp_sgd": {"local_steps": 1, "rounds": 100},
     "acs_pldp": {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0},
-    "dp_fedavg": _WHOLE_CLIENTS, "dp_ftrl": _WHOLE_CLIENTS, "cpfed": {"local_steps": 1, "rounds": 100},
+    "dp_fedavg": _WHOLE_CLIENTS,
+    "dp_ftrl": _WHOLE_CLIENTS,
+    "cpfed": {"local_steps": 1, "rounds": 100},
     "dp_fedavg_output": {"local_steps": 5, "learning_rate": 0.05},
-}  # fmt: skip
+}
 ADAPTIVE = ("addpnfl", "fedadam", "fedyogi")  # servers whose rate is not near 1
 
 
@@ -229,10 +259,14 @@ class RunConfig(PopulationConfig):
 
 # Options that mean something only beside another: option -> (field, its values).
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "strength": ("sampling", ("optimal",)), "norm_noise": ("sampling", ("optimal",)), "hidden": ("model", ("mlp",)),
-    "clip_quantile": ("adaptive_clip", (True,)), "clip_rate": ("adaptive_clip", (True,)),
-    "bit_noise": ("adaptive_clip", (True,)), "gradient_bound": ("clipping", ("scale",)),
-}  # fmt: skip
+    "strength": ("sampling", ("optimal",)),
+    "norm_noise": ("sampling", ("optimal",)),
+    "hidden": ("model", ("mlp",)),
+    "clip_quantile": ("adaptive_clip", (True,)),
+    "clip_rate": ("adaptive_clip", (True,)),
+    "bit_noise": ("adaptive_clip", (True,)),
+    "gradient_bound": ("clipping", ("scale",)),
+}
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -244,9 +278,11 @@ def resolve(config: RunConfig) -> RunConfig:
         if field.name in ENTRY_OPTIONS and field.name not in accepted and getattr(config, field.name) is not None:
             users = [entry for entry in CATALOGUE if field.name in options_of(entry)]
             raise errors.refuse(
-                field.name, getattr(config, field.name), f"left out for {config.algorithm}, which does not take it",
+                field.name,
+                getattr(config, field.name),
+                f"left out for {config.algorithm}, which does not take it",
                 "it belongs to " + ", ".join(users[:6]) + (", ..." if len(users) > 6 else ""),
-            )  # fmt: skip
+            )
     preset = dict(PRESETS[kind]) | ENTRY_PRESETS.get(config.algorithm, {})
     rate = preset.pop("adaptive_learning_rate")
     if config.algorithm in ADAPTIVE:
@@ -258,9 +294,11 @@ def resolve(config: RunConfig) -> RunConfig:
         for name in ("epsilon", "epsilon_high", "delta", "noise_multiplier"):
             if getattr(config, name) is not None:
                 raise errors.refuse(
-                    name, getattr(config, name), f"left out for {config.algorithm}, which is not private",
+                    name,
+                    getattr(config, name),
+                    f"left out for {config.algorithm}, which is not private",
                     "use --algorithm dpnfl",
-                )  # fmt: skip
+                )
             preset.pop(name, None)
     if config.noise_multiplier is not None:
         for name in ("epsilon", "epsilon_high"):
@@ -368,12 +406,20 @@ def build_algorithm(config: RunConfig, data: FederatedData) -> Algorithm:
         if config.epsilon is None:
             raise errors.refuse("sampling", "optimal", "used with budgets, which it weighs", "give --epsilon")
         found = optimal_probabilities(
-            data, epsilons=budgets(config, data), delta=config.delta, rounds=config.rounds, draws=config.cohort_size,
-            batch_size=config.batch_size or int(np.min(data.sizes)), local_steps=config.local_steps,
-            learning_rate=config.learning_rate, strength=1.0 if config.strength is None else config.strength,
+            data,
+            epsilons=budgets(config, data),
+            delta=config.delta,
+            rounds=config.rounds,
+            draws=config.cohort_size,
+            batch_size=config.batch_size or int(np.min(data.sizes)),
+            local_steps=config.local_steps,
+            learning_rate=config.learning_rate,
+            strength=1.0 if config.strength is None else config.strength,
             norm_noise=config.norm_noise or 0.0,
-            norm_clip=config.clip_norm, seed=config.seed, model=build_model(config, data),
-        )  # fmt: skip
+            norm_clip=config.clip_norm,
+            seed=config.seed,
+            model=build_model(config, data),
+        )
         values |= {"probabilities": found.probabilities, "paid": found.paid}
     return CATALOGUE[config.algorithm](**values)
 

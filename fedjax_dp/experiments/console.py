@@ -29,9 +29,12 @@ class Screen:
     ) -> Iterator[Callable[[float, str], None]]:
         """Yields a function that sets how much is done and what to show beside it."""
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(),
-        )  # fmt: skip
+        )
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             task = progress.add_task(what, total=total, completed=done, told="")
             last = time.perf_counter()

@@ -42,9 +42,11 @@ def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution:
     """What a usual round of an algorithm cannot do without; forward and backward are counted by the compiler."""
     local, members = algorithm.local, algorithm.cohort.usual(data.num_clients)
     shapes = jax.eval_shape(
-        lambda key: local.batches.sample(key, jnp.int32(data.largest), local.batches.count(local.steps, data.largest),
-                                         data.largest), jax.random.key(0)
-    ).positions.shape  # fmt: skip
+        lambda key: local.batches.sample(
+            key, jnp.int32(data.largest), local.batches.count(local.steps, data.largest), data.largest
+        ),
+        jax.random.key(0),
+    ).positions.shape
     steps, rows = shapes
     size, record = size_of(model), int(np.prod(data.record_shape))
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -58,9 +60,13 @@ def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution:
     normals = float(size * (steps * members if noisy else 1 if hasattr(algorithm.upload, "source") else 0))
     rates = speeds(execution)
     return Floor(
-        flops, moved, normals, 1e3 * flops / rates["flops"], 1e3 * moved / rates["bytes"],
+        flops,
+        moved,
+        normals,
+        1e3 * flops / rates["flops"],
+        1e3 * moved / rates["bytes"],
         1e3 * normals / rates["normals"],
-    )  # fmt: skip
+    )
 
 
 def speeds(execution: Execution) -> dict[str, float]:

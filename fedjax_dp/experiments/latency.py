@@ -156,9 +156,16 @@ Show = Callable[[float, str], None]
 
 
 def latency(
-    algorithm: Algorithm, data: FederatedData, model: Model | None = None, *, evaluate_every: int = 0, seed: int = 0,
-    turns: int = 7, execution: Execution | None = None, show: Show = lambda done, told: None,
-) -> Latency:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    evaluate_every: int = 0,
+    seed: int = 0,
+    turns: int = 7,
+    execution: Execution | None = None,
+    show: Show = lambda done, told: None,
+) -> Latency:
     """Measure a round of an algorithm and where its time goes.
 
     evaluate_every  rounds between evaluations, whose cost is spread over them; 0 leaves evaluation out;
@@ -296,12 +303,18 @@ def _portions(
 def _changes(parts: dict[str, float], middle: dict[str, float], evaluate_every: int) -> list[Change]:
     """What would save most; only `chunk_size` leaves the results as they are."""
     found = [
-        Change("evaluate_every", f"{2 * evaluate_every} instead of {evaluate_every}: half the evaluations",
-               parts["evaluation"] / 2),
+        Change(
+            "evaluate_every",
+            f"{2 * evaluate_every} instead of {evaluate_every}: half the evaluations",
+            parts["evaluation"] / 2,
+        ),
         Change("local_steps", "half of them with batches twice as large: half the noise to draw", parts["noise"] / 2),
-        Change("batch_size", "half of it: half the arithmetic, and more noise for the same epsilon",
-               (parts["gradient"] + parts["gather"] + parts["clipping"]) / 2),
-    ]  # fmt: skip
+        Change(
+            "batch_size",
+            "half of it: half the arithmetic, and more noise for the same epsilon",
+            (parts["gradient"] + parts["gather"] + parts["clipping"]) / 2,
+        ),
+    ]
     for name, ms in middle.items():
         if name.startswith("chunk_size"):
             setting, number = name.split()

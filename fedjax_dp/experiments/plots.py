@@ -49,9 +49,14 @@ def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, pa
         left.plot(rounds, worst, marker=marker, ms=3.5, color=PROBE, ls="--", label="worst tenth of clients (probe)")
         left.legend(frameon=False, loc="best", fontsize=8.5)
     left.annotate(
-        f"{100 * last.test_accuracy:.1f}%", (last.round, 100 * last.test_accuracy), xytext=(-6, -16),
-        textcoords="offset points", ha="right", color=TEST, fontweight="bold",
-    )  # fmt: skip
+        f"{100 * last.test_accuracy:.1f}%",
+        (last.round, 100 * last.test_accuracy),
+        xytext=(-6, -16),
+        textcoords="offset points",
+        ha="right",
+        color=TEST,
+        fontweight="bold",
+    )
     right.plot(rounds, [point.test_loss for point in history], marker=marker, ms=3.5, color=TEST, label="test")
     seen = [math.nan if point.train_loss is None else point.train_loss for point in history]  # None: nobody took part
     right.plot(rounds, seen, marker=marker, ms=3.5, color=PROBE, ls="--", label="cohort's batches (probe)")
@@ -72,9 +77,13 @@ def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, pa
 
 
 def plot_epsilon(
-    curves: Mapping[str, tuple[Sequence[Any], Sequence[float]]], axis: str, title: str, whose: str,
-    path: str | os.PathLike, target: float | None = None,
-) -> None:  # fmt: skip
+    curves: Mapping[str, tuple[Sequence[Any], Sequence[float]]],
+    axis: str,
+    title: str,
+    whose: str,
+    path: str | os.PathLike,
+    target: float | None = None,
+) -> None:
     """Epsilon against `axis`, a curve per accountant, as a PNG; the legend says `whose` epsilon it is."""
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
     for rank, (name, (x, y)) in enumerate(curves.items()):
@@ -114,8 +123,16 @@ def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike) -> None:
     axes.set(ylim=(len(shown) - 0.4, -0.6), xscale="log", xlabel="noise by the paper / noise that suffices")
     axes.axvline(1, color="0.3", lw=0.8)
     for side, words in ((-6, "too little noise"), (6, "more than needed")):
-        axes.annotate(words, (1, 1.0), xycoords=("data", "axes fraction"), xytext=(side, 4), fontsize=8, color="0.3",
-                      textcoords="offset points", ha="right" if side < 0 else "left")  # fmt: skip
+        axes.annotate(
+            words,
+            (1, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(side, 4),
+            fontsize=8,
+            color="0.3",
+            textcoords="offset points",
+            ha="right" if side < 0 else "left",
+        )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(alpha=0.25, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
@@ -135,9 +152,13 @@ def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike) -> Non
     clients, classes = counts.shape
     few = clients <= 30
     figure, (above, below) = plt.subplots(
-        2, 1, figsize=(9, min(4.2 + 0.22 * classes, 10.5)), sharex=True, layout="constrained",
+        2,
+        1,
+        figsize=(9, min(4.2 + 0.22 * classes, 10.5)),
+        sharex=True,
+        layout="constrained",
         height_ratios=[1.2, 1 + 0.22 * classes],
-    )  # fmt: skip
+    )
     sizes = counts.sum(1)
     if few:
         above.bar(range(clients), sizes, color=TEST, width=0.7)

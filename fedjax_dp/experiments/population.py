@@ -38,19 +38,28 @@ from fedjax_dp.experiments.options import by_dataset, told
 # The options that mean something for a partition, and on top for the sizes that it is given.
 _SIZED = ("num_clients", "sizes")
 PARTITIONS: dict[str, tuple[str, ...]] = {
-    "iid": _SIZED, "labels": (*_SIZED, "labels_per_client"), "one-class": _SIZED,
-    "dirichlet": (*_SIZED, "concentration", "concentration_scale"), "similarity": ("num_clients", "similarity"),
-    "natural": ("min_records",), "given": ("client_ids",),
-}  # fmt: skip
+    "iid": _SIZED,
+    "labels": (*_SIZED, "labels_per_client"),
+    "one-class": _SIZED,
+    "dirichlet": (*_SIZED, "concentration", "concentration_scale"),
+    "similarity": ("num_clients", "similarity"),
+    "natural": ("min_records",),
+    "given": ("client_ids",),
+}
 SIZES: dict[str, tuple[str, ...]] = {
-    "equal": (), "power-law": ("min_records",), "zipf": ("min_records", "zipf_exponent"),
-}  # fmt: skip
+    "equal": (),
+    "power-law": ("min_records",),
+    "zipf": ("min_records", "zipf_exponent"),
+}
 OPTIONS = sorted({name for names in (*PARTITIONS.values(), *SIZES.values()) for name in names})
 
 _COMMON = {
-    "sizes": "equal", "similarity": 10.0, "concentration": 0.5, "concentration_scale": "per_class",
+    "sizes": "equal",
+    "similarity": 10.0,
+    "concentration": 0.5,
+    "concentration_scale": "per_class",
     "zipf_exponent": 1.0,
-}  # fmt: skip
+}
 _PAPER_000 = _COMMON | {"num_clients": 100, "partition": "labels", "labels_per_client": 7, "min_records": 100}
 _SKEWED = _PAPER_000 | {"partition": "dirichlet", "labels_per_client": 2}
 _SMALL = _COMMON | {"num_clients": 10, "partition": "iid", "labels_per_client": 7, "min_records": 50}

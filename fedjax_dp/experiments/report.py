@@ -28,9 +28,13 @@ def device() -> dict[str, Any]:
     """The hardware that JAX uses: devices of all processes; processor and cores of this one's machine."""
     found = jax.devices()
     return {
-        "platform": found[0].platform, "kind": found[0].device_kind, "count": len(found),
-        "processes": jax.process_count(), "processor": _processor(), "cores": devices.cores(),
-    }  # fmt: skip
+        "platform": found[0].platform,
+        "kind": found[0].device_kind,
+        "count": len(found),
+        "processes": jax.process_count(),
+        "processor": _processor(),
+        "cores": devices.cores(),
+    }
 
 
 def _processor() -> str:
@@ -46,15 +50,23 @@ def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, An
     target = config.target_accuracy
     reached = None if target is None else metrics.rounds_to(result.history, target)
     return {
-        "algorithm": config.algorithm, "dataset": config.dataset, "rounds": config.rounds, "seed": config.seed,
-        "test_accuracy": result.test_accuracy, "test_loss": result.test_loss,
+        "algorithm": config.algorithm,
+        "dataset": config.dataset,
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "test_accuracy": result.test_accuracy,
+        "test_loss": result.test_loss,
         "history": [point._asdict() for point in result.history],
-        "probes": list(metrics.PROBES), "rounds_to_target": reached,
+        "probes": list(metrics.PROBES),
+        "rounds_to_target": reached,
         "bytes_to_target": None if reached is None else traffic.total(reached),
-        "guarantee": result.guarantee.to_dict(), "timing": result.timing._asdict(),
+        "guarantee": result.guarantee.to_dict(),
+        "timing": result.timing._asdict(),
         "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
-        "versions": versions(), "device": device(), "config": dataclasses.asdict(config),
-    }  # fmt: skip
+        "versions": versions(),
+        "device": device(),
+        "config": dataclasses.asdict(config),
+    }
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:

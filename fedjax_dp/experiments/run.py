@@ -44,18 +44,33 @@ class Result(NamedTuple):
 
 
 def prepare(
-    algorithm: Algorithm, data: FederatedData, *, rounds: int, seed: int = 0,
-    epsilon: Budget | None = None, delta: float | None = None, accountant: str = "pld",
-    participation: str = "schedule", view: str | None = None, colluders: int = 0, sigma_mode: str = "per_client",
-    model: Model | None = None, progress: Callable[[int, int], None] | None = None,
-) -> tuple[Algorithm, Guarantee]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    seed: int = 0,
+    epsilon: Budget | None = None,
+    delta: float | None = None,
+    accountant: str = "pld",
+    participation: str = "schedule",
+    view: str | None = None,
+    colluders: int = 0,
+    sigma_mode: str = "per_client",
+    model: Model | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Algorithm, Guarantee]:
     """The algorithm with the noise that meets the budget, and its Guarantee, before anything is trained.
 
     Without `epsilon` the algorithm keeps its own noise. A private algorithm needs `delta`.
     """
     options: dict[str, Any] = {
-        "rounds": rounds, "seed": seed, "accountant": accountant, "view": view, "colluders": colluders, "model": model,
-    }  # fmt: skip
+        "rounds": rounds,
+        "seed": seed,
+        "accountant": accountant,
+        "view": view,
+        "colluders": colluders,
+        "model": model,
+    }
     if noise_of(algorithm) is not None and delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     if epsilon is not None:
@@ -97,11 +112,28 @@ def run(
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises; see `fdp.calibrate` and `simulate` for the options."""
     algorithm, promise = prepare(
-        algorithm, data, rounds=rounds, seed=seed, epsilon=epsilon, delta=delta, accountant=accountant,
-        participation=participation, view=view, colluders=colluders, sigma_mode=sigma_mode, model=model,
-    )  # fmt: skip
+        algorithm,
+        data,
+        rounds=rounds,
+        seed=seed,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+        participation=participation,
+        view=view,
+        colluders=colluders,
+        sigma_mode=sigma_mode,
+        model=model,
+    )
     simulation = simulate(
-        algorithm, data, rounds=rounds, seed=seed, model=model, evaluate_every=evaluate_every,
-        train_metrics=train_metrics, execution=execution, on_host=on_host,
-    )  # fmt: skip
+        algorithm,
+        data,
+        rounds=rounds,
+        seed=seed,
+        model=model,
+        evaluate_every=evaluate_every,
+        train_metrics=train_metrics,
+        execution=execution,
+        on_host=on_host,
+    )
     return Result(algorithm, simulation, promise)

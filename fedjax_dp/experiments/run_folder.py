@@ -103,10 +103,12 @@ def _layout(execution: Execution) -> dict[str, int]:
 def _facts(folder: pathlib.Path, ready: _Ready) -> dict[str, str]:
     """What must be the same in all processes, and is not in the configuration."""
     return {
-        "out": str(folder), "code": distributed.code(), "data": ready.checksum,
+        "out": str(folder),
+        "code": distributed.code(),
+        "data": ready.checksum,
         "noise and other numbers": checksum(numbers(ready.algorithm)),
         **{f"version of {name}": version for name, version in report.versions().items()},
-    }  # fmt: skip
+    }
 
 
 def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outcome:
@@ -127,14 +129,18 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
             raise errors.refuse("run folder", f"{folder}, of another version", "of this one", "start a new run")
         if about["configuration"] != decided(config):
             raise errors.refuse(
-                "config.toml of the resumed run", "one that was changed since", "the one that the run began with",
+                "config.toml of the resumed run",
+                "one that was changed since",
+                "the one that the run began with",
                 "what is run and what is promised would differ: put it back, or start a new run",
-            )  # fmt: skip
+            )
         if about["data"] != ready.checksum:
             raise errors.refuse(
-                "data of the resumed run", ready.checksum, f"unchanged, checksum {about['data']}",
+                "data of the resumed run",
+                ready.checksum,
+                f"unchanged, checksum {about['data']}",
                 "restore the data set, or start a new run",
-            )  # fmt: skip
+            )
         return ready, about, [Evaluation(**point) for point in metrics]
 
     ready, about, history = distributed.together(prepared, lambda made: _facts(folder, made[0]))
@@ -158,9 +164,11 @@ def _continued(folder: pathlib.Path, asked: dict[str, Any]) -> RunConfig:
     for name, value in asked.items():
         if name not in ("out", *FREE) and value != getattr(config, name):
             raise errors.refuse(
-                f"{name} of the resumed run", value, f"{getattr(config, name)}, as in {folder / 'config.toml'}",
+                f"{name} of the resumed run",
+                value,
+                f"{getattr(config, name)}, as in {folder / 'config.toml'}",
                 "leave the option out, or start a new run",
-            )  # fmt: skip
+            )
     return dataclasses.replace(config, **{name: asked[name] for name in FREE if name in asked})
 
 
@@ -184,10 +192,20 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
             show(done / total, f"{done} of {total} kinds of clients")
 
         algorithm, guarantee = prepare(
-            algorithm, data, rounds=config.rounds, seed=config.seed, epsilon=configs.budgets(config, data),
-            delta=config.delta, accountant=config.accountant, participation=config.participation, view=config.view,
-            colluders=config.colluders, sigma_mode=config.sigma_mode, model=model, progress=progress,
-        )  # fmt: skip
+            algorithm,
+            data,
+            rounds=config.rounds,
+            seed=config.seed,
+            epsilon=configs.budgets(config, data),
+            delta=config.delta,
+            accountant=config.accountant,
+            participation=config.participation,
+            view=config.view,
+            colluders=config.colluders,
+            sigma_mode=config.sigma_mode,
+            model=model,
+            progress=progress,
+        )
     for line in _about(config, data, algorithm, model, execution):
         screen.say(line)
     if kinds:
@@ -249,11 +267,19 @@ def _train(
                 show(now, _pace(new, now - first, time.perf_counter() - began))
 
             simulation = simulate(
-                ready.algorithm, ready.data, rounds=config.rounds, seed=config.seed, model=ready.model,
-                evaluate_every=config.evaluate_every, train_metrics=bool(config.train_metrics), execution=execution,
-                start=state, pause_every=config.checkpoint_every, on_pause=on_pause,
+                ready.algorithm,
+                ready.data,
+                rounds=config.rounds,
+                seed=config.seed,
+                model=ready.model,
+                evaluate_every=config.evaluate_every,
+                train_metrics=bool(config.train_metrics),
+                execution=execution,
+                start=state,
+                pause_every=config.checkpoint_every,
+                on_pause=on_pause,
                 on_host=on_host,
-            )  # fmt: skip
+            )
     finally:
         checkpoints.close()
     simulation = Simulation(simulation.state, [*history, *simulation.history], simulation.timing)

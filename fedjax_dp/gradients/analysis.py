@@ -275,9 +275,17 @@ class _Walk:
         covered = frozenset().union(*(unit.leaves for unit in units))
         unused = (at for at in range(len(self.leaves)) if at not in covered and at not in self.direct)
         return GradientPlan(
-            self.closed, self.leaves, self.names, out, program.nested(factored), program.nested(self.products),
-            units, self.direct, tuple(unused), self.features,
-        )  # fmt: skip
+            self.closed,
+            self.leaves,
+            self.names,
+            out,
+            program.nested(factored),
+            program.nested(self.products),
+            units,
+            self.direct,
+            tuple(unused),
+            self.features,
+        )
 
     def units(self) -> tuple[Unit, ...]:
         """Walls that are factored, by the elements they use. What two walls use in different layouts is direct."""
@@ -337,14 +345,17 @@ def _require_gradients(equation: Any) -> None:
     """Refuse what has no derivative, or whose numbers end at 65,504, so that gradients would overflow."""
     if equation.primitive.name == "while":
         raise errors.refuse(
-            "model", f"a loop of unknown length{program.place(equation)}", "one that can be differentiated backwards",
+            "model",
+            f"a loop of unknown length{program.place(equation)}",
+            "one that can be differentiated backwards",
             "use scan, or fori_loop with a fixed number of steps",
-        )  # fmt: skip
+        )
     for variable in equation.outvars:
         kind = variable.aval.dtype
         if jnp.issubdtype(kind, jnp.floating) and float(jnp.finfo(kind).max) < 1e30:
             raise errors.refuse(
-                "model", f"{equation.primitive.name} in {kind}{program.place(equation)}",
+                "model",
+                f"{equation.primitive.name} in {kind}{program.place(equation)}",
                 "float32 or bfloat16: gradients, and norms of them, overflow in it",
                 "cast to jax.numpy.bfloat16 instead",
-            )  # fmt: skip
+            )

@@ -36,9 +36,17 @@ def clip_factors(squared_norms: jax.Array, mask: jax.Array, clip_norm: jax.Array
 
 
 def clipped_sum(
-    model: Model, params: Any, x: Any, y: Any, mask: jax.Array, clip_norm: jax.Array | float,
-    microbatch: int | None = None, *, keys: jax.Array | None = None, round_up: bool = True,
-) -> BatchGradient:  # fmt: skip
+    model: Model,
+    params: Any,
+    x: Any,
+    y: Any,
+    mask: jax.Array,
+    clip_norm: jax.Array | float,
+    microbatch: int | None = None,
+    *,
+    keys: jax.Array | None = None,
+    round_up: bool = True,
+) -> BatchGradient:
     """Sum over records of g * min(1, C / |g|), g the gradient of `model.loss(params, x, y, key)` of one record.
 
     Shapes:      x and y pytrees of arrays `(records, ...)`, mask `(records,)`, keys `(records,)` or None; padding (mask
@@ -110,9 +118,7 @@ def _part(
             totals[at] = totals[at] + part if at in totals else part
     found = [totals[at].astype(leaf.dtype) if at in totals else jnp.zeros_like(leaf) for at, leaf in enumerate(leaves)]
     told = jnp.sqrt(jnp.where(mask, squared, 0.0))
-    return BatchGradient(
-        jax.tree.unflatten(structure, found), jnp.where(mask, losses, 0.0), mask & (factors < 1), told
-    )  # fmt: skip
+    return BatchGradient(jax.tree.unflatten(structure, found), jnp.where(mask, losses, 0.0), mask & (factors < 1), told)
 
 
 def plain_sum(
@@ -138,9 +144,11 @@ def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None 
     if shape != () or not jnp.issubdtype(plan.out.dtype, jnp.floating):
         got = jax.tree.map(lambda out: f"{out.dtype}{list(out.shape)}", plan.out)
         raise errors.refuse(
-            "model", f"a loss that is {got}", "one floating point number for one record",
+            "model",
+            f"a loss that is {got}",
+            "one floating point number for one record",
             "take its mean or sum over classes and positions",
-        )  # fmt: skip
+        )
     return plan
 
 

@@ -56,9 +56,11 @@ class Explanation(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "weights": [weight._asdict() for weight in self.weights], "dtype": self.dtype,
-            "bytes_per_record": self.bytes_per_record, "records_at_once": self.records_at_once,
-        }  # fmt: skip
+            "weights": [weight._asdict() for weight in self.weights],
+            "dtype": self.dtype,
+            "bytes_per_record": self.bytes_per_record,
+            "records_at_once": self.records_at_once,
+        }
 
 
 def explain(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> Explanation:

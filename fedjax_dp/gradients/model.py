@@ -31,10 +31,11 @@ def require_model(model: Any) -> None:
     missing = [name for name in ("init", "loss", "logits") if not callable(getattr(model, name, None))]
     if missing:
         raise errors.refuse(
-            "model", f"a {type(model).__name__} without {', '.join(missing)}",
+            "model",
+            f"a {type(model).__name__} without {', '.join(missing)}",
             "init(key), loss(params, x, y, key) of one record, logits(params, x) of one record",
             "use fedjax_dp.model(network, data) for a network of Flax, Equinox or Haiku, or for two functions",
-        )  # fmt: skip
+        )
 
 
 class FeatureModel(Model, Protocol):

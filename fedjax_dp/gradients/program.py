@@ -60,9 +60,12 @@ def place_of(frames: Iterable[tuple[str, int | None, str]]) -> str:
 _FOREIGN = ("<frozen", "<string>", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
 _HERE = pathlib.Path(__file__).parent
 _ENGINE = frozenset(
-    str(file) for file in (*_HERE.glob("*.py"), *(_HERE.parent / "models" / name for name in (
-        "batch_axis.py", "model.py", "networks.py")))
-)  # fmt: skip
+    str(file)
+    for file in (
+        *_HERE.glob("*.py"),
+        *(_HERE.parent / "models" / name for name in ("batch_axis.py", "model.py", "networks.py")),
+    )
+)
 
 
 def bind(equation: Any, values: list[Any]) -> list[Any]:
@@ -78,10 +81,11 @@ def bind(equation: Any, values: list[Any]) -> list[Any]:
 
 def _refuse(equation: Any, why: str) -> NoReturn:
     raise errors.refuse(
-        "model", f"the primitive {equation.primitive.name}{place(equation)}, {why}",
+        "model",
+        f"the primitive {equation.primitive.name}{place(equation)}, {why}",
         "one that JAX can batch and differentiate",
         "write that part with other operations, or give the primitive rules",
-    ) from None  # fmt: skip
+    ) from None
 
 
 def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:

@@ -8,8 +8,15 @@ import numpy as np
 from jax.extend import core
 
 IDENTITIES = (
-    "copy", "copy_p", "convert_element_type", "reduce_precision", "sharding_constraint", "name", "pvary", "reshard",
-)  # fmt: skip
+    "copy",
+    "copy_p",
+    "convert_element_type",
+    "reduce_precision",
+    "sharding_constraint",
+    "name",
+    "pvary",
+    "reshard",
+)
 
 
 class View(NamedTuple):
@@ -59,9 +66,10 @@ def narrowed(view: View, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]]
     if len(own) != len(shape):
         return None
     copies = [
-        axis for axis in range(elements.ndim)
+        axis
+        for axis in range(elements.ndim)
         if axis >= lead and elements.shape[axis] > 1 and (elements == elements.take([0], axis)).all()
-    ]  # fmt: skip
+    ]
     repeated = tuple(axis for axis, size in enumerate(own) if lead + axis in copies or size != shape[axis])
     if copies:
         first = tuple(slice(1) if axis in copies else slice(None) for axis in range(elements.ndim))

@@ -309,9 +309,14 @@ def recognised(equation: Any, side: int) -> Geometry | None:
         return Product(side, shape, own, other)
     if name == "conv_general_dilated" and side == 1 and p["batch_group_count"] == 1:
         return Convolution(
-            shape, p["dimension_numbers"], tuple(p["window_strides"]), tuple(map(tuple, p["padding"])),
-            tuple(p["lhs_dilation"]), tuple(p["rhs_dilation"]), p["feature_group_count"],
-        )  # fmt: skip
+            shape,
+            p["dimension_numbers"],
+            tuple(p["window_strides"]),
+            tuple(map(tuple, p["padding"])),
+            tuple(p["lhs_dilation"]),
+            tuple(p["rhs_dilation"]),
+            p["feature_group_count"],
+        )
     if name in ("gather", "dynamic_slice") and side == 0:
         sizes = p["slice_sizes"]
         moving = [axis for axis, (part, whole) in enumerate(zip(sizes, shape)) if part != whole]

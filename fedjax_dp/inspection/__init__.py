@@ -33,9 +33,12 @@ WORDS = {
 
 
 OF_RECORDS: dict[str, Callable[..., None]] = {
-    "batches": draws.examine_batches, "bound": steps.examine_bound, "privatizer": steps.examine_privatizer,
-    "correction": steps.examine_correction, "local": visits.examine_local,
-}  # fmt: skip
+    "batches": draws.examine_batches,
+    "bound": steps.examine_bound,
+    "privatizer": steps.examine_privatizer,
+    "correction": steps.examine_correction,
+    "local": visits.examine_local,
+}
 
 
 def examine_transport(transport: Any, algorithm: Algorithm, data: FederatedData, model: Model, summed: bool) -> None:
@@ -69,9 +72,11 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
     by_client = algorithm.upload.unit is Unit.CLIENT
     if algorithm.upload.shared_noise and not facts.of_the_project(algorithm.transport):
         raise errors.refuse(
-            "transport", type(algorithm.transport).__name__, "SecureSum for shares of noise",
+            "transport",
+            type(algorithm.transport).__name__,
+            "SecureSum for shares of noise",
             "what another one lets be seen is not known",
-        )  # fmt: skip
+        )
     for slot, part in facts.parts_of(algorithm):
         weighed = slot == "estimator" and not facts.of_the_project(getattr(part, "weigh", part))
         if facts.of_the_project(part) and not weighed:
@@ -98,6 +103,8 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
         except Exception as failure:  # of a stranger's code, whatever it is
             told = (str(failure).splitlines() or [""])[0]
             raise errors.refuse(
-                f"{slot} {type(part).__name__}", f"one that fails under vmap and jit: {type(failure).__name__}: {told}",
-                "one that can be looked into", "see its Protocol for shapes and types",
-            ) from failure  # fmt: skip
+                f"{slot} {type(part).__name__}",
+                f"one that fails under vmap and jit: {type(failure).__name__}: {told}",
+                "one that can be looked into",
+                "see its Protocol for shapes and types",
+            ) from failure

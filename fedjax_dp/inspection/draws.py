@@ -33,9 +33,12 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
     for name, members in (("the run's cohorts", schedule), ("cohorts", others)):
         times, counted = by_client(members, num_clients)
         require(
-            times.max(initial=0) <= cohort.turns, f"{name}: a client trains in a round",
-            f"{times.max(initial=0)} times", f"at most {cohort.turns}", "exact",
-        )  # fmt: skip
+            times.max(initial=0) <= cohort.turns,
+            f"{name}: a client trains in a round",
+            f"{times.max(initial=0)} times",
+            f"at most {cohort.turns}",
+            "exact",
+        )
         if cohort.once:
             most = counted.max(initial=0.0)
             require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once", "exact")
@@ -59,9 +62,12 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
         off = (counted.mean(0) - np.broadcast_to(np.asarray(rates, float), (num_clients,))) / (error + 1e-6)
         worst = largest_deviate(off)
         require(
-            abs(worst) < 1.5 * limit(num_clients), "expected messages of a client", f"{worst:.3g} standard errors off",
-            "its rates", certainty(num_clients),
-        )  # fmt: skip
+            abs(worst) < 1.5 * limit(num_clients),
+            "expected messages of a client",
+            f"{worst:.3g} standard errors off",
+            "its rates",
+            certainty(num_clients),
+        )
     for known in range(1, stated):
         hidden, alone = cohort.hidden(num_clients, known)[0], cohort.hidden(num_clients, 0)[0]
         require(hidden.rate >= alone.rate, "hidden among fewer, clients", "less sampled", "sampled as much", "exact")
@@ -74,9 +80,12 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
     chance = np.broadcast_to(np.asarray(chance, float), (num_clients,))
     away = largest_deviate(count_deviate(times.sum(0), count * draws, np.clip(chance, 0, 1)))
     require(
-        abs(away) < limit(num_clients), "how often a client is drawn", f"{away:.3g} standard errors off", "its law",
+        abs(away) < limit(num_clients),
+        "how often a client is drawn",
+        f"{away:.3g} standard errors off",
+        "its law",
         certainty(num_clients),
-    )  # fmt: skip
+    )
     hidden, _ = cohort.hidden(num_clients, 0)
     runs = (times[: count // RUN * RUN] > 0).astype(int).reshape(-1, RUN, num_clients)
     if isinstance(hidden, FullBatch):
@@ -116,9 +125,12 @@ def examine_batches(batches: Batches, algorithm: Algorithm, data: FederatedData,
         taken = batches.count(local.steps, records)
         lived = batch.live > 0
         require(
-            lived.sum(1).max() <= taken, f"{name}: steps that are taken", f"{lived.sum(1).max()}",
-            f"at most the {taken} counted", "exact",
-        )  # fmt: skip
+            lived.sum(1).max() <= taken,
+            f"{name}: steps that are taken",
+            f"{lived.sum(1).max()}",
+            f"at most the {taken} counted",
+            "exact",
+        )
         if batches.even:
             require(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated", "exact")
         public = batch.divisor[lived] == batches.divisor(records)

@@ -48,9 +48,10 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
     except Exception as failure:  # of a stranger's code, whatever it is
         told = (str(failure).splitlines() or [""])[0]
         raise errors.refuse(
-            "algorithm", f"one of which no round can be traced: {type(failure).__name__}: {told}",
+            "algorithm",
+            f"one of which no round can be traced: {type(failure).__name__}: {told}",
             "of parts that keep the shapes and types of their Protocols",
-        ) from failure  # fmt: skip
+        ) from failure
 
 
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
@@ -68,9 +69,11 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         begun = jax.make_jaxpr(begin)(x, y)
         if any(True for _ in _marks(begun.jaxpr, mark)):
             raise errors.refuse(
-                "corrections", "a gradient of records before the first round", "one that says so by `warm`",
+                "corrections",
+                "a gradient of records before the first round",
+                "one that says so by `warm`",
                 "it is a release of every client, which is counted then",
-            )  # fmt: skip
+            )
 
     def advance(x: jax.Array, y: jax.Array, state: Any) -> Any:
         held = changed(data, x=x, y=y)
@@ -144,10 +147,11 @@ def _clean(when: str, function: Callable[..., Any], records: Any, others: Any, m
     for (path, _), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):
         if where is not None:
             raise errors.refuse(
-                "algorithm", f"records that reach {_named(path)} {when}{where}, past what is accounted for",
+                "algorithm",
+                f"records that reach {_named(path)} {when}{where}, past what is accounted for",
                 "one in which records act through the privatized gradient (or the noised mean of updates) alone",
                 "use that gradient only, or say by `leak` why there is no epsilon",
-            )  # fmt: skip
+            )
     return shapes
 
 
@@ -155,9 +159,13 @@ def _named(path: Any) -> str:
     names = [str(getattr(entry, "name", getattr(entry, "idx", getattr(entry, "key", "")))) for entry in path]
     known = [name for name in names if name in ("params", "optimizer", "upload", "rules", "memories", "clients")]
     words = {
-        "params": "the model", "optimizer": "the server's optimizer", "upload": "what the server keeps of uploads",
-        "rules": "what the local rule keeps", "memories": "what a correction keeps", "clients": "what clients keep",
-    }  # fmt: skip
+        "params": "the model",
+        "optimizer": "the server's optimizer",
+        "upload": "what the server keeps of uploads",
+        "rules": "what the local rule keeps",
+        "memories": "what a correction keeps",
+        "clients": "what clients keep",
+    }
     return words[known[0]] if known else "a client's message"
 
 
@@ -183,8 +191,9 @@ def _through(equation: Any, reads: list[Where], mark: str) -> list[Where]:
         return [None] * len(equation.outvars)
     if name == "scan":
         fixed, carried = params["num_consts"], params["num_carry"]
-        return _repeated(params["jaxpr"].jaxpr, reads[:fixed], reads[fixed : fixed + carried],
-                         reads[fixed + carried :], mark)  # fmt: skip
+        return _repeated(
+            params["jaxpr"].jaxpr, reads[:fixed], reads[fixed : fixed + carried], reads[fixed + carried :], mark
+        )
     if name == "while":
         asks, does = params["cond_nconsts"], params["body_nconsts"]
         rest = reads[asks + does :]
@@ -266,9 +275,12 @@ def _counted(
         first = lambda tree: jax.tree.map(lambda a: a[0], tree)  # noqa: E731
         flat, _ = ravel(state.params)
         received = Received(
-            state.params, tuple(memory.server for _, memory in pairs), tuple(first(m.clients) for _, m in pairs),
-            tuple(first(c.send(memory, members)) for c, memory in pairs), local.rule.transform().init(flat),
-        )  # fmt: skip
+            state.params,
+            tuple(memory.server for _, memory in pairs),
+            tuple(first(m.clients) for _, m in pairs),
+            tuple(first(c.send(memory, members)) for c, memory in pairs),
+            local.rule.transform().init(flat),
+        )
         found = local.run(key, state.round, held.client(members.ids[0]), received, held, model)
         return found.update, found.terms, found.own
 
@@ -279,11 +291,15 @@ def _counted(
     made = sum(one.times for one in found)
     if made > allowed:
         raise errors.refuse(
-            "privatized gradients of a client's round", made, f"at most the {allowed} that are counted",
+            "privatized gradients of a client's round",
+            made,
+            f"at most the {allowed} that are counted",
             "state the others as extra_gradients of the correction that asks for them",
-        )  # fmt: skip
+        )
     if sum(one.looped for one in found) > 1 or any(one.shape != (size,) for one in found):
         raise errors.refuse(
-            "privatized gradients", "some asked for in a loop or under vmap, with the same batch and noise",
-            "asked for one by one outside the local steps", "call visit.gradient once for each of extra_gradients",
-        )  # fmt: skip
+            "privatized gradients",
+            "some asked for in a loop or under vmap, with the same batch and noise",
+            "asked for one by one outside the local steps",
+            "call visit.gradient once for each of extra_gradients",
+        )

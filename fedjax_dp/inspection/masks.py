@@ -42,10 +42,13 @@ def examine_masks(transport: Any, members: int, seed: int = 0) -> list[Report]:
         away = largest_deviate(count_deviate(ones, KEYS, 0.5))
         found.append(
             require(
-                abs(away) < limit(ones.size), f"every bit of {what} is a fair coin",
-                f"{away:.3g} standard errors off", "0", certainty(ones.size),
+                abs(away) < limit(ones.size),
+                f"every bit of {what} is a fair coin",
+                f"{away:.3g} standard errors off",
+                "0",
+                certainty(ones.size),
             )
-        )  # fmt: skip
+        )
     key = keys_of(KEYS, f"masks {seed}")[0]
     summed = words[0, 0].astype(np.uint32).sum(0, dtype=np.uint32)
     total = np.asarray(transport.total(key, jnp.int32(0), ids, invited, invited, jnp.asarray(summed)))

@@ -149,9 +149,16 @@ def examine_privatizer(
             rates = local.rates(t, data.largest)
 
             def of(
-                key: jax.Array, step: Any, params: jax.Array, x: jax.Array, y: jax.Array, mask: jax.Array,
-                t: int = t, client: int = client, rates: jax.Array = rates,
-            ) -> jax.Array:  # fmt: skip
+                key: jax.Array,
+                step: Any,
+                params: jax.Array,
+                x: jax.Array,
+                y: jax.Array,
+                mask: jax.Array,
+                t: int = t,
+                client: int = client,
+                rates: jax.Array = rates,
+            ) -> jax.Array:
                 place = Place(jnp.int32(client), jnp.int32(t), step, rates[step], rates.sum(), step == tau - 1)
                 records = _records(x, y, mask, run_key(1))
                 return privatizer.gradient(key, place, model, found.unravel(params), records)[0]
@@ -176,15 +183,21 @@ def examine_privatizer(
             sensitivity = 1.0 if varies else 2.0
             over = float(np.max(np.linalg.norm((own - other) / std[-1], axis=-1))) * told[client] / sensitivity
             require(
-                over <= 1 + NOISE_SLACK, "standard deviation of its noise over what its event says", f"{1 / over:.4g}",
-                "1 or more", f"{NOISE_SLACK:.0%} may be chance",
-            )  # fmt: skip
+                over <= 1 + NOISE_SLACK,
+                "standard deviation of its noise over what its event says",
+                f"{1 / over:.4g}",
+                "1 or more",
+                f"{NOISE_SLACK:.0%} may be chance",
+            )
             examine_noise(noise / std, [f"step {step}" for step in steps])
             spread = np.sqrt(np.mean(std**2, 1))
             require(
                 np.ptp(spread) <= NOISE_SLACK * spread.max() or spread[-1] <= spread.min() * (1 + NOISE_SLACK),
-                "noise of the steps", f"from {spread.min():.4g} to {spread.max():.4g}", "alike", "exact",
-            )  # fmt: skip
+                "noise of the steps",
+                f"from {spread.min():.4g} to {spread.max():.4g}",
+                "alike",
+                "exact",
+            )
 
 
 def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> float:

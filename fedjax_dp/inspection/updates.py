@@ -69,9 +69,12 @@ def examine_upload(upload: Upload, algorithm: Algorithm, data: FederatedData, mo
     least = float(np.min(std / wanted))
     slack = max(NOISE_SLACK, 6 / np.sqrt(2 * many * size))
     require(
-        least >= 1 - slack, "standard deviation of the noise over what its event says", f"{least:.4g}", "1 or more",
+        least >= 1 - slack,
+        "standard deviation of the noise over what its event says",
+        f"{least:.4g}",
+        "1 or more",
         f"{slack:.0%} may be chance",
-    )  # fmt: skip
+    )
     if upload.amplified or getattr(upload, "source", None) is None:
         examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
 
@@ -164,6 +167,9 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     told = "in cohorts of this run"
     require(bent <= 1e-2, "the mean of two sums of messages less their means", f"{bent:.3g} reaches", "0: linear", told)
     require(
-        moved <= reach * (1 + SLACK), "what a client of norm 1 moves the mean by", f"{moved:.4g}",
-        f"at most its reach {reach:.4g}", told,
-    )  # fmt: skip
+        moved <= reach * (1 + SLACK),
+        "what a client of norm 1 moves the mean by",
+        f"{moved:.4g}",
+        f"at most its reach {reach:.4g}",
+        told,
+    )

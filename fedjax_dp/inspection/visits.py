@@ -88,11 +88,12 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
         def of(key: jax.Array, trial: jax.Array, client: int = client, held: Any = held, note: Any = note) -> jax.Array:
             row: Any = lambda table: table[client]  # noqa: E731
             received = Received(
-                state.params, tuple(memory.server for memory in state.memories),
+                state.params,
+                tuple(memory.server for memory in state.memories),
                 tuple(jax.tree.map(row, memory.clients) for memory in state.memories),
                 tuple(jax.tree.map(row, extra) for extra in extras),
                 jax.tree.map(row, state.rules) if local.rule.keep else empty,
-            )  # fmt: skip
+            )
             noting = changed(local, privatizer=Noting(trial=trial, note=note))
             who = held.client(jnp.int32(client))
             return noting.run(key, jnp.int32(trial % 2), who, received, held, model).update
@@ -133,11 +134,19 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
     x = np.broadcast_to(numbers, shape).astype(np.int32 if data.tokens else np.float32)
     own = np.arange(data.num_clients) == client
     return changed(
-        data, x=jnp.asarray(x), y=jnp.zeros(records, jnp.int32), rows=None, scale=1.0, shift=0.0,
-        offsets=jnp.zeros(data.num_clients, jnp.int32), sizes=jnp.where(own, jnp.asarray(data.sizes), 0),
-        shares=jnp.asarray(data.shares), x_test=jnp.asarray(data.x_test[:0]), y_test=jnp.asarray(data.y_test[:0]),
+        data,
+        x=jnp.asarray(x),
+        y=jnp.zeros(records, jnp.int32),
+        rows=None,
+        scale=1.0,
+        shift=0.0,
+        offsets=jnp.zeros(data.num_clients, jnp.int32),
+        sizes=jnp.where(own, jnp.asarray(data.sizes), 0),
+        shares=jnp.asarray(data.shares),
+        x_test=jnp.asarray(data.x_test[:0]),
+        y_test=jnp.asarray(data.y_test[:0]),
         test_clients=None,
-    )  # fmt: skip
+    )
 
 
 def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
@@ -162,6 +171,9 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
     alike = np.triu(overall @ overall.T / overall.shape[1], 1)
     worst = float(np.abs(alike).max())
     require(
-        worst < max(limit(alike.size) / np.sqrt(overall.shape[1]), 0.3), "noise of clients and rounds is independent",
-        f"correlation {worst:.3g}", "0", certainty(alike.size),
-    )  # fmt: skip
+        worst < max(limit(alike.size) / np.sqrt(overall.shape[1]), 0.3),
+        "noise of clients and rounds is independent",
+        f"correlation {worst:.3g}",
+        "0",
+        certainty(alike.size),
+    )

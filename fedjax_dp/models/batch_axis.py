@@ -11,8 +11,16 @@ from fedjax_dp import errors
 from fedjax_dp.gradients import program
 
 # Parameters of primitives that hold the axes over which entries meet each other.
-OVER = {"cumsum": "axis", "cumprod": "axis", "cummax": "axis", "cummin": "axis", "cumlogsumexp": "axis",
-        "sort": "dimension", "rev": "dimensions", "split": "axis"}  # fmt: skip
+OVER = {
+    "cumsum": "axis",
+    "cumprod": "axis",
+    "cummax": "axis",
+    "cummin": "axis",
+    "cumlogsumexp": "axis",
+    "sort": "dimension",
+    "rev": "dimensions",
+    "split": "axis",
+}
 
 
 def require_records_apart(name: str, batched: Callable[..., Any], params: Any, record: Any) -> None:
@@ -30,17 +38,19 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
     for two, three in zip(*(jax.tree.leaves(out) for _, out in traced)):
         if two.shape[:1] != (2,) or three.shape[:1] != (3,) or two.shape[1:] != three.shape[1:]:
             raise errors.refuse(
-                "model", f"{name} that makes {list(three.shape)} of three records",
+                "model",
+                f"{name} that makes {list(three.shape)} of three records",
                 "one that makes a row for each record",
                 "keep the records' axis first",
-            )  # fmt: skip
+            )
     found = _mixing(*(closed.jaxpr for closed, _ in traced))
     if found is not None:
         raise errors.refuse(
-            "model", f"{name}, in which {found.primitive.name}{program.place(found)} runs over the records of a batch",
+            "model",
+            f"{name}, in which {found.primitive.name}{program.place(found)} runs over the records of a batch",
             "one that treats each record alone",
             "leave out means and norms over the batch: use GroupNorm or LayerNorm instead of BatchNorm",
-        )  # fmt: skip
+        )
 
 
 def _mixing(two: Any, three: Any) -> Any | None:
@@ -93,7 +103,9 @@ def first_row(name: str, out: Any) -> Any:
     for leaf in jax.tree.leaves(out):
         if leaf.ndim == 0 or leaf.shape[0] != 1:
             raise errors.refuse(
-                "model", f"{name} that makes {list(leaf.shape)} of one record", "one that makes a row for each record",
+                "model",
+                f"{name} that makes {list(leaf.shape)} of one record",
+                "one that makes a row for each record",
                 "keep the records' axis first",
-            )  # fmt: skip
+            )
     return jax.tree.map(lambda a: a[0], out)

@@ -58,9 +58,11 @@ class NetworkModel:
         got, wanted = ((" tokens" if kind else "") for kind in (tokens, self.tokens))
         if tuple(record_shape) != self.record_shape or tokens != self.tokens:
             raise errors.refuse(
-                "records", f"{tuple(record_shape)}{got}", f"{self.record_shape}{wanted} for this model",
+                "records",
+                f"{tuple(record_shape)}{got}",
+                f"{self.record_shape}{wanted} for this model",
                 "use another model, or make this one for these records",
-            )  # fmt: skip
+            )
         _check_batch(self)
 
     def scores(self, params: Params, x: jax.Array, key: jax.Array | None = None) -> Any:
@@ -90,10 +92,11 @@ class NetworkModel:
         except Exception as error:
             what, reason = what or self.network.name, str(error).strip().split("\n")[0].rstrip(".")
             raise errors.refuse(
-                "model", f"{what} that fails on one record{_place(error)}: {type(error).__name__}: {reason}",
+                "model",
+                f"{what} that fails on one record{_place(error)}: {type(error).__name__}: {reason}",
                 f"one that runs on records {self.record_shape}",
                 "a network is given one record (Flax and Haiku: a batch of one), a loss its scores and its label",
-            ) from error  # fmt: skip
+            ) from error
 
     @functools.cached_property
     def has_features(self) -> bool:
@@ -108,9 +111,13 @@ class NetworkModel:
 
 
 def model(
-    network: Any, example: Any, *, loss: Callable[[Any, jax.Array], jax.Array] = cross_entropy,
-    dtype: Any = jnp.float32, trained: str | None = None,
-) -> NetworkModel:  # fmt: skip
+    network: Any,
+    example: Any,
+    *,
+    loss: Callable[[Any, jax.Array], jax.Array] = cross_entropy,
+    dtype: Any = jnp.float32,
+    trained: str | None = None,
+) -> NetworkModel:
     """A model of a network from anywhere, used unchanged; its records are apart by construction.
 
     network  a Flax module (linen or nnx) or a transformed Haiku function that maps `(records, ...)` to scores

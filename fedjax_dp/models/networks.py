@@ -182,9 +182,10 @@ class Functions:
     @functools.cached_property
     def _keyed(self) -> bool:
         required = [
-            given for given in inspect.signature(self.forward).parameters.values()
+            given
+            for given in inspect.signature(self.forward).parameters.values()
             if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD) and given.name not in MODES
-        ]  # fmt: skip
+        ]
         return len(required) > 2
 
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
@@ -221,10 +222,11 @@ def network_of(given: Any, mode: str | None = None) -> Network:
         if isinstance(made, nn.Module):
             return Linen(made, mode or _mode(made.__call__))
     raise errors.refuse(
-        "model", f"a {type(given).__name__}",
+        "model",
+        f"a {type(given).__name__}",
         "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
         "give (start, forward): start(key) makes parameters, forward(params, x) scores of one record",
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -277,6 +279,8 @@ def _keeps_state(leaf: Any) -> bool:
 
 def _keeps(name: str, what: str) -> errors.ConfigurationError:
     return errors.refuse(
-        "model", f"{name} with {what}", "a module that keeps parameters only, so that records do not mix",
+        "model",
+        f"{name} with {what}",
+        "a module that keeps parameters only, so that records do not mix",
         "use GroupNorm or LayerNorm instead of BatchNorm",
-    )  # fmt: skip
+    )

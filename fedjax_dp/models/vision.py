@@ -66,6 +66,8 @@ def group_norm_cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
 def _require_image(record_shape: tuple[int, ...], least: int) -> None:
     if len(record_shape) not in (2, 3) or min(record_shape[:2]) < least:
         raise errors.refuse(
-            "record_shape", tuple(record_shape), f"images of at least {least} x {least}, with or without channels",
+            "record_shape",
+            tuple(record_shape),
+            f"images of at least {least} x {least}, with or without channels",
             "use an mlp",
-        )  # fmt: skip
+        )

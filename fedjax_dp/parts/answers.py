@@ -120,9 +120,11 @@ class FirstResponders(Answers):
         errors.require_count("first responders", self.size)
         if not (self.cohort.fixed and self.cohort.once):
             raise errors.refuse(
-                "first responders", f"those of {type(self.cohort).__name__}",
-                "of a cohort of fixed size without repeats", "use a uniform cohort",
-            )  # fmt: skip
+                "first responders",
+                f"those of {type(self.cohort).__name__}",
+                "of a cohort of fixed size without repeats",
+                "use a uniform cohort",
+            )
         latency = of_clients("latency", self.latency, num_clients)
         if not np.all((latency > 0) & np.isfinite(latency)):
             raise errors.refuse("latency", self.latency, "positive and finite")

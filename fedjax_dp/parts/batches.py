@@ -198,6 +198,8 @@ def _check_size(size: int, smallest_client: int) -> None:
     errors.require_count("batch_size", size)
     if size > smallest_client:
         raise errors.refuse(
-            "batch_size", size, f"at most the {smallest_client} records of the smallest client",
+            "batch_size",
+            size,
+            f"at most the {smallest_client} records of the smallest client",
             f"set batch_size to {smallest_client} or less, or give clients more records",
-        )  # fmt: skip
+        )

@@ -61,8 +61,9 @@ class Upload(Protocol):
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "Sent") -> Any: ...
 
-    def release(self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any,
-                expected: Any) -> tuple[jax.Array, Any]: ...  # fmt: skip
+    def release(
+        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+    ) -> tuple[jax.Array, Any]: ...
 
     def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> Any: ...  # on the mean; None: none
 
@@ -231,9 +232,11 @@ class AdaptiveClientGaussian:
         errors.require_not_negative("clip_rate", self.rate)
         if not float(self.bit_noise) > float(self.noise_multiplier) / 2:
             raise errors.refuse(
-                "bit_noise", float(self.bit_noise), f"above half of noise_multiplier {float(self.noise_multiplier):g}",
+                "bit_noise",
+                float(self.bit_noise),
+                f"above half of noise_multiplier {float(self.noise_multiplier):g}",
                 "the bits are paid from the same budget",
-            )  # fmt: skip
+            )
 
 
 @value
@@ -262,9 +265,13 @@ class ClientSkellam:
         l2 = clip + np.sqrt(attendance.size) / 2
         variance = (noise * clip) ** 2 * attendance.honest / attendance.members
         one = SkellamSums(
-            variance=variance, l2=l2, l1=min(np.sqrt(attendance.size) * l2, l2 * l2), adjacency=Adjacency.REPLACE_ONE,
-            count=1, unit=Unit.CLIENT,
-        )  # fmt: skip
+            variance=variance,
+            l2=l2,
+            l1=min(np.sqrt(attendance.size) * l2, l2 * l2),
+            adjacency=Adjacency.REPLACE_ONE,
+            count=1,
+            unit=Unit.CLIENT,
+        )
         return repeated(one, attendance.times)
 
     def init(self) -> tuple:
@@ -298,9 +305,12 @@ class ClientSkellam:
         mean = (float(self.noise_multiplier) * float(self.clip_norm) / resolution) ** 2 / (2 * members)
         if mean > LARGEST_POISSON or float(self.clip_norm) / resolution > 2**22:
             raise errors.refuse(
-                "fractional_bits", f"{-np.log2(resolution):g}", f"few enough for exact integer noise, whose Poisson "
-                f"numbers have mean {mean:.3g} and may have {LARGEST_POISSON}", "take fewer bits for the fraction",
-            )  # fmt: skip
+                "fractional_bits",
+                f"{-np.log2(resolution):g}",
+                f"few enough for exact integer noise, whose Poisson "
+                f"numbers have mean {mean:.3g} and may have {LARGEST_POISSON}",
+                "take fewer bits for the fraction",
+            )
 
 
 def noisy_sums(source: NoiseSource, noise: float, attendance: Attendance) -> Event:

@@ -284,9 +284,11 @@ class MultinomialCohort:
         chance = of_clients("probabilities", self.probabilities, num_clients, common=False)
         if not (np.all(chance > 0) and abs(chance.sum() - 1) < 1e-4):
             raise errors.refuse(
-                "probabilities", f"from {chance.min():.4g}, sum {chance.sum():.6g}", "positive and of sum 1",
+                "probabilities",
+                f"from {chance.min():.4g}, sum {chance.sum():.6g}",
+                "positive and of sum 1",
                 "a client that is never drawn would bias the model",
-            )  # fmt: skip
+            )
 
     def _probabilities(self, shares: Array) -> Any:
         if self.equal:

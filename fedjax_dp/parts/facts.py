@@ -17,7 +17,18 @@ T = TypeVar("T", bound=type)
 
 FACTS: dict[str, tuple[str, ...]] = {
     "cohort": (
-        "base", "drawn", "fixed", "once", "turns", "gap", "paid", "members", "rates", "law", "hidden", "spacing",
+        "base",
+        "drawn",
+        "fixed",
+        "once",
+        "turns",
+        "gap",
+        "paid",
+        "members",
+        "rates",
+        "law",
+        "hidden",
+        "spacing",
     ),
     "batches": ("count", "sampling", "even", "divisor"),
     "privatizer": ("gap", "assumptions", "client_noise", "event", "unit", "on_upload"),
@@ -29,7 +40,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "transport": ("secret", "resolution", "limit", "hidden_among"),
     "local": ("rates", "run", "mean_gradient"),
     "local rule": ("plain",),
-}  # fmt: skip
+}
 
 
 def restates(*bases: type) -> Callable[[T], T]:
@@ -64,9 +75,11 @@ def require_stated(slot: str, part: Any) -> None:
         inherited = [name for name in missing if hasattr(part, name)]
         why = " (what a base class states is not believed of its subclasses)" if inherited else ""
         raise errors.refuse(
-            slot, cls.__name__, f"a class that itself states {', '.join(missing)}{why}",
+            slot,
+            cls.__name__,
+            f"a class that itself states {', '.join(missing)}{why}",
             f"implement {missing[0]} in {cls.__name__}; what each fact means stands at the Protocol of the slot",
-        )  # fmt: skip
+        )
 
 
 def require_present(algorithm: Any) -> None:
@@ -74,16 +87,20 @@ def require_present(algorithm: Any) -> None:
     for slot, part in (("algorithm", algorithm), *parts_of(algorithm), ("server", algorithm.server)):
         if not is_value(part):
             raise errors.refuse(
-                slot, type(part).__name__, "of a class decorated with fedjax_dp.value",
+                slot,
+                type(part).__name__,
+                "of a class decorated with fedjax_dp.value",
                 "other registrations let JAX take one part's program for another's, and a subclass needs its own",
-            )  # fmt: skip
+            )
     for slot, part in parts_of(algorithm):
         missing = [name for name in FACTS[slot] if not (name in dir(type(part)) or hasattr(part, name))]
         if missing:
             raise errors.refuse(
-                slot, type(part).__name__, f"a class that states {', '.join(missing)}",
+                slot,
+                type(part).__name__,
+                f"a class that states {', '.join(missing)}",
                 "its Protocol says what each means",
-            )  # fmt: skip
+            )
 
 
 def require_facts(algorithm: Any) -> None:

@@ -179,9 +179,11 @@ class FeatureMatching(Correction):
         self.release.check()
         if model is not None and not getattr(model, "has_features", False):
             raise errors.refuse(
-                "model", "one without a hidden layer", "one with features for rfedavg and rfedavg_plus",
+                "model",
+                "one without a hidden layer",
+                "one with features for rfedavg and rfedavg_plus",
                 "use --model mlp, or fedjax_dp.mlp(...)",
-            )  # fmt: skip
+            )
 
 
 def serialised_bytes(vectors: int, features: int) -> int:

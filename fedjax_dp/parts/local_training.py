@@ -74,8 +74,10 @@ def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformat
 
 
 LOCAL_RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": optax.identity, "momentum": optax.trace, "rmsprop": rmsprop,
-}  # fmt: skip
+    "sgd": optax.identity,
+    "momentum": optax.trace,
+    "rmsprop": rmsprop,
+}
 
 
 @value
@@ -107,9 +109,15 @@ class LocalSgd:
         return float(rates.min()), float(rates.max())
 
     def run(
-        self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData,
-        model: Model, spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
-    ) -> LocalResult:  # fmt: skip
+        self,
+        key: jax.Array,
+        round_index: jax.Array,
+        client: Client,
+        received: Received,
+        data: FederatedData,
+        model: Model,
+        spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
+    ) -> LocalResult:
         """One client's round; `key` belongs to this client and round alone.
 
         Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop; `spread` says
@@ -132,9 +140,7 @@ class LocalSgd:
             records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
             at = jnp.minimum(index, tau - 1)
             place = Place(client.id, round_index, index, rates[at], drift, index == last)
-            gradient, report = self.privatizer.gradient(
-                role_key(key, "noise"), place, model, unravel(params), records
-            )  # fmt: skip
+            gradient, report = self.privatizer.gradient(role_key(key, "noise"), place, model, unravel(params), records)
             return gradient, report, records
 
         def step(carry: tuple[jax.Array, Any], inputs: tuple[jax.Array, jax.Array, Batch]) -> tuple[Any, StepReport]:
@@ -162,9 +168,11 @@ class LocalSgd:
             number = len(asked)
             if number >= more:
                 raise errors.refuse(
-                    "corrections", f"{number + 1} calls of visit.gradient", f"at most the {more} that they state",
+                    "corrections",
+                    f"{number + 1} calls of visit.gradient",
+                    f"at most the {more} that they state",
                     "state them as extra_gradients: each is one more release, which is counted",
-                )  # fmt: skip
+                )
             asked.append(number)
             return privatized(params, jnp.uint32(tau + number), jax.tree.map(lambda a: a[tau + number], batches))[0]
 
@@ -208,26 +216,32 @@ class LocalSgd:
         alike = self.batches.even
         if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
             raise errors.refuse(
-                "local rule", "another", "sgd with one rate per round for control variates",
+                "local rule",
+                "another",
+                "sgd with one rate per round for control variates",
                 "their change is the update divided by the learning rate",
-            )  # fmt: skip
+            )
         if any(c.extra_gradients or c.warm for c in self.corrections) and not alike:
             raise errors.refuse("batches", "epochs", "of equal number for every client", "use without-replacement")
         if self.privatizer.on_upload:
             least, most = self.extreme_rates(int(sizes.max()), rounds)
             if not 0 < least <= most < math.inf:
                 raise errors.refuse(
-                    "schedule", f"rates from {least:g} to {most:g}", "one of positive rates for noise on the upload",
+                    "schedule",
+                    f"rates from {least:g} to {most:g}",
+                    "one of positive rates for noise on the upload",
                     "what the steps can move is counted in them",
-                )  # fmt: skip
+                )
             if not (self.rule.plain and of_the_project(self.rule) and alike):
                 raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
             pull = float(sum(c.pull for c in self.corrections))
             if pull and not 0 <= most * pull <= 2:
                 raise errors.refuse(
-                    "l2", "so strong that steps drive models apart", "at most 1 / learning_rate for noisy uploads",
+                    "l2",
+                    "so strong that steps drive models apart",
+                    "at most 1 / learning_rate for noisy uploads",
                     "what the steps can move would not be bounded by their clipped gradients",
-                )  # fmt: skip
+                )
             if any(c.extra_gradients or c.warm for c in self.corrections):
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
 

@@ -86,9 +86,15 @@ class BandedNoise:
 
 
 def priced(
-    source: NoiseSource, noise_multiplier: float, sampling: events.Sampling, adjacency: events.Adjacency, releases: int,
-    times: int, separation: int = 1, unit: events.Unit = events.Unit.RECORD,
-) -> events.GaussianSteps:  # fmt: skip
+    source: NoiseSource,
+    noise_multiplier: float,
+    sampling: events.Sampling,
+    adjacency: events.Adjacency,
+    releases: int,
+    times: int,
+    separation: int = 1,
+    unit: events.Unit = events.Unit.RECORD,
+) -> events.GaussianSteps:
     """`releases` noisy sums in the accountants' words, of which a member joins at most `times`, `separation` apart.
 
     White noise: so many steps, each over a fresh sample. Banded noise: one release of them all, whose sensitivity the

@@ -242,9 +242,15 @@ class Trace(NamedTuple):
 
 
 def exchange(
-    transport: SecureSum, key: Array, round_index: Index, ids: Any, messages: Any, present: Any = None,
-    *, keep_masked: bool = True,
-) -> Trace:  # fmt: skip
+    transport: SecureSum,
+    key: Array,
+    round_index: Index,
+    ids: Any,
+    messages: Any,
+    present: Any = None,
+    *,
+    keep_masked: bool = True,
+) -> Trace:
     """One round among members `ids (r,)` with `messages (r, size)`; those not `present (r,)` drop out after masking.
 
     Members are spread over all devices, each of which takes one at a time. Keeping the masked messages needs as much
@@ -266,9 +272,16 @@ def exchange(
 
 @partial(jax.jit, static_argnames=("mesh", "keep_masked"))
 def _exchange(
-    transport: SecureSum, key: Array, round_index: Array, ids: Array, messages: Array, present: Array,
-    *, mesh: Mesh, keep_masked: bool,
-) -> Trace:  # fmt: skip
+    transport: SecureSum,
+    key: Array,
+    round_index: Array,
+    ids: Array,
+    messages: Array,
+    present: Array,
+    *,
+    mesh: Mesh,
+    keep_masked: bool,
+) -> Trace:
     r, rows = ids.shape[0], messages.shape[0]
     invited = jnp.ones(r, bool)
 

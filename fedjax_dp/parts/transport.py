@@ -32,14 +32,24 @@ class Transport(Protocol):
     def check(self, members: int) -> None: ...
 
     def message(
-        self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, invited: jax.Array,
+        self,
+        key: jax.Array,
+        round_index: Any,
+        position: Any,
+        ids: jax.Array,
+        invited: jax.Array,
         flat: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]: ...  # what leaves a member, and whether it did not fit  # fmt: skip
+    ) -> tuple[jax.Array, jax.Array]: ...  # what leaves a member, and whether it did not fit
 
     def total(
-        self, key: jax.Array, round_index: Any, ids: jax.Array, invited: jax.Array, present: jax.Array,
+        self,
+        key: jax.Array,
+        round_index: Any,
+        ids: jax.Array,
+        invited: jax.Array,
+        present: jax.Array,
         summed: jax.Array,
-    ) -> jax.Array: ...  # fmt: skip
+    ) -> jax.Array: ...
 
 
 @value
@@ -57,15 +67,25 @@ class PlainSum:
         return 1
 
     def message(
-        self, key: jax.Array, round_index: jax.Array, position: jax.Array, ids: jax.Array, invited: jax.Array,
+        self,
+        key: jax.Array,
+        round_index: jax.Array,
+        position: jax.Array,
+        ids: jax.Array,
+        invited: jax.Array,
         flat: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    ) -> tuple[jax.Array, jax.Array]:
         return flat, jnp.bool_(False)
 
     def total(
-        self, key: jax.Array, round_index: jax.Array, ids: jax.Array, invited: jax.Array, present: jax.Array,
+        self,
+        key: jax.Array,
+        round_index: jax.Array,
+        ids: jax.Array,
+        invited: jax.Array,
+        present: jax.Array,
         summed: jax.Array,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         return summed
 
     def check(self, members: int) -> None:

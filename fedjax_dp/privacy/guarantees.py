@@ -40,11 +40,21 @@ Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one
 
 
 def calibrate(
-    algorithm: Algorithm, data: FederatedData, *, rounds: int, epsilon: Budget, delta: float,
-    seed: int = 0, accountant: str = "pld", participation: str = "schedule", view: str | None = None,
-    colluders: int = 0, sigma_mode: str = "per_client", model: Model | None = None,
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    epsilon: Budget,
+    delta: float,
+    seed: int = 0,
+    accountant: str = "pld",
+    participation: str = "schedule",
+    view: str | None = None,
+    colluders: int = 0,
+    sigma_mode: str = "per_client",
+    model: Model | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Algorithm:  # fmt: skip
+) -> Algorithm:
     """The same algorithm with the smallest noise that keeps each client, or each client's records, within the budget.
 
     Each client gets its own, unless noise is counted together: on whole clients, or in a secure sum that gains by it.
@@ -143,10 +153,19 @@ def _budgets(epsilon: Budget, num_clients: int) -> list[float]:
 
 
 def guarantee(
-    algorithm: Algorithm, data: FederatedData, *, rounds: int, delta: float | None, seed: int = 0,
-    accountant: str = "pld", participation: str = "schedule", view: str | None = None, colluders: int = 0,
-    model: Model | None = None, progress: Callable[[int, int], None] | None = None,
-) -> Guarantee:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    delta: float | None,
+    seed: int = 0,
+    accountant: str = "pld",
+    participation: str = "schedule",
+    view: str | None = None,
+    colluders: int = 0,
+    model: Model | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Guarantee:
     """What the run of `algorithm` for `rounds` rounds with `seed` promises, per client.
 
     The unit is one record of one client where local steps are noised, and a client with all its records where updates
@@ -165,19 +184,37 @@ def guarantee(
             what is not so.
     """
     found = stated(
-        algorithm, data, rounds=rounds, delta=delta, seed=seed, accountant=accountant, participation=participation,
-        view=view, colluders=colluders, model=model, progress=progress,
-    )  # fmt: skip
+        algorithm,
+        data,
+        rounds=rounds,
+        delta=delta,
+        seed=seed,
+        accountant=accountant,
+        participation=participation,
+        view=view,
+        colluders=colluders,
+        model=model,
+        progress=progress,
+    )
     if not found.reason:
         _require_believable(algorithm, data, rounds, seed, model)
     return found
 
 
 def stated(
-    algorithm: Algorithm, data: FederatedData, *, rounds: int, delta: float | None, seed: int = 0,
-    accountant: str = "pld", participation: str = "schedule", view: str | None = None, colluders: int = 0,
-    model: Model | None = None, progress: Callable[[int, int], None] | None = None,
-) -> Guarantee:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    delta: float | None,
+    seed: int = 0,
+    accountant: str = "pld",
+    participation: str = "schedule",
+    view: str | None = None,
+    colluders: int = 0,
+    model: Model | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Guarantee:
     """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     check(algorithm, data, rounds, model)
     errors.require_choice("accountant", accountant, accounting.ACCOUNTANTS)
@@ -202,14 +239,20 @@ def stated(
     adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
     members = np.asarray(data.sizes).tolist() if unit is Unit.RECORD else [num_clients]
     return Guarantee(
-        epsilons, delta, unit, adjacency, seen, accounting.ACCOUNTANTS[accountant].about,
+        epsilons,
+        delta,
+        unit,
+        adjacency,
+        seen,
+        accounting.ACCOUNTANTS[accountant].about,
         (
             *_assumptions(algorithm, data, rounds, steps, participation, seen, colluders),
-            *inspection.words_of(algorithm), FLOAT_NOISE,
+            *inspection.words_of(algorithm),
+            FLOAT_NOISE,
         ),
         claims_about(algorithm, data, rounds, seed, delta, epsilons, ledger),
         (*delta_warnings(delta, members, unit), *_learnt(data)),
-    )  # fmt: skip
+    )
 
 
 def _learnt(data: FederatedData) -> list[str]:
@@ -232,11 +275,11 @@ def _assumptions(
     cohorts = {
         "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
         "law": "cohorts are drawn by their law, independent of all data; delta is averaged over the draw, which is "
-               "public afterwards, so a client drawn often may have more than epsilon",
+        "public afterwards, so a client drawn often may have more than epsilon",
         "worst": "every client is accounted for all rounds",
         "expected": "every client is accounted for the mean number of rounds: no guarantee for those drawn more often",
         "once": "a single round of the run is accounted for, whichever it is",
-    }  # fmt: skip
+    }
     unit, local = unit_of(algorithm), algorithm.local
     if not steps:
         return [cohorts[participation]]
@@ -245,9 +288,10 @@ def _assumptions(
         told = [
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
             "the number of clients, their shares and all divisors are public",
-            "the server sums, clips nothing itself and adds the noise honestly" if not algorithm.upload.shared_noise
+            "the server sums, clips nothing itself and adds the noise honestly"
+            if not algorithm.upload.shared_noise
             else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
-        ]  # fmt: skip
+        ]
         if _correlated(algorithm.upload):
             told.append("noise is correlated over rounds and counted as one release of the whole run")
         return told

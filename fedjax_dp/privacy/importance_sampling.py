@@ -27,10 +27,21 @@ class Sampling(NamedTuple):
 
 
 def optimal_probabilities(
-    data: FederatedData, *, epsilons: float | Sequence[float] | np.ndarray, delta: float, rounds: int, draws: int,
-    batch_size: int, local_steps: int, learning_rate: float, strength: float = 1.0, norm_noise: float = 0.0,
-    norm_clip: float = 1.0, seed: int = 0, model: Model | None = None,
-) -> Sampling:  # fmt: skip
+    data: FederatedData,
+    *,
+    epsilons: float | Sequence[float] | np.ndarray,
+    delta: float,
+    rounds: int,
+    draws: int,
+    batch_size: int,
+    local_steps: int,
+    learning_rate: float,
+    strength: float = 1.0,
+    norm_noise: float = 0.0,
+    norm_clip: float = 1.0,
+    seed: int = 0,
+    model: Model | None = None,
+) -> Sampling:
     """003's optimal q: min sum p^2 G^2 / q + strength p^2 B^2 / sqrt(q), q at most 1/K (`accounting.personal`).
 
     Every client first takes two rounds of local steps that nobody sees and tells one number, the mean norm G_i of its
@@ -45,10 +56,19 @@ def optimal_probabilities(
     laws = FixedBatches(size=batch_size)
     laws.check(np.asarray(data.sizes))
     private = norm_noise > 0
-    norms = np.asarray(_norms(
-        data, run_key(seed), jnp.float32(learning_rate), jnp.float32(norm_clip if private else jnp.inf),
-        jnp.float32(norm_noise * norm_clip), model=model, batches=laws, steps=2 * local_steps,
-    ), float)  # fmt: skip
+    norms = np.asarray(
+        _norms(
+            data,
+            run_key(seed),
+            jnp.float32(learning_rate),
+            jnp.float32(norm_clip if private else jnp.inf),
+            jnp.float32(norm_noise * norm_clip),
+            model=model,
+            batches=laws,
+            steps=2 * local_steps,
+        ),
+        float,
+    )
     norms = np.maximum(norms, 1e-3 * (norm_clip if private else norms.max()))
     budgets = np.asarray(epsilons, float)
     if budgets.shape not in ((), (data.num_clients,)):
@@ -57,16 +77,23 @@ def optimal_probabilities(
     terms = personal.noise_terms(budgets, batch_size / np.asarray(data.sizes, float), draws, rounds, delta)
     probabilities = personal.sampling_probabilities(
         np.asarray(data.shares, float), norms, terms, draws, strength=strength
-    )  # fmt: skip
+    )
     # The value lies in [0, norm_clip], so an exchanged record moves it by at most norm_clip: half a replace-one 2C.
     paid = GaussianSteps(2 * norm_noise, FullBatch(), Adjacency.REPLACE_ONE, 1) if private else None
     return Sampling(probabilities, norms, paid)
 
 
 def _norms(
-    data: FederatedData, key: jax.Array, rate: jax.Array, clip: jax.Array, std: jax.Array, *, model: Model,
-    batches: FixedBatches, steps: int,
-) -> jax.Array:  # fmt: skip
+    data: FederatedData,
+    key: jax.Array,
+    rate: jax.Array,
+    clip: jax.Array,
+    std: jax.Array,
+    *,
+    model: Model,
+    batches: FixedBatches,
+    steps: int,
+) -> jax.Array:
     """Mean norm of each client's batch gradients along local steps of its own `(num_clients,)`."""
     stored = jax.tree.map(jnp.asarray, data)
     start, unravel = ravel(model.init(role_key(key, "init")))

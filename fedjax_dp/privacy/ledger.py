@@ -92,9 +92,16 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
 
 
 def ledger_of(
-    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str = "schedule",
-    view: str | None = None, colluders: int = 0, at_least: int = 0, model: Model | None = None,
-) -> list[Event]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    seed: int,
+    participation: str = "schedule",
+    view: str | None = None,
+    colluders: int = 0,
+    at_least: int = 0,
+    model: Model | None = None,
+) -> list[Event]:
     """The event of each client: what `view` receives that depends on it. See `privacy.guarantees` for the options.
 
     `at_least` rounds are counted even for clients that are never drawn.
@@ -119,9 +126,16 @@ def counted_as(algorithm: Algorithm, participation: str) -> str:
 
 
 def training_of(
-    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str = "schedule",
-    view: str | None = None, colluders: int = 0, at_least: int = 0, model: Model | None = None,
-) -> list[Event]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    seed: int,
+    participation: str = "schedule",
+    view: str | None = None,
+    colluders: int = 0,
+    at_least: int = 0,
+    model: Model | None = None,
+) -> list[Event]:
     """The same without what clients paid before for how they are drawn: what rounds release, given their cohorts."""
     errors.require_choice("participation", participation, PARTICIPATION)
     require_facts(algorithm)
@@ -153,9 +167,11 @@ def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: in
     hidden = algorithm.transport.hidden_among(members, helpers)
     if hidden < min(others, 2):
         raise errors.refuse(
-            "colluders", helpers, f"so few that no honest client of {members} is left alone between them in a round",
+            "colluders",
+            helpers,
+            f"so few that no honest client of {members} is left alone between them in a round",
             "give every client more neighbours (None masks every pair), or use view uploads",
-        )  # fmt: skip
+        )
     return min(hidden, others)
 
 
@@ -174,9 +190,15 @@ def _times(
 
 
 def _of_records(
-    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str, view: View, colluders: int,
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    seed: int,
+    participation: str,
+    view: View,
+    colluders: int,
     at_least: int,
-) -> list[Event]:  # fmt: skip
+) -> list[Event]:
     local, num_clients = algorithm.local, data.num_clients
     sizes, noises = np.asarray(data.sizes).tolist(), local.privatizer.client_noise(num_clients)
     rates = last_rates(algorithm, data.largest, rounds)
@@ -184,8 +206,9 @@ def _of_records(
 
     @functools.cache
     def round_of(noise: float, records: int, more: int) -> Event:
-        return local.privatizer.event(noise, local.batches, records, local.batches.count(local.steps, records) + more,
-                                      rates)  # fmt: skip
+        return local.privatizer.event(
+            noise, local.batches, records, local.batches.count(local.steps, records) + more, rates
+        )
 
     @functools.cache  # a million clients are of a few kinds
     def own_round(noise: float, records: int, gain: float) -> Event:
@@ -232,8 +255,17 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     cohort = algorithm.cohort
     helpers = helpers_of(algorithm, data, view, colluders)
     aggregate, privatizer = algorithm.aggregate, local.privatizer
-    between = (local, local.rule, local.batches, privatizer, *local.corrections, algorithm.upload, aggregate,
-               getattr(aggregate, "weigh", aggregate), algorithm.transport)  # fmt: skip
+    between = (
+        local,
+        local.rule,
+        local.batches,
+        privatizer,
+        *local.corrections,
+        algorithm.upload,
+        aggregate,
+        getattr(aggregate, "weigh", aggregate),
+        algorithm.transport,
+    )
     one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.rule.plain
     if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
         return ones
@@ -260,9 +292,16 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
 
 
 def _of_clients(
-    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, participation: str, view: View, colluders: int,
-    at_least: int, model: Model | None,
-) -> list[Event]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    seed: int,
+    participation: str,
+    view: View,
+    colluders: int,
+    at_least: int,
+    model: Model | None,
+) -> list[Event]:
     upload: Any = algorithm.upload
     # who of those drawn does not answer, for reasons that know no data, pays no more than the others
     num_clients, cohort = data.num_clients, algorithm.cohort
@@ -277,10 +316,20 @@ def _of_clients(
 
     @functools.cache
     def of(times: float) -> Event:
-        return upload.event(noise, Attendance(
-            sampling, adjacency, rounds, times, cohort.spacing(num_clients), members, honest,
-            algorithm.transport.resolution, size,
-        ))  # fmt: skip
+        return upload.event(
+            noise,
+            Attendance(
+                sampling,
+                adjacency,
+                rounds,
+                times,
+                cohort.spacing(num_clients),
+                members,
+                honest,
+                algorithm.transport.resolution,
+                size,
+            ),
+        )
 
     return [of(times) for times in _times(algorithm, data, rounds, seed, counted, at_least)]
 

@@ -43,9 +43,14 @@ class Run(NamedTuple):
 
 
 def claims_about(
-    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, delta: float, epsilons: tuple[float, ...],
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    seed: int,
+    delta: float,
+    epsilons: tuple[float, ...],
     ledger: list[Event],
-) -> tuple[Claim, ...]:  # fmt: skip
+) -> tuple[Claim, ...]:
     """The claims of every paper whose theorem speaks of this combination of parts."""
     run = Run(algorithm, data, rounds, seed, delta, epsilons, ledger)
     return tuple(

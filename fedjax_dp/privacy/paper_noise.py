@@ -72,14 +72,21 @@ def theorem1_003(algorithm: Algorithm, data: FederatedData, rounds: int, delta: 
     batches = algorithm.local.batches
     draws = cohort.members(data.num_clients) * rounds
     chances = np.asarray(cohort.rates(np.asarray(data.shares, float)), float) / cohort.members(data.num_clients)
-    return np.array([
-        2 * theorems.theorem1_003_noise(
-            1.0, delta, rate=batches.divisor(records) / records,
-            participations=lemma1_003(draws, float(chance), delta / 4), draws=draws,
-            local_steps=algorithm.local.steps, constant=1,
-        )
-        for chance, records in zip(chances, np.asarray(data.sizes).tolist(), strict=True)
-    ])  # fmt: skip
+    return np.array(
+        [
+            2
+            * theorems.theorem1_003_noise(
+                1.0,
+                delta,
+                rate=batches.divisor(records) / records,
+                participations=lemma1_003(draws, float(chance), delta / 4),
+                draws=draws,
+                local_steps=algorithm.local.steps,
+                constant=1,
+            )
+            for chance, records in zip(chances, np.asarray(data.sizes).tolist(), strict=True)
+        ]
+    )
 
 
 def _clips_fixed(algorithm: Algorithm) -> bool:

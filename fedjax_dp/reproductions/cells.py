@@ -43,18 +43,26 @@ def cells_of(
         for x, value in _values(recipe, panel, scale):
             for reading in line.options.get("readings", READINGS):
                 fields = (
-                    recipe.base | panel.fields | line.fields
+                    recipe.base
+                    | panel.fields
+                    | line.fields
                     | (dict(chosen or {}) if line.options.get("chosen") else {})
-                    | recipe.readings[reading] | panel.readings[reading] | line.readings[reading]
-                    | scale.fields | value | (extra or {})
-                )  # fmt: skip
+                    | recipe.readings[reading]
+                    | panel.readings[reading]
+                    | line.readings[reading]
+                    | scale.fields
+                    | value
+                    | (extra or {})
+                )
                 fields = {name: told for name, told in fields.items() if name not in line.options.get("without", ())}
                 found.append(Cell(CellKey(panel.key, line.key, x), reading, _taken(fields)))
     if not found:
         raise errors.refuse(
-            "panels", repr(only), "a pattern that a panel of this scale matches",
+            "panels",
+            repr(only),
+            "a pattern that a panel of this scale matches",
             "it has " + ", ".join(panel.key for panel in recipe.panels),
-        )  # fmt: skip
+        )
     return found
 
 
@@ -67,8 +75,12 @@ def _values(recipe: Recipe, panel: Group, scale: Scale) -> list[tuple[float | st
     if scale.values is not None and len(values) > scale.values:
         last = max(scale.values - 1, 1)
         values = [values[round(at * (len(values) - 1) / last)] for at in range(scale.values)]
-    return [(value["x"], {name: told for name, told in value.items() if name != "x"}) if isinstance(value, Mapping)
-            else (value, {along: value}) for value in values]  # fmt: skip
+    return [
+        (value["x"], {name: told for name, told in value.items() if name != "x"})
+        if isinstance(value, Mapping)
+        else (value, {along: value})
+        for value in values
+    ]
 
 
 def _taken(fields: Fields) -> Fields:

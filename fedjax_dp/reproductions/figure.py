@@ -56,13 +56,21 @@ def _dots(done: Reproduction, panels: Sequence[Any]) -> Any:
     """One value per line: lines below each other, readings and the published number side by side."""
     metrics = done.recipe.metrics
     height = 1.3 + 0.24 * sum(1 for row in done.rows if row.metric == metrics[0]) + 0.3 * len(panels)
-    figure, axes = plt.subplots(1, len(metrics), figsize=(7.6 * len(metrics), max(height, 3.2)), squeeze=False,
-                                layout="constrained")  # fmt: skip
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=(7.6 * len(metrics), max(height, 3.2)), squeeze=False, layout="constrained"
+    )
     for axis, metric in zip(axes[0], metrics, strict=True):
         at, ticks, labels = 0.0, [], []
         for panel in panels:
-            axis.text(0.0, at + 0.1, panel.title, transform=axis.get_yaxis_transform(), fontweight="bold",
-                      fontsize=9.5, va="center")  # fmt: skip
+            axis.text(
+                0.0,
+                at + 0.1,
+                panel.title,
+                transform=axis.get_yaxis_transform(),
+                fontweight="bold",
+                fontsize=9.5,
+                va="center",
+            )
             at -= 0.75
             for row in (row for row in done.rows if row.metric == metric and row.place.panel == panel.key):
                 line = next(group for group in done.recipe.lines if group.key == row.place.line)
@@ -85,8 +93,9 @@ def _clouds(done: Reproduction) -> Any:
     shown = {place: cloud for (place, reading), cloud in done.clouds.items() if reading == "correct"}
     columns = len({place.panel for place in shown})
     rows = len(shown) // columns
-    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 4.2 * rows + 0.8), squeeze=False,
-                                layout="constrained")  # fmt: skip
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.4 * columns, 4.2 * rows + 0.8), squeeze=False, layout="constrained"
+    )
     titles = {group.key: group.title for group in (*done.recipe.panels, *done.recipe.lines)}
     lines = list(dict.fromkeys(place.line for place in shown))
     panels = list(dict.fromkeys(place.panel for place in shown))
@@ -112,8 +121,15 @@ def _dot_row(axis: Any, row: Row, at: float, color: Any) -> None:
     if row.published is not None:
         axis.errorbar(row.published, at, xerr=row.published_std or 0.0, capsize=2, **PUBLISHED)
     if row.why and all(found.mean is None for found in row.readings.values()):
-        axis.text(0.02, at, textwrap.shorten(row.why, 70), transform=axis.get_yaxis_transform(), fontsize=7.5,
-                  color="0.4", va="center")  # fmt: skip
+        axis.text(
+            0.02,
+            at,
+            textwrap.shorten(row.why, 70),
+            transform=axis.get_yaxis_transform(),
+            fontsize=7.5,
+            color="0.4",
+            va="center",
+        )
 
 
 def _handles(rows: Sequence[Row]) -> list[Line2D]:
@@ -129,9 +145,12 @@ def _curves(done: Reproduction, panels: Sequence[Any]) -> Any:
     columns = min(len(panels), 4)
     deep = -(-len(panels) // columns)
     figure, axes = plt.subplots(
-        deep * len(metrics), columns, figsize=(max(4.2 * columns, 6.4), 3.4 * deep * len(metrics) + 1.0),
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
+        deep * len(metrics),
+        columns,
+        figsize=(max(4.2 * columns, 6.4), 3.4 * deep * len(metrics) + 1.0),
+        squeeze=False,
+        layout="constrained",
+    )
     for axis in axes.flat[len(panels) * len(metrics) :]:
         axis.set_axis_off()
     for number, (metric, panel) in enumerate((metric, panel) for metric in metrics for panel in panels):
@@ -141,16 +160,26 @@ def _curves(done: Reproduction, panels: Sequence[Any]) -> Any:
         axis.set_ylabel(MEASURES[metric].label, fontsize=9)
         axis.grid(alpha=0.3)
         if all(found.mean is None for row in rows for found in row.readings.values()):
-            axis.text(0.5, 0.5, "\n".join(textwrap.wrap(rows[0].why, 36)), transform=axis.transAxes, ha="center",
-                      va="center", fontsize=8, color="0.4")  # fmt: skip
+            axis.text(
+                0.5,
+                0.5,
+                "\n".join(textwrap.wrap(rows[0].why, 36)),
+                transform=axis.transAxes,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="0.4",
+            )
             axis.set(xticks=[], yticks=[], ylabel="")
         elif done.recipe.figure == "rounds":
             _against_rounds(axis, rows, done)
         else:
             _against_x(axis, rows, done, panel)
     lines = [group for group in done.recipe.lines if any(row.place.line == group.key for row in done.rows)]
-    handles = [Line2D([], [], color=PALETTE[done.recipe.lines.index(line) % len(PALETTE)], lw=2.2, label=line.title)
-               for line in lines]  # fmt: skip
+    handles = [
+        Line2D([], [], color=PALETTE[done.recipe.lines.index(line) % len(PALETTE)], lw=2.2, label=line.title)
+        for line in lines
+    ]
     figure.legend(handles=[*handles, *_handles(done.rows)], loc="outside right center", frameon=False, fontsize=9)
     return figure
 
@@ -170,8 +199,12 @@ def _against_rounds(axis: Any, rows: Sequence[Row], done: Reproduction) -> None:
                 low, high = [m - s for m, s in zip(means, stds)], [m + s for m, s in zip(means, stds)]
                 axis.fill_between(at, low, high, color=color, alpha=0.12, lw=0)
                 if len(values) > 1 and reading == "correct":
-                    axis.annotate(f"{row.place.x:g}" if isinstance(row.place.x, float | int) else str(row.place.x),
-                                  (at[-1], means[-1]), fontsize=7, color=color)  # fmt: skip
+                    axis.annotate(
+                        f"{row.place.x:g}" if isinstance(row.place.x, float | int) else str(row.place.x),
+                        (at[-1], means[-1]),
+                        fontsize=7,
+                        color=color,
+                    )
         if row.published is not None:
             last = max((point[0] for found in row.readings.values() for point in found.curve), default=1)
             axis.plot([last], [row.published], clip_on=False, **PUBLISHED | {"color": color})
@@ -189,8 +222,11 @@ def _against_x(axis: Any, rows: Sequence[Row], done: Reproduction, panel: Any) -
         color = PALETTE[keys.index(key) % len(PALETTE)]
         own = [row for row in rows if row.place.line == key]
         for reading in READINGS:
-            known = [(position[row.place.x], found.mean, found.std or 0.0) for row in own
-                     if (found := row.readings[reading]).mean is not None]  # fmt: skip
+            known = [
+                (position[row.place.x], found.mean, found.std or 0.0)
+                for row in own
+                if (found := row.readings[reading]).mean is not None
+            ]
             if known:
                 at, means, stds = zip(*known, strict=True)
                 axis.errorbar(at, means, yerr=stds, color=color, ms=4, capsize=2, **LOOKS[reading])

@@ -59,7 +59,7 @@ MEASURES: dict[str, Measure] = {
     ),
     "rounds_to_target": Measure("rounds to the target accuracy", -1, _rounds_to_target, 1),
     "milliseconds_per_round": Measure("time per round (ms, this machine)", -1, _milliseconds, 1),
-}  # fmt: skip
+}
 SEPARATION = "feature_separation"  # see `features`
 MEASURES[SEPARATION] = Measure("variance of features between clients (%)", -1, lambda _: None, 1)
 BYTES = "feature_bytes"  # counted from the parts of an algorithm, nothing is run

@@ -105,8 +105,13 @@ _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "reading
 def recipes() -> list[str]:
     """All recipes, by paper, tables after figures."""
     folder = importlib.resources.files("fedjax_dp.reproductions") / "recipes"
-    found = [f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in folder.iterdir() if paper.is_dir()
-             for file in paper.iterdir() if file.name.endswith(".toml")]  # fmt: skip
+    found = [
+        f"{paper.name}/{file.name.removesuffix('.toml')}"
+        for paper in folder.iterdir()
+        if paper.is_dir()
+        for file in paper.iterdir()
+        if file.name.endswith(".toml")
+    ]
     return sorted(found, key=_order)
 
 
@@ -139,14 +144,24 @@ def parse(name: str, told: Mapping[str, Any]) -> Recipe:
     panels = tuple(_group(key, table, _OF_PANEL) for key, table in told["panels"].items())
     lines = tuple(_group(key, table, _OF_LINE) for key, table in told["lines"].items())
     recipe = Recipe(
-        name=name, title=told["title"], source=told["source"], figure=told["figure"],
-        metrics=tuple(told.get("metrics", ["test_accuracy"])), open=told.get("open", ""), base=told.get("base", {}),
-        readings={reading: told.get(reading, {}) for reading in READINGS}, panels=panels, lines=lines,
-        published=told.get("published", {}), impossible=tuple(told.get("impossible", ())),
-        claims=tuple(told.get("claims", ())), search=told.get("search", {}),
-        scales={scale: _scale(scale, told[scale]) for scale in SCALES}, along=told.get("along"),
+        name=name,
+        title=told["title"],
+        source=told["source"],
+        figure=told["figure"],
+        metrics=tuple(told.get("metrics", ["test_accuracy"])),
+        open=told.get("open", ""),
+        base=told.get("base", {}),
+        readings={reading: told.get(reading, {}) for reading in READINGS},
+        panels=panels,
+        lines=lines,
+        published=told.get("published", {}),
+        impossible=tuple(told.get("impossible", ())),
+        claims=tuple(told.get("claims", ())),
+        search=told.get("search", {}),
+        scales={scale: _scale(scale, told[scale]) for scale in SCALES},
+        along=told.get("along"),
         values=tuple(told.get("values", ())),
-    )  # fmt: skip
+    )
     for panel, lines_of in recipe.published.items():
         errors.require_choice(f"{name}: published panel", panel, [group.key for group in panels])
         for line in lines_of:
@@ -156,10 +171,12 @@ def parse(name: str, told: Mapping[str, Any]) -> Recipe:
 
 def _group(key: str, table: Mapping[str, Any], options: tuple[str, ...]) -> Group:
     return Group(
-        key, table.get("title", key), {name: value for name, value in table.items() if name not in options},
+        key,
+        table.get("title", key),
+        {name: value for name, value in table.items() if name not in options},
         {reading: table.get(reading, {}) for reading in READINGS},
         {name: table[name] for name in options if name in table and name not in ("title", *READINGS)},
-    )  # fmt: skip
+    )
 
 
 def _scale(name: str, table: Mapping[str, Any]) -> Scale:

@@ -31,10 +31,16 @@ RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reprod
 
 
 def reproduce(
-    name: str, *, scale: str = "small", seeds: int | None = None, panels: str = "*",
-    out: str | os.PathLike | None = None, data_dir: str | None = None, progress: bool = True,
+    name: str,
+    *,
+    scale: str = "small",
+    seeds: int | None = None,
+    panels: str = "*",
+    out: str | os.PathLike | None = None,
+    data_dir: str | None = None,
+    progress: bool = True,
     screen: Screen | None = None,
-) -> Reproduction:  # fmt: skip
+) -> Reproduction:
     """Run a table or figure by name, or go on with it, and write table.md, .csv, .json and figure.png to `out`.
 
     scale   "smoke" (seconds: shows that it works), "small" (minutes) or "full" (as in the paper);
@@ -77,9 +83,15 @@ def reproduce(
     once = _of_a_round(ready, data_dir)
     rows = rows_of(recipe, cells, by_cell, missing, once, counts, chosen_scale)
     done = Reproduction(
-        recipe, chosen_scale, numbers, tuple(rows), tuple(claims_of(recipe, rows)),
-        tuple(_notes(recipe, chosen_scale, numbers, rows) + notes), folder, clouds,
-    )  # fmt: skip
+        recipe,
+        chosen_scale,
+        numbers,
+        tuple(rows),
+        tuple(claims_of(recipe, rows)),
+        tuple(_notes(recipe, chosen_scale, numbers, rows) + notes),
+        folder,
+        clouds,
+    )
     _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
     return done
 
@@ -96,9 +108,13 @@ def _require_own(folder: pathlib.Path, name: str) -> None:
 
 
 def _records(
-    recipe: Recipe, cells: Sequence[Cell], seeds: Sequence[int], folder: pathlib.Path, data_dir: str | None,
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    folder: pathlib.Path,
+    data_dir: str | None,
     screen: Screen,
-) -> dict[tuple[CellKey, str], list[Record]]:  # fmt: skip
+) -> dict[tuple[CellKey, str], list[Record]]:
     """The finished runs of every cell."""
     sweep = sweep_of(cells, seeds, data_dir)
     if len(sweep.points) * len(seeds) == 1:
@@ -119,9 +135,13 @@ def _searched(
     fields = recipe.base | recipe.readings["correct"] | search.get("fields", {}) | scale.fields
     fields = {name: value for name, value in fields.items() if name not in _varied(axes)}
     sweep = SweepConfig(
-        base=fields | ({} if data_dir is None else {"data_dir": data_dir}), axes=axes,
-        seeds=tuple(search["seeds"]), trials=search["trials"], trials_law=search.get("law", "fixed"), search_seed=1,
-    )  # fmt: skip
+        base=fields | ({} if data_dir is None else {"data_dir": data_dir}),
+        axes=axes,
+        seeds=tuple(search["seeds"]),
+        trials=search["trials"],
+        trials_law=search.get("law", "fixed"),
+        search_seed=1,
+    )
     found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
     best = found.best()
     told = ", ".join(f"{name} {_short(value)}" for name, value in best.values.items())
@@ -164,13 +184,21 @@ def _round_epsilon(config: configs.RunConfig, sources: Sources) -> float | None:
     if noise_of(job.algorithm) is None:
         return None
     options: dict[str, Any] = {
-        "rounds": config.rounds, "seed": config.seed, "delta": config.delta, "accountant": config.accountant,
-        "view": config.view, "model": job.model,
-    }  # fmt: skip
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "delta": config.delta,
+        "accountant": config.accountant,
+        "view": config.view,
+        "model": job.model,
+    }
     algorithm, _ = run.prepare(
-        job.algorithm, job.data, epsilon=configs.budgets(config, job.data), participation="once",
-        sigma_mode=config.sigma_mode, **options,
-    )  # fmt: skip
+        job.algorithm,
+        job.data,
+        epsilon=configs.budgets(config, job.data),
+        participation="once",
+        sigma_mode=config.sigma_mode,
+        **options,
+    )
     return guarantees.guarantee(algorithm, job.data, participation="once", **options).epsilon
 
 
@@ -220,8 +248,10 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
     for delta, about in sorted(abouts):
         notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
     if recipe.comparable(scale) and any(row.published is not None for row in rows):
-        notes.append("reproduced: within two standard deviations, of what is printed (0.5 where none is) and of "
-                     "the mean over seeds together")  # fmt: skip
+        notes.append(
+            "reproduced: within two standard deviations, of what is printed (0.5 where none is) and of "
+            "the mean over seeds together"
+        )
     if any(row.readings[reading].about for row in rows for reading in row.readings):
         notes.append("noise is seeded float32: it measures utility and protects nobody's data")
     return notes
@@ -233,15 +263,27 @@ def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, floa
 
     done.folder.mkdir(parents=True, exist_ok=True)
     # The JSON first: it is what makes this a folder of the recipe, which a call after a stop goes on with.
-    report.write_json(done.folder / "table.json", {
-        "recipe": done.recipe.name, "source": done.recipe.source, "title": done.recipe.title,
-        "scale": done.scale.name, "seeds": list(done.seeds), "rows": list(map(tables.to_dict, done.rows)),
-        "claims": [claim._asdict() | {"verdict": claim.verdict} for claim in done.claims], "notes": list(done.notes),
-        "configurations": [{**cell.place._asdict(), "reading": cell.reading, "fields": cell.fields} for cell in cells],
-        "runs": len(seconds), "seconds_of_runs": round(sum(seconds.values()), 1),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": report.versions(), "device": report.device(),
-    })  # fmt: skip
+    report.write_json(
+        done.folder / "table.json",
+        {
+            "recipe": done.recipe.name,
+            "source": done.recipe.source,
+            "title": done.recipe.title,
+            "scale": done.scale.name,
+            "seeds": list(done.seeds),
+            "rows": list(map(tables.to_dict, done.rows)),
+            "claims": [claim._asdict() | {"verdict": claim.verdict} for claim in done.claims],
+            "notes": list(done.notes),
+            "configurations": [
+                {**cell.place._asdict(), "reading": cell.reading, "fields": cell.fields} for cell in cells
+            ],
+            "runs": len(seconds),
+            "seconds_of_runs": round(sum(seconds.values()), 1),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "versions": report.versions(),
+            "device": report.device(),
+        },
+    )
     report.write_atomically(done.folder / "table.md", done.markdown)
     report.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
     figure.draw(done, done.folder / "figure.png")

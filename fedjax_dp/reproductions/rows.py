@@ -54,10 +54,14 @@ class Row:
 
 
 def rows_of(
-    recipe: Recipe, cells: Sequence[Cell], records: Mapping[tuple[CellKey, str], Sequence[Record]],
-    missing: Mapping[str, str], round_epsilons: Mapping[tuple[CellKey, str], float],
-    numbers: Mapping[tuple[CellKey, str], float], scale: Scale,
-) -> list[Row]:  # fmt: skip
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    records: Mapping[tuple[CellKey, str], Sequence[Record]],
+    missing: Mapping[str, str],
+    round_epsilons: Mapping[tuple[CellKey, str], float],
+    numbers: Mapping[tuple[CellKey, str], float],
+    scale: Scale,
+) -> list[Row]:
     """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run."""
     comparable = recipe.comparable(scale)
     places = list(dict.fromkeys(cell.place for cell in cells))
@@ -96,10 +100,16 @@ def found(records: Sequence[Record], metric: str, round_epsilon: float | None) -
     elif len(numbers) < len(done):
         reason = f"{NOT_REACHED} by {len(done) - len(numbers)} of {len(done)} seeds"
     return Found(
-        None if reason else score.mean, score.std if score.seeds > 1 else None, score.seeds,
-        max(epsilons, default=None), round_epsilon, told.get("delta"), about, reason,
+        None if reason else score.mean,
+        score.std if score.seeds > 1 else None,
+        score.seeds,
+        max(epsilons, default=None),
+        round_epsilon,
+        told.get("delta"),
+        about,
+        reason,
         () if lost else _curve([dict(measure.curve(record)) for record in done]),
-    )  # fmt: skip
+    )
 
 
 def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, float], ...]:
@@ -179,8 +189,9 @@ def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[
     metric = claim.get("metric", rows[0].metric)
     told = {
         row.place: {one: found.mean for one, found in row.readings.items()} | {"published": row.published}
-        for row in rows if row.metric == metric
-    }  # fmt: skip
+        for row in rows
+        if row.metric == metric
+    }
     sign, holds, cases = MEASURES[metric].better, 0, 0
     for place, means in told.items():
         ours = means[reading] if _is_about(claim, place) else None

@@ -88,7 +88,11 @@ def to_dict(row: Row) -> dict[str, Any]:
         return one | {"epsilon": found.epsilon if finite else None, "private": finite}
 
     return {
-        **row.place._asdict(), "metric": row.metric, "published": row.published, "published_std": row.published_std,
-        **{reading: told(found) for reading, found in row.readings.items()}, "verdicts": dict(row.verdicts),
+        **row.place._asdict(),
+        "metric": row.metric,
+        "published": row.published,
+        "published_std": row.published_std,
+        **{reading: told(found) for reading, found in row.readings.items()},
+        "verdicts": dict(row.verdicts),
         "verdict": row.verdict,
-    }  # fmt: skip
+    }

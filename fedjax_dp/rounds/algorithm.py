@@ -95,30 +95,41 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         return
     if algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections):
         raise errors.refuse(
-            "corrections", "one by which clients keep or send something", "none under noise on whole clients",
+            "corrections",
+            "one by which clients keep or send something",
+            "none under noise on whole clients",
             "it would pass that noise by; noise the gradients instead",
-        )  # fmt: skip
+        )
     if algorithm.transport.secret and not aggregate.alike:
         raise errors.refuse(
-            "estimator", type(aggregate).__name__, "one of equal weights for noise on whole clients in a secure sum",
+            "estimator",
+            type(aggregate).__name__,
+            "one of equal weights for noise on whole clients in a secure sum",
             "rounding to the ring is counted for weight 1",
-        )  # fmt: skip
+        )
     if aggregate.reach(shares, rates, 1) is None:
         raise errors.refuse(
-            "estimator", type(aggregate).__name__, "one that bounds what a client can move, for noise on whole clients",
+            "estimator",
+            type(aggregate).__name__,
+            "one that bounds what a client can move, for noise on whole clients",
             "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size",
-        )  # fmt: skip
+        )
     if not cohort.once or (aggregate.realised and not cohort.fixed):
         raise errors.refuse(
-            "cohort", name, "of a fixed size for a mean over it with noise on whole clients" if cohort.once
+            "cohort",
+            name,
+            "of a fixed size for a mean over it with noise on whole clients"
+            if cohort.once
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
-        )  # fmt: skip
+        )
     if upload.shared_noise and not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
         raise errors.refuse(
-            "noise", f"shared through {type(algorithm.transport).__name__} with {name}",
-            "shared only in secure sums of equal weights over cohorts of fixed size", "else the shares do not add up",
-        )  # fmt: skip
+            "noise",
+            f"shared through {type(algorithm.transport).__name__} with {name}",
+            "shared only in secure sums of equal weights over cohorts of fixed size",
+            "else the shares do not add up",
+        )
     if upload.shared_noise:
         upload.check_resolution(algorithm.transport.resolution, positions)  # type: ignore[attr-defined]
 
@@ -147,9 +158,13 @@ def init(algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array
     rule = local.rule.transform().init(flat)
     tables = jax.tree.map(lambda a: jnp.broadcast_to(a, (data.num_clients, *jnp.shape(a))), rule)
     return ServerState(
-        params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(),
-        tuple(correction.init(setting) for correction in local.corrections), tables if local.rule.keep else (),
-    )  # fmt: skip
+        params,
+        algorithm.server.init(params),
+        jnp.int32(0),
+        algorithm.upload.init(),
+        tuple(correction.init(setting) for correction in local.corrections),
+        tables if local.rule.keep else (),
+    )
 
 
 def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -199,9 +214,15 @@ class _Member(NamedTuple):
 
 
 def run_round(
-    algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array, state: ServerState, execution: Execution,
-    listen: Listener | None = None, fed: Fed | None = None,
-) -> tuple[ServerState, RoundReport]:  # fmt: skip
+    algorithm: Algorithm,
+    model: Model,
+    data: FederatedData,
+    key: jax.Array,
+    state: ServerState,
+    execution: Execution,
+    listen: Listener | None = None,
+    fed: Fed | None = None,
+) -> tuple[ServerState, RoundReport]:
     """One round. `key` is the run's key: every draw is named by role, round, client and step.
 
     listen  sees the messages as they travel, before masks: first the update with its weight, then what else is sent;
@@ -255,25 +276,33 @@ def run_round(
         clients = clients._replace(offset=fed.offsets[state.round - fed.first])
         places = places if fed.places is None else fed.places[state.round - fed.first]
     everyone = _Member(
-        positions, clients, members.turn, members.present,
+        positions,
+        clients,
+        members.turn,
+        members.present,
         aggregate.weights(members, data.shares, expected),
         tuple(jax.tree.map(lambda table: table[places], memory.clients) for memory in state.memories),
         tuple(c.send(memory, members) for c, memory in zip(corrections, state.memories, strict=True)),
-        jax.tree.map(lambda table: table[places], state.rules) if algorithm.local.rule.keep
+        jax.tree.map(lambda table: table[places], state.rules)
+        if algorithm.local.rule.keep
         else jax.tree.map(lambda a: jnp.broadcast_to(a, (positions.size, *jnp.shape(a))), rule),
-    )  # fmt: skip
+    )
     light = state._replace(optimizer=(), rules=(), memories=tuple(Memory(m.server) for m in state.memories))
     shared = (algorithm, data, key, light, members.ids, members.invited)
     needed = None if algorithm.cohort.fixed else members.present
     words, (rows, rules, probes) = sum_over_clients(
-        train, shared, everyone, execution, sum(tensor_sizes(state.params)), needed,
-        algorithm.cohort.usual(data.num_clients), None if fed is None else fed.held,
-    )  # fmt: skip
+        train,
+        shared,
+        everyone,
+        execution,
+        sum(tensor_sizes(state.params)),
+        needed,
+        algorithm.cohort.usual(data.num_clients),
+        None if fed is None else fed.held,
+    )
     report = RoundReport(members.ids, members.present, *probes)
     report = report._replace(finite=report.finite | ~members.present, overflow=report.overflow & members.present)
-    message = transport.total(
-        role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words
-    )  # fmt: skip
+    message = transport.total(role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words)
     total, (extra, terms) = back[0](message)
 
     update = aggregate.combine(total, members, data.shares, expected, flat)
@@ -310,9 +339,16 @@ def run_round(
 
 
 def _exchange(
-    algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array, round_index: jax.Array, params: Any,
-    memories: tuple[Memory, ...], members: Members, execution: Execution,
-) -> tuple[Memory, ...]:  # fmt: skip
+    algorithm: Algorithm,
+    model: Model,
+    data: FederatedData,
+    key: jax.Array,
+    round_index: jax.Array,
+    params: Any,
+    memories: tuple[Memory, ...],
+    members: Members,
+    execution: Execution,
+) -> tuple[Memory, ...]:
     """The second exchange: what some clients send about the new model."""
 
     def look(see: Callable[..., Any], ids: jax.Array) -> Any:

@@ -58,9 +58,11 @@ class Checkpoints:
         except (ValueError, KeyError, OSError) as error:
             reason = str(error).splitlines()[0][:120]
             raise errors.refuse(
-                f"checkpoint of round {step}", "one of another shape or a damaged one",
-                "written by this configuration", f"start again in a new folder ({reason})",
-            ) from None  # fmt: skip
+                f"checkpoint of round {step}",
+                "one of another shape or a damaged one",
+                "written by this configuration",
+                f"start again in a new folder ({reason})",
+            ) from None
 
     def close(self) -> None:
         self._manager.close()

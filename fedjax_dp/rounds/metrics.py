@@ -39,9 +39,15 @@ class Evaluation(NamedTuple):
 
 
 PROBES = (
-    "train_loss", "clipped", "noise_to_signal", "objective", "gradient_norm", "client_mean", "worst_tenth",
+    "train_loss",
+    "clipped",
+    "noise_to_signal",
+    "objective",
+    "gradient_norm",
+    "client_mean",
+    "worst_tenth",
     "client_variance",
-)  # fmt: skip
+)
 
 
 class Scores(NamedTuple):
@@ -193,10 +199,16 @@ def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData
     spread = (None, None, None) if test.correct is None else fairness(_accuracies(np.asarray(test.correct), data))
     present = np.asarray(report.present)
     return Evaluation(
-        rounds, float(test.accuracy), float(test.loss), _mean(report.loss, present),
-        _mean(report.clipped, present), noise_to_signal(report.noise, report.signal, present), _finite(objective),
-        _finite(gradient_norm), *spread,
-    )  # fmt: skip
+        rounds,
+        float(test.accuracy),
+        float(test.loss),
+        _mean(report.loss, present),
+        _mean(report.clipped, present),
+        noise_to_signal(report.noise, report.signal, present),
+        _finite(objective),
+        _finite(gradient_norm),
+        *spread,
+    )
 
 
 def noise_to_signal(noise: Any, signal: Any, present: np.ndarray) -> float | None:

@@ -96,9 +96,16 @@ begin = jax.jit(algorithms.init, static_argnames=("model",))
 
 
 def run_rounds(
-    algorithm: Algorithm, state: ServerState, data: FederatedData, key: jax.Array, until: jax.Array, *,
-    model: Model, execution: Execution, fed: Fed | None = None,
-) -> tuple[ServerState, RoundReport]:  # fmt: skip
+    algorithm: Algorithm,
+    state: ServerState,
+    data: FederatedData,
+    key: jax.Array,
+    until: jax.Array,
+    *,
+    model: Model,
+    execution: Execution,
+    fed: Fed | None = None,
+) -> tuple[ServerState, RoundReport]:
     """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
 
     def run_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
@@ -159,9 +166,15 @@ class Rounds:
 
 
 def on_devices(
-    algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, *, seed: int = 0,
-    start: ServerState | None = None, on_host: bool = False,
-) -> tuple[Rounds, ServerState]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model,
+    execution: Execution,
+    *,
+    seed: int = 0,
+    start: ServerState | None = None,
+    on_host: bool = False,
+) -> tuple[Rounds, ServerState]:
     """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
     if not on_host and data.y.shape[0] > MOST_ON_DEVICES:
         raise errors.refuse(

@@ -27,48 +27,53 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
     error = 1 / math.sqrt(2 * noise.size)
     found = [
         require(
-            abs(away := largest_deviate(variance_deviate(noise))) < limit(), "standard deviation of the noise",
-            f"{math.sqrt(np.mean(noise**2)):.4g} of what the accountants are told", "1",
+            abs(away := largest_deviate(variance_deviate(noise))) < limit(),
+            "standard deviation of the noise",
+            f"{math.sqrt(np.mean(noise**2)):.4g} of what the accountants are told",
+            "1",
             f"{away:.1f} standard errors, {certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
         )
-    ]  # fmt: skip
+    ]
     across = noise.transpose(1, 0, 2).reshape(count, -1)
     found += _uncorrelated("clients, rounds and steps", across, places)
     some = np.unique(np.linspace(0, size - 1, min(size, COORDINATES)).astype(int))
     found += _uncorrelated("coordinates", noise[..., some].reshape(-1, some.size).T, [f"coordinate {j}" for j in some])
     found += _uncorrelated("runs", np.stack([noise[:-1].ravel(), noise[1:].ravel()]), ["a run", "the next"])
     for what, axes, names in (
-        ("place", (0, 2), places), ("coordinate", (0, 1), [f"coordinate {j}" for j in range(size)]),
-    ):  # fmt: skip
+        ("place", (0, 2), places),
+        ("coordinate", (0, 1), [f"coordinate {j}" for j in range(size)]),
+    ):
         off = np.asarray(variance_deviate(noise, axes))
         worst = int(np.argmax(np.abs(off)))
         value = math.sqrt(np.mean(noise**2, axes)[worst])
         error = math.sqrt(off.size / (2 * noise.size))
         found.append(
             require(
-                np.abs(off).max() < limit(off.size), f"standard deviation of the noise by {what}",
-                f"{value:.4g} of what is told at {names[worst]}", "1",
+                np.abs(off).max() < limit(off.size),
+                f"standard deviation of the noise by {what}",
+                f"{value:.4g} of what is told at {names[worst]}",
+                "1",
                 f"{certainty(off.size)}, off by {seen_from(error, off.size):.0%} is missed once in 1000",
             )
-        )  # fmt: skip
+        )
         means = noise.mean(axes) * math.sqrt(noise.size / off.size)
         found.append(
             require(
-                np.abs(means).max() < limit(means.size), f"mean of the noise by {what}",
-                f"{largest_deviate(means):.3g} standard errors at {names[int(np.argmax(np.abs(means)))]}", "0",
+                np.abs(means).max() < limit(means.size),
+                f"mean of the noise by {what}",
+                f"{largest_deviate(means):.3g} standard errors at {names[int(np.argmax(np.abs(means)))]}",
+                "0",
                 certainty(means.size),
             )
-        )  # fmt: skip
+        )
     if smooth:
         flat = noise.ravel()
         kurtosis = (np.mean(flat**4) - 3) * math.sqrt(flat.size / 96)
         p = float(scipy.stats.kstest(flat, "norm").pvalue)
         found += [
             require(p > 1e-6, "law of the noise (Kolmogorov-Smirnov)", f"p = {p:.2g}", "above 1e-06", certainty()),
-            require(
-                abs(kurtosis) < limit(), "fourth moment of the noise", f"{np.mean(flat**4):.4g}", "3", certainty()
-            ),
-        ]  # fmt: skip
+            require(abs(kurtosis) < limit(), "fourth moment of the noise", f"{np.mean(flat**4):.4g}", "3", certainty()),
+        ]
     return found
 
 
@@ -85,8 +90,10 @@ def _uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> list[Report]
     bound = 1 / math.sqrt(1 + (length - 1) / scipy.stats.t.isf(0.5e-6 / pairs, length - 1) ** 2)
     return [
         require(
-            abs(r) < bound, f"noise is independent between {what}", f"correlation {r:.3g} of {names[a]} and {names[b]}",
+            abs(r) < bound,
+            f"noise is independent between {what}",
+            f"correlation {r:.3g} of {names[a]} and {names[b]}",
             "0",
             f"{certainty(pairs)}, {bound + 3.1 / math.sqrt(length):.2g} is missed once in 1000",
         )
-    ]  # fmt: skip
+    ]

@@ -29,19 +29,25 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Repor
         error = math.sqrt((1 - law.rate) / max(law.rate * total * members, 1e-12))
         found += [
             require(
-                abs(apart) < limit(), f"{name}: mean size of a batch", f"{size.mean():.4g}",
-                f"{members * law.rate:.4g}", f"{certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
+                abs(apart) < limit(),
+                f"{name}: mean size of a batch",
+                f"{size.mean():.4g}",
+                f"{members * law.rate:.4g}",
+                f"{certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
             ),
             require(
-                abs(wide) < limit(), f"{name}: variance of the size", f"{np.var(size):.4g}",
-                f"{members * law.rate * (1 - law.rate):.4g}", certainty(),
+                abs(wide) < limit(),
+                f"{name}: variance of the size",
+                f"{np.var(size):.4g}",
+                f"{members * law.rate * (1 - law.rate):.4g}",
+                certainty(),
             ),
-        ]  # fmt: skip
+        ]
     else:
         wrong = np.unique(size[size != sized])
         found.append(
             require(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}", "exact")
-        )  # fmt: skip
+        )
     if isinstance(law, FullBatch):
         return found
     rate = sized / members if known else law.rate
@@ -58,21 +64,24 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Repor
     error = math.sqrt((1 - each) / (each * trials))
     found.append(
         require(
-            np.abs(away).max() < limit(members), f"{name}: how often each is drawn",
-            f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}", f"{each:.4g}"
-            if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
+            np.abs(away).max() < limit(members),
+            f"{name}: how often each is drawn",
+            f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}",
+            f"{each:.4g}" if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
             f"{certainty(members)}, off by {seen_from(error, members):.0%} is missed once in 1000",
         )
-    )  # fmt: skip
+    )
     if isinstance(law, WithReplacement):
         away = count_deviate((rows > 0).sum(0), total, law.rate)
         found.append(
             require(
-                np.abs(away).max() < limit(members), f"{name}: how often each is drawn at all",
+                np.abs(away).max() < limit(members),
+                f"{name}: how often each is drawn at all",
                 f"{(rows > 0).mean(0)[np.argmax(np.abs(away))]:.4g} by number {int(np.argmax(np.abs(away)))}",
-                f"{law.rate:.4g}", certainty(members),
+                f"{law.rate:.4g}",
+                certainty(members),
             )
-        )  # fmt: skip
+        )
     some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
     if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
         together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
@@ -80,10 +89,13 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Repor
         away = count_deviate(together, total, both)
         found.append(
             require(
-                np.abs(away).max() < limit(away.size), f"{name}: how often each pair is drawn together",
-                f"{together[np.argmax(np.abs(away))] / total:.4g}", f"{both:.4g}", certainty(away.size),
+                np.abs(away).max() < limit(away.size),
+                f"{name}: how often each pair is drawn together",
+                f"{together[np.argmax(np.abs(away))] / total:.4g}",
+                f"{both:.4g}",
+                certainty(away.size),
             )
-        )  # fmt: skip
+        )
     if not isinstance(law, Shuffled):
         found += repetition(name, counts)
     found += overlap(f"{name}: runs", counts[:-1], counts[1:])
@@ -105,11 +117,13 @@ def repetition(name: str, counts: np.ndarray) -> list[Report]:
     bound = limit() * (1 + 8 / len(products))  # of Student's distribution, roughly
     found.append(
         require(
-            abs(products.mean()) <= bound * error, f"{name}: all draws of a run are independent of one another",
-            f"an overlap {products.mean():.3g} above chance", "0",
+            abs(products.mean()) <= bound * error,
+            f"{name}: all draws of a run are independent of one another",
+            f"an overlap {products.mean():.3g} above chance",
+            "0",
             f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
         )
-    )  # fmt: skip
+    )
     return found
 
 
@@ -124,8 +138,10 @@ def overlap(name: str, a: np.ndarray, b: np.ndarray) -> list[Report]:
     away = products.mean() / error if error > 0 else 0.0
     return [
         require(
-            abs(away) < limit() and not same, f"{name} are independent of one another",
-            f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors", "0",
+            abs(away) < limit() and not same,
+            f"{name} are independent of one another",
+            f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors",
+            "0",
             f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
         )
-    ]  # fmt: skip
+    ]

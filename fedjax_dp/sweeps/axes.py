@@ -104,9 +104,11 @@ def entries_of(axes: Mapping[str, Axis]) -> list[tuple[Values, ...]]:
     for name, axis in axes.items():
         if isinstance(axis, Span):
             raise errors.refuse(
-                f"axis {name}", f"{axis.low} to {axis.high}", "a list, or a range with points, in a grid",
+                f"axis {name}",
+                f"{axis.low} to {axis.high}",
+                "a list, or a range with points, in a grid",
                 "add points = 5 to the range, or trials = 20 to the sweep, which draws at random",
-            )  # fmt: skip
+            )
         listed.append(axis.entries)
     return listed
 
@@ -196,9 +198,11 @@ def _listed(what: str, fields: tuple[str, ...], given: Any) -> Choices:
             entry = (entry,)
         elif not isinstance(entry, list | tuple) or not 1 <= len(entry) <= len(fields):
             raise errors.refuse(
-                what, repr(entry), f"a list with entries of 1 to {len(fields)} values",
+                what,
+                repr(entry),
+                f"a list with entries of 1 to {len(fields)} values",
                 f"one for each of {', '.join(fields)}; the last may be left out",
-            )  # fmt: skip
+            )
         for value in entry:
             require_value(what, value)
         entries.append(dict(zip(fields, entry)))

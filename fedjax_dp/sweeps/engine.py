@@ -118,9 +118,14 @@ class Group:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], *, together: bool | None = None, memory: float | None = None,
-        parts: int | None = None, shelf: Shelf | None = None,
-    ):  # fmt: skip
+        self,
+        jobs: Sequence[Job],
+        *,
+        together: bool | None = None,
+        memory: float | None = None,
+        parts: int | None = None,
+        shelf: Shelf | None = None,
+    ):
         self.jobs, self.devices = list(jobs), jax.local_devices()
         self._numbers = [_numbers(job) for job in self.jobs]
         self._shelf = shelf or Shelf()
@@ -132,20 +137,24 @@ class Group:
         most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else share
         limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(
-            mesh=Mesh(self.devices, (AXIS,)), model=first.model, train_metrics=first.train_metrics,
+            mesh=Mesh(self.devices, (AXIS,)),
+            model=first.model,
+            train_metrics=first.train_metrics,
             execution=Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices)),
             together=together,
-            slots=math.ceil(share / math.ceil(share / most)), marks=max(len(job.marks) for job in self.jobs),
-        )  # fmt: skip
+            slots=math.ceil(share / math.ceil(share / most)),
+            marks=max(len(job.marks) for job in self.jobs),
+        )
         self.compiled = self._compile()
         while self.compiled.bytes > limit:
             slots = self.program.slots
             if slots == 1:
                 raise errors.refuse(
-                    "memory of a device", f"{limit / 1e9:.3g} GB",
+                    "memory of a device",
+                    f"{limit / 1e9:.3g} GB",
                     f"at least the {self.compiled.bytes / 1e9:.3g} GB that one point needs",
                     "lower chunk_size, microbatch or batch_size",
-                )  # fmt: skip
+                )
             fitting = max(1, min(slots - 1, int(slots * limit / self.compiled.bytes)))
             batches = math.ceil(share / fitting)  # of equal size
             self.program = dataclasses.replace(self.program, slots=math.ceil(share / batches))
@@ -322,8 +331,9 @@ def fastest(group: Group) -> tuple[Group, Sample]:
     both = sample.seen.keys() & measured.seen.keys()
     same = all(
         np.array_equal(a, b)
-        for job in both for a, b in zip(jax.tree.leaves(sample.seen[job]), jax.tree.leaves(measured.seen[job]))
-    )  # fmt: skip
+        for job in both
+        for a, b in zip(jax.tree.leaves(sample.seen[job]), jax.tree.leaves(measured.seen[job]))
+    )
     faster = measured.seconds(rival.jobs) < WORTH * sample.seconds(group.jobs)
     return (rival, measured) if same and faster else (group, sample)
 
@@ -332,8 +342,9 @@ def _numbers(job: Job) -> _Numbers:
     return _Numbers(
         [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(job.algorithm)],
         np.asarray(jax.random.key_data(run_key(job.seed))),
-        [np.asarray(leaf) for leaf in jax.tree.leaves(job.data.partition)], job.marks,
-    )  # fmt: skip
+        [np.asarray(leaf) for leaf in jax.tree.leaves(job.data.partition)],
+        job.marks,
+    )
 
 
 def _stacked(rows: list[list[np.ndarray]]) -> list[np.ndarray]:

@@ -25,9 +25,11 @@ def held(folder: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], l
     own, records = read_records(folder)
     if own.get("digest") != about["digest"]:
         raise errors.refuse(
-            "out", f"{folder}, a folder of another sweep", "a new folder or one of this sweep",
+            "out",
+            f"{folder}, a folder of another sweep",
+            "a new folder or one of this sweep",
             f"give another out; {folder / ABOUT} says what it holds",
-        )  # fmt: skip
+        )
     return own, records
 
 
@@ -86,9 +88,14 @@ def _drop_torn_line(path: pathlib.Path) -> None:
 def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int) -> dict[str, Any]:
     """What `sweep.json` says of a sweep; `digest` tells it from others."""
     return {
-        "name": name, "digest": digest, "axes": list(axes), "points": points, "seeds": list(seeds),
-        "versions": report.versions(), "device": report.device(),
-    }  # fmt: skip
+        "name": name,
+        "digest": digest,
+        "axes": list(axes),
+        "points": points,
+        "seeds": list(seeds),
+        "versions": report.versions(),
+        "device": report.device(),
+    }
 
 
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:

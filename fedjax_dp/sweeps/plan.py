@@ -287,9 +287,11 @@ def _seedless(sweep: SweepConfig) -> list[Values]:
         trials = law.draw(axes.generator(sweep.search_seed, "number of trials"))
     if trials == 0:
         raise errors.refuse(
-            "the drawn number of trials", trials, "at least 1 to run anything",
+            "the drawn number of trials",
+            trials,
+            "at least 1 to run anything",
             "this search ends with no result; trials_law geometric always draws one",
-        )  # fmt: skip
+        )
     return axes.random_points(sweep.axes, trials, sweep.search_seed, sweep.points, integers=_INTEGERS)
 
 
@@ -299,9 +301,11 @@ def _require_different(points: Iterable[Point]) -> None:
         other = first.setdefault(point.id, point)
         if other is not point:
             raise errors.refuse(
-                "points", f"({axes.told(other.values)}) and ({axes.told(point.values)})", "different runs",
+                "points",
+                f"({axes.told(other.values)}) and ({axes.told(point.values)})",
+                "different runs",
                 "drop one of them: the fields that it leaves out have the values that the other names",
-            )  # fmt: skip
+            )
 
 
 def _hash(value: Any) -> str:

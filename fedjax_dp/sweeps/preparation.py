@@ -81,11 +81,19 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
             config = point.config
             try:
                 algorithm, promise = prepare(
-                    job.algorithm, job.data, rounds=config.rounds, seed=config.seed,
-                    epsilon=configs.budgets(config, job.data), delta=config.delta, accountant=config.accountant,
-                    participation=config.participation, view=config.view, colluders=config.colluders,
-                    sigma_mode=config.sigma_mode, model=job.model,
-                )  # fmt: skip
+                    job.algorithm,
+                    job.data,
+                    rounds=config.rounds,
+                    seed=config.seed,
+                    epsilon=configs.budgets(config, job.data),
+                    delta=config.delta,
+                    accountant=config.accountant,
+                    participation=config.participation,
+                    view=config.view,
+                    colluders=config.colluders,
+                    sigma_mode=config.sigma_mode,
+                    model=job.model,
+                )
                 ready.append(Ready(point, job._replace(algorithm=algorithm), promise))
             except errors.ConfigurationError as error:
                 refused.append((point.values, str(error)))
@@ -101,6 +109,13 @@ def job_of(config: RunConfig, sources: Sources) -> Job:
     model, algorithm = configs.build_model(config, data), configs.build_algorithm(config, data)
     check(algorithm, data, config.rounds, model)
     return Job(
-        algorithm, data, model, config.rounds, config.seed, config.evaluate_every, bool(config.train_metrics),
-        config.chunk_size, config.deterministic,
-    )  # fmt: skip
+        algorithm,
+        data,
+        model,
+        config.rounds,
+        config.seed,
+        config.evaluate_every,
+        bool(config.train_metrics),
+        config.chunk_size,
+        config.deterministic,
+    )

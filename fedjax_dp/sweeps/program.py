@@ -76,9 +76,14 @@ class Program:
         return self._over_points(one, points, count[0], jax.eval_shape(one, _first(points)))
 
     def visit(
-        self, points: Points, running: Running, records: FederatedData, count: jax.Array, first: jax.Array,
+        self,
+        points: Points,
+        running: Running,
+        records: FederatedData,
+        count: jax.Array,
+        first: jax.Array,
         last: jax.Array,
-    ) -> tuple[Running, Seen]:  # fmt: skip
+    ) -> tuple[Running, Seen]:
         """Bring a device's first `count[0]` points from their mark `first` to their mark `last`.
 
         Shapes: points and running (slots, ...), records (1, ...), count (1,); returns running and what is seen at each
@@ -147,11 +152,15 @@ class Program:
         )
         visit = jax.jit(
             jax.shard_map(
-                self.visit, mesh=self.mesh, in_specs=(each, each, each, each, all_, all_), out_specs=each,
+                self.visit,
+                mesh=self.mesh,
+                in_specs=(each, each, each, each, all_, all_),
+                out_specs=each,
                 check_vma=False,
             ),
-            donate_argnums=1, compiler_options=COMPILER_OPTIONS,
-        )  # fmt: skip
+            donate_argnums=1,
+            compiler_options=COMPILER_OPTIONS,
+        )
         start = begin.lower(points, records, count).compile()
         spread = NamedSharding(self.mesh, each)
         running = jax.tree.map(

@@ -12,9 +12,16 @@ Record = dict[str, Any]
 ABOUT, POINTS = "sweep.json", "points.jsonl"
 STATUSES = ("done", "diverged", "failed")
 PARTS: dict[str, type | tuple[type, ...]] = {
-    "point": str, "index": int, "values": dict, "config": dict, "status": str, "reason": (str, type(None)),
-    "history": list, "guarantee": dict, "seconds": (int, float),
-}  # fmt: skip
+    "point": str,
+    "index": int,
+    "values": dict,
+    "config": dict,
+    "status": str,
+    "reason": (str, type(None)),
+    "history": list,
+    "guarantee": dict,
+    "seconds": (int, float),
+}
 
 
 def read_records(folder: str | os.PathLike) -> tuple[dict[str, Any], list[Record]]:

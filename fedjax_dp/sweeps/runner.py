@@ -41,11 +41,16 @@ def entry_of(ready: Ready) -> Entry:
 def record(entry: Entry, outcome: PointEnd) -> Record:
     """What is kept of a point: one JSON object."""
     return {
-        "point": entry.id, "index": entry.index, "values": entry.values, "config": dict(entry.config),
-        "status": outcome.status, "reason": outcome.reason,
-        "history": [point._asdict() for point in outcome.history], "guarantee": entry.guarantee.to_dict(),
+        "point": entry.id,
+        "index": entry.index,
+        "values": entry.values,
+        "config": dict(entry.config),
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "history": [point._asdict() for point in outcome.history],
+        "guarantee": entry.guarantee.to_dict(),
         "seconds": round(outcome.seconds, 4),
-    }  # fmt: skip
+    }
 
 
 class Plan(NamedTuple):
@@ -81,28 +86,43 @@ class Plan(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """For JSON: bytes of a device, estimated seconds."""
         programs = [
-            {"points": len(entries), "apart": self._apart(number), "slots": group.program.slots,
-             "batches": group.batches, "at_once": group.program.together, "bytes": group.compiled.bytes,
-             "seconds": self.seconds[number]}
+            {
+                "points": len(entries),
+                "apart": self._apart(number),
+                "slots": group.program.slots,
+                "batches": group.batches,
+                "at_once": group.program.together,
+                "bytes": group.compiled.bytes,
+                "seconds": self.seconds[number],
+            }
             for number, (group, entries) in enumerate(zip(self.groups, self.entries, strict=True))
-        ]  # fmt: skip
+        ]
         return {"programs": programs, "prepare_s": self.prepare_s, "seconds": sum(self.seconds)}
 
     def _apart(self, number: int) -> str:
         """The axes that have one value in this group and others elsewhere."""
         if len(self.groups) == 1:
             return ""
-        kinds = [{name: {str(entry.values.get(name)) for entry in entries} for name in entries[0].values}
-                 for entries in self.entries]  # fmt: skip
-        own = {name: next(iter(found)) for name, found in kinds[number].items()
-               if len(found) == 1 and any(other.get(name) != found for other in kinds)}  # fmt: skip
+        kinds = [
+            {name: {str(entry.values.get(name)) for entry in entries} for name in entries[0].values}
+            for entries in self.entries
+        ]
+        own = {
+            name: next(iter(found))
+            for name, found in kinds[number].items()
+            if len(found) == 1 and any(other.get(name) != found for other in kinds)
+        }
         return told(own) + ": " if own else ""
 
 
 def planned(
-    entries: Sequence[Entry], screen: Screen, *, together: bool | None = None, memory: float | None = None,
+    entries: Sequence[Entry],
+    screen: Screen,
+    *,
+    together: bool | None = None,
+    memory: float | None = None,
     parts: int | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Groups of the entries, compiled and timed; see `Group` for the options.
 
     Raises: ConfigurationError if a point does not fit the memory.

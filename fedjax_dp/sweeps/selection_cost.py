@@ -14,9 +14,22 @@ from fedjax_dp.sweeps.runner import Entry
 
 # What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
 FREE = {
-    "learning_rate", "clip_norm", "server_learning_rate", "momentum", "b1", "b2", "pi", "nu_init", "l2", "mu", "model",
-    "hidden", "schedule", "local_rule", "local_decay",
-}  # fmt: skip
+    "learning_rate",
+    "clip_norm",
+    "server_learning_rate",
+    "momentum",
+    "b1",
+    "b2",
+    "pi",
+    "nu_init",
+    "l2",
+    "mu",
+    "model",
+    "hidden",
+    "schedule",
+    "local_rule",
+    "local_decay",
+}
 SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
 
 
@@ -45,11 +58,15 @@ def cost_of_choosing(
     try:
         with screen.bar("cost of choosing", total=1) as show:
             cost = selection_cost(
-                ledgers, max(entry.counted["delta"] for entry in private),
-                accountants.pop() if len(accountants) == 1 else "rdp", trials, drawn=law is not None and known,
-                moving=_moving(private), parts=seeds,
+                ledgers,
+                max(entry.counted["delta"] for entry in private),
+                accountants.pop() if len(accountants) == 1 else "rdp",
+                trials,
+                drawn=law is not None and known,
+                moving=_moving(private),
+                parts=seeds,
                 progress=lambda done, total: show(done / total, f"{done} of {total}"),
-            )  # fmt: skip
+            )
     except (errors.ConfigurationError, NotCoveredError) as error:
         return _unknown(str(error))
     ((view, colluders),) = views
@@ -85,9 +102,15 @@ def _unknown(reason: str) -> dict[str, Any]:
 def _ledger(entry: Entry) -> list[Any]:
     job, counted = entry.job, entry.counted
     return ledger_of(
-        job.algorithm, job.data, job.rounds, job.seed, "law" if counted["participation"] == "law" else "schedule",
-        counted["view"], counted["colluders"], model=job.model,
-    )  # fmt: skip
+        job.algorithm,
+        job.data,
+        job.rounds,
+        job.seed,
+        "law" if counted["participation"] == "law" else "schedule",
+        counted["view"],
+        counted["colluders"],
+        model=job.model,
+    )
 
 
 def _moving(entries: Sequence[Entry]) -> bool:
@@ -96,8 +119,10 @@ def _moving(entries: Sequence[Entry]) -> bool:
     return any(
         data is not first
         and not (
-            data.x is first.x and data.y is first.y
-            and np.array_equal(data.rows, first.rows) and np.array_equal(data.offsets, first.offsets)
+            data.x is first.x
+            and data.y is first.y
+            and np.array_equal(data.rows, first.rows)
+            and np.array_equal(data.offsets, first.offsets)
         )
         for data in (entry.job.data for entry in entries)
-    )  # fmt: skip
+    )

@@ -15,9 +15,17 @@ from fedjax_dp.sweeps.records import Record
 
 # Every metric of an Evaluation: 1 where larger is better, -1 where smaller is, 0 where neither.
 BETTER = {
-    "test_accuracy": 1, "test_loss": -1, "train_loss": -1, "clipped": 0, "noise_to_signal": -1, "objective": -1,
-    "gradient_norm": -1, "client_mean": 1, "worst_tenth": 1, "client_variance": -1,
-}  # fmt: skip
+    "test_accuracy": 1,
+    "test_loss": -1,
+    "train_loss": -1,
+    "clipped": 0,
+    "noise_to_signal": -1,
+    "objective": -1,
+    "gradient_norm": -1,
+    "client_mean": 1,
+    "worst_tenth": 1,
+    "client_variance": -1,
+}
 CONFIDENCE = 0.95
 
 

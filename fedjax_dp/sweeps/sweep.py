@@ -58,9 +58,15 @@ class Sweep:
         return best(self.records, self.axes, metric, epsilon_at_most)
 
     def plot(
-        self, path: str | os.PathLike, kind: str = "overview", *, metric: str = "test_accuracy", x: str | None = None,
-        y: str | None = None, by: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike,
+        kind: str = "overview",
+        *,
+        metric: str = "test_accuracy",
+        x: str | None = None,
+        y: str | None = None,
+        by: str | None = None,
+    ) -> None:
         """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel."""
         from fedjax_dp.sweeps.plots import figures  # slow to import
 
@@ -113,9 +119,12 @@ def sweep(
     axes = {name: _plain(values) for name, values in axes.items()}
     devices.cache_programs()
     options: dict[str, Any] = {
-        "accountant": accountant, "participation": participation, "view": view, "colluders": colluders,
+        "accountant": accountant,
+        "participation": participation,
+        "view": view,
+        "colluders": colluders,
         "sigma_mode": sigma_mode,
-    }  # fmt: skip
+    }
     common: dict[str, Any] = {"rounds": rounds, "epsilon": epsilon, "delta": delta}
     chosen = _seeds(seeds)
     for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):
@@ -123,9 +132,10 @@ def sweep(
             errors.require_count(what, count)
     whole = integer_axes(algorithm, axes)
     drawn = (
-        spans.grid(axes, integers=whole) if trials is None
+        spans.grid(axes, integers=whole)
+        if trials is None
         else spans.random_points(axes, trials, search_seed, integers=whole)
-    )  # fmt: skip
+    )
     points = spans.with_seeds(drawn, chosen)
     sources, entries, refused = Sources(), [], []
     datas = {seed: sources.share(_federated(data(seed) if callable(data) else data)) for seed in chosen}
@@ -167,9 +177,16 @@ def sweep(
 
 
 def run_sweep(
-    sweep: SweepConfig, out: str | os.PathLike, *, name: str = "sweep", screen: Screen | None = None,
-    only_plan: bool = False, ray: str | None = None, ray_cpus: int = 1, bare: bool = False,
-) -> Sweep:  # fmt: skip
+    sweep: SweepConfig,
+    out: str | os.PathLike,
+    *,
+    name: str = "sweep",
+    screen: Screen | None = None,
+    only_plan: bool = False,
+    ray: str | None = None,
+    ray_cpus: int = 1,
+    bare: bool = False,
+) -> Sweep:
     """Run a sweep of configurations in the folder `out`, or go on with it: no finished point is run again.
 
     Every point is checked before anything runs.
@@ -211,10 +228,14 @@ def run_sweep(
 
 
 def _in_folder(
-    out: pathlib.Path, about: dict[str, Any], text: str | None, entries: Callable[[], list[Entry]],
-    price: Callable[[], dict[str, Any] | None] | None, screen: Screen,
+    out: pathlib.Path,
+    about: dict[str, Any],
+    text: str | None,
+    entries: Callable[[], list[Entry]],
+    price: Callable[[], dict[str, Any] | None] | None,
+    screen: Screen,
     run: Callable[[Sequence[Entry], Keep, int], None] | None = None,
-) -> Sweep:  # fmt: skip
+) -> Sweep:
     """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written.
 
     run  instead of this process: called with the entries, what keeps their records, and the parts of a cohort's sum.

@@ -149,10 +149,16 @@ def best(
         reachable = [setting.epsilon for setting in settings if _obstacle(setting, metric, None, most) is None]
         raise _nothing_fits(excluded, epsilon_at_most, reachable)
     return Best(
-        winner.values, winner.points[0]["config"], metric, *winner.score(metric),
-        failed=sum(setting.failed for setting in settings), guarantee=_weakest(winner),
-        guarantee_epsilon=winner.epsilon, considered=len(candidates), excluded=excluded,
-    )  # fmt: skip
+        winner.values,
+        winner.points[0]["config"],
+        metric,
+        *winner.score(metric),
+        failed=sum(setting.failed for setting in settings),
+        guarantee=_weakest(winner),
+        guarantee_epsilon=winner.epsilon,
+        considered=len(candidates),
+        excluded=excluded,
+    )
 
 
 def _weakest(setting: Setting) -> dict[str, Any]:

@@ -38,6 +38,17 @@ from fedjax_dp.testing.statements import check_statements
 from fedjax_dp.testing.suite import check_algorithm
 
 __all__ = [
-    "MORE_WRONG", "WRONG", "Report", "check_algorithm", "check_audit", "check_keys", "check_masks", "check_noise",
-    "check_order", "check_padding", "check_sampling", "check_sensitivity", "check_statements",
-]  # fmt: skip
+    "MORE_WRONG",
+    "WRONG",
+    "Report",
+    "check_algorithm",
+    "check_audit",
+    "check_keys",
+    "check_masks",
+    "check_noise",
+    "check_order",
+    "check_padding",
+    "check_sampling",
+    "check_sensitivity",
+    "check_statements",
+]

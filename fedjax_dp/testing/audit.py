@@ -16,10 +16,17 @@ SIGNIFICANCE = 1e-6  # chance that a right program is rejected
 
 
 def check_audit(
-    subject: Algorithm | Callable, data: FederatedData | None = None, *, delta: float, rounds: int = 1,
-    event: Event | None = None, wrong: Wrong | Callable | Iterable[Callable] | None = half_noise,
-    trials: int = 4_000, seed: int = 0, **options: Any,
-) -> list[Report]:  # fmt: skip
+    subject: Algorithm | Callable,
+    data: FederatedData | None = None,
+    *,
+    delta: float,
+    rounds: int = 1,
+    event: Event | None = None,
+    wrong: Wrong | Callable | Iterable[Callable] | None = half_noise,
+    trials: int = 4_000,
+    seed: int = 0,
+    **options: Any,
+) -> list[Report]:
     """No attack on `trials` runs in neighbouring worlds contradicts the stated privacy.
 
     subject  an algorithm with its data, run for `rounds` rounds as `fedjax_dp.audit` does; or a function
@@ -38,9 +45,15 @@ def check_audit(
             if data is None:
                 raise errors.refuse("data", None, "given with an algorithm")
             found = audit(
-                subject, data, rounds=rounds, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE,
+                subject,
+                data,
+                rounds=rounds,
+                delta=delta,
+                trials=trials,
+                seed=seed,
+                significance=SIGNIFICANCE,
                 **options,
-            )  # fmt: skip
+            )
         else:
             if event is None:
                 raise errors.refuse("event", None, "given with a function", "say what it is to release")
@@ -56,7 +69,9 @@ def check_audit(
 
 def _required(found: Audit) -> Report:
     return require(
-        not found.proved, "audited privacy", f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
+        not found.proved,
+        "audited privacy",
+        f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
         f"at most {found.tested:.4g} at delta {found.guarantee.delta:g} against {found.guarantee.view}",
         f"false alarm {SIGNIFICANCE:g}",
-    )  # fmt: skip
+    )

@@ -104,17 +104,19 @@ def few(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple
         algorithm = with_noise(algorithm, noise[ids])
     shares = np.asarray(data.shares)[ids]
     data = dataclasses.replace(
-        data, offsets=np.asarray(data.offsets)[ids], sizes=sizes[ids], largest=int(sizes[ids].max()),
-        shares=(shares / shares.sum()).astype(np.float32), test_clients=None,
-    )  # fmt: skip
+        data,
+        offsets=np.asarray(data.offsets)[ids],
+        sizes=sizes[ids],
+        largest=int(sizes[ids].max()),
+        shares=(shares / shares.sum()).astype(np.float32),
+        test_clients=None,
+    )
     return changed(algorithm, cohort=AllClients()), data
 
 
 def bare(algorithm: Algorithm) -> Algorithm:
     """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
-    return changed(
-        algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum(), server=adding()
-    )  # fmt: skip
+    return changed(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum(), server=adding())
 
 
 def adding() -> Server:
@@ -136,9 +138,13 @@ def keys_of(seed: int, trials: int) -> jax.Array:
 
 
 def observe(
-    algorithm: Algorithm, data: FederatedData, model: Model, setup: Setup, rounds: int = 1,
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model,
+    setup: Setup,
+    rounds: int = 1,
     execution: Execution | None = None,
-) -> Seen:  # fmt: skip
+) -> Seen:
     """Every trial's rounds, all trials at once."""
     seen = _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution or Execution())
     return jax.device_get(seen)
@@ -299,7 +305,13 @@ def own_records(data: FederatedData, records: int | None = None) -> FederatedDat
     held = np.concatenate([start + np.arange(n) % has for start, n, has in zip(starts, sizes, own)])
     rows = data.row_numbers[held]
     return changed(
-        data, x=np.asarray(data.features(jnp.asarray(data.x[rows]))), y=np.asarray(data.y)[rows], scale=1.0, shift=0.0,
-        rows=np.arange(len(rows), dtype=np.int32), offsets=(np.cumsum(sizes) - sizes).astype(np.int32), sizes=sizes,
+        data,
+        x=np.asarray(data.features(jnp.asarray(data.x[rows]))),
+        y=np.asarray(data.y)[rows],
+        scale=1.0,
+        shift=0.0,
+        rows=np.arange(len(rows), dtype=np.int32),
+        offsets=(np.cumsum(sizes) - sizes).astype(np.int32),
+        sizes=sizes,
         largest=int(sizes.max()),
-    )  # fmt: skip
+    )

@@ -52,9 +52,13 @@ def _drops_first(right: Any, key: jax.Array, place: Place, model: Model, params:
 
 
 def check_padding(
-    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = counts_padding, seed: int = 0,
-) -> list[Report]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = counts_padding,
+    seed: int = 0,
+) -> list[Report]:
     """Padding contributes exactly zero: rows that no record fills, and positions of a cohort that no client fills.
 
     Batches get two more rows that point to a record of enormous features and to one of NaN (only where each record is
@@ -75,9 +79,13 @@ def check_padding(
 
 
 def check_order(
-    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = drops_first, seed: int = 0,
-) -> list[Report]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = drops_first,
+    seed: int = 0,
+) -> list[Report]:
     """The order of a batch's records, of a cohort's clients, and the portions they run in change only rounding.
 
     Every step's gradient with the rows of all batches turned round; the new model with the positions of the cohort
@@ -173,7 +181,7 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
             ).params
         )
         for deed in (_all_but_last, _last_as_padding)
-    ]  # fmt: skip
+    ]
     return [_same("padding of a cohort contributes nothing", seen, _grain(algorithm, data))]
 
 

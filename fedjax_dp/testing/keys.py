@@ -45,9 +45,14 @@ REUSED = (reused_round_key, frozen_server_noise, noise_every_four_rounds)
 
 
 def check_keys(
-    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = REUSED, seed: int = 0, draws: int = DRAWS,
-) -> list[Report]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = REUSED,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> list[Report]:
     """No noise vector and no batch is used twice; the same seed gives the same bits, another one others.
 
     Looked at: the noise of every (run, round, client, local step) among 4 runs, 12 rounds and up to 6 clients, or of
@@ -110,10 +115,13 @@ def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int
     told = "none" if equal is None else f"that of {names[equal[0]]} again at {names[equal[1]]}"
     return [
         require(
-            equal is None, f"no noise is used twice, among {len(rows)} places", told, "none",
+            equal is None,
+            f"no noise is used twice, among {len(rows)} places",
+            told,
+            "none",
             "distinct noise is taken for equal with probability below 1e-12 a pair",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
@@ -141,10 +149,13 @@ def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
             away = float(count_deviate(same.sum(), same.size, chance))
             found.append(
                 require(
-                    abs(largest_deviate(away)) < limit(), f"client {i}: batches of {what} are identical by chance",
-                    f"{same.mean():.4g} of pairs", f"{chance:.4g}", certainty(),
+                    abs(largest_deviate(away)) < limit(),
+                    f"client {i}: batches of {what} are identical by chance",
+                    f"{same.mean():.4g} of pairs",
+                    f"{chance:.4g}",
+                    certainty(),
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -164,10 +175,13 @@ def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -
     one, other = (np.asarray(program(*given).params) for program in (run, again))
     found = [
         require(
-            np.array_equal(one, other, equal_nan=True), "the same seed gives the same bits",
-            f"{np.mean(one != other):.1%} of parameters differ", "none", "exact",
+            np.array_equal(one, other, equal_nan=True),
+            "the same seed gives the same bits",
+            f"{np.mean(one != other):.1%} of parameters differ",
+            "none",
+            "exact",
         )
-    ]  # fmt: skip
+    ]
     if noise_of(algorithm) is None:
         return found
     moved = one[:, 1] - one[:, 0]

@@ -43,9 +43,12 @@ def _with_transport(algorithm: Algorithm, deed: Any) -> Algorithm:
 
 
 def check_masks(
-    algorithm: Algorithm, data: FederatedData, *, wrong: Wrong | Iterable[Wrong] | None = (unmasked_first, same_masks),
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    wrong: Wrong | Iterable[Wrong] | None = (unmasked_first, same_masks),
     seed: int = 0,
-) -> list[Report]:  # fmt: skip
+) -> list[Report]:
     """Every bit that a member of a secure sum uploads is a fair coin, whatever else is uploaded.
 
     Looked at: the words of 5 members for the same messages over 256 runs: of each member; of each pair added up, so

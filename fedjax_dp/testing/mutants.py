@@ -69,10 +69,11 @@ def _with_privatizer(algorithm: Algorithm, method: str, deed: Callable) -> Algor
 def _require_noise_on_records(algorithm: Algorithm) -> None:
     if not noises_steps(algorithm) or algorithm.upload.unit is not None:
         raise errors.refuse(
-            "algorithm", f"{type(algorithm.local.privatizer).__name__} and {type(algorithm.upload).__name__}",
+            "algorithm",
+            f"{type(algorithm.local.privatizer).__name__} and {type(algorithm.upload).__name__}",
             "one that noises the gradients of records in every local step, for this wrong program",
             "use dpnfl, or another entry with RecordGaussian",
-        )  # fmt: skip
+        )
 
 
 def _law(algorithm: Algorithm) -> Sampling:
@@ -350,9 +351,14 @@ class _Keyed:
 
 
 def _run_with_noise_key(
-    right: LocalSgd, key_of: Callable, key: jax.Array, round_index: jax.Array, client: Client, received: Received,
+    right: LocalSgd,
+    key_of: Callable,
+    key: jax.Array,
+    round_index: jax.Array,
+    client: Client,
+    received: Received,
     *rest: Any,
-) -> LocalResult:  # fmt: skip
+) -> LocalResult:
     run_key = jax.random.wrap_key_data(received.server[-1], impl=jax.random.key_impl(key))
     keyed: Any = _Keyed(right.privatizer, key_of(run_key, round_index, client))
     return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
@@ -390,10 +396,18 @@ def _several(sizes: tuple[int, ...]) -> tuple[int, ...]:
 WRONG: dict[str, Wrong] = {
     wrong.__name__: wrong
     for wrong in (
-        half_noise, noise_inside_rate, shared_key, clip_per_batch, realised_denominator, missing_factor_two,
-        one_leaf_noise, silent_last_step, unclipped_bias, first_records,
+        half_noise,
+        noise_inside_rate,
+        shared_key,
+        clip_per_batch,
+        realised_denominator,
+        missing_factor_two,
+        one_leaf_noise,
+        silent_last_step,
+        unclipped_bias,
+        first_records,
     )
-}  # fmt: skip
+}
 
 MORE_WRONG: dict[str, Wrong] = {
     wrong.__name__: wrong for wrong in (faint_noise, stale_std, reused_step_key, reused_round_key, frozen_server_noise)

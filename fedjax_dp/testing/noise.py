@@ -30,10 +30,15 @@ SMOOTH = 50  # steps of the ring in a standard deviation, from which integer noi
 
 
 def check_noise(
-    subject: Algorithm | Callable[[jax.Array], Any], data: FederatedData | None = None, *, model: Model | None = None,
-    std: float | None = None, wrong: Wrong | Callable | Iterable[Callable] | None = faint_noise, seed: int = 0,
+    subject: Algorithm | Callable[[jax.Array], Any],
+    data: FederatedData | None = None,
+    *,
+    model: Model | None = None,
+    std: float | None = None,
+    wrong: Wrong | Callable | Iterable[Callable] | None = faint_noise,
+    seed: int = 0,
     draws: int = DRAWS,
-) -> list[Report]:  # fmt: skip
+) -> list[Report]:
     """The noise is white, normal, and of the standard deviation that the accountants are told.
 
     subject  an algorithm with its data: the difference of two runs of the same keys, with its noise and with none, is
@@ -114,10 +119,13 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
     return [
         *found,
         require(
-            not np.any(silent), "no noise where none is counted", f"up to {np.abs(silent).max(initial=0):.3g}", "0",
+            not np.any(silent),
+            "no noise where none is counted",
+            f"up to {np.abs(silent).max(initial=0):.3g}",
+            "0",
             "exact",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> list[Report]:

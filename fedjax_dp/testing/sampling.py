@@ -60,10 +60,14 @@ class Tally:
 
 
 def check_sampling(
-    subject: Algorithm | Callable[[jax.Array], jax.Array], data: FederatedData | None = None, *,
-    sampling: Sampling | None = None, wrong: Wrong | Callable | Iterable[Callable] | None = FROZEN, seed: int = 0,
+    subject: Algorithm | Callable[[jax.Array], jax.Array],
+    data: FederatedData | None = None,
+    *,
+    sampling: Sampling | None = None,
+    wrong: Wrong | Callable | Iterable[Callable] | None = FROZEN,
+    seed: int = 0,
     draws: int = DRAWS,
-) -> list[Report]:  # fmt: skip
+) -> list[Report]:
     """Batches and cohorts are drawn as the accountants are told, whatever the records say.
 
     subject  an algorithm with its data: the real local steps run on one-hot records with a linear loss, so that each
@@ -118,10 +122,13 @@ def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
     for i, (counts, again, law) in enumerate(zip(drawn, others, laws, strict=True)):
         found.append(
             require(
-                np.array_equal(counts, again), f"batches of client {i} do not depend on its records",
-                f"{np.mean(counts != again):.1%} of draws differ for other features and labels", "none", "exact",
+                np.array_equal(counts, again),
+                f"batches of client {i} do not depend on its records",
+                f"{np.mean(counts != again):.1%} of draws differ for other features and labels",
+                "none",
+                "exact",
             )
-        )  # fmt: skip
+        )
         found += examine_sampling(f"client {i}", counts.reshape(len(counts), -1, counts.shape[-1]), law)
     for i, (a, b) in enumerate(itertools.pairwise(drawn)):
         least, common = min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3])
@@ -142,9 +149,15 @@ def drawn_batches(
     sizes = np.asarray(data.sizes)
     x = np.concatenate([np.eye(data.largest, dtype=np.float32)[:n] for n in sizes])
     tally = changed(
-        data, x=x, y=np.zeros(len(x), np.int32), rows=np.arange(len(x), dtype=np.int32),
-        offsets=(np.cumsum(sizes) - sizes).astype(np.int32), scale=1.0, shift=0.0, tokens=False,
-    )  # fmt: skip
+        data,
+        x=x,
+        y=np.zeros(len(x), np.int32),
+        rows=np.arange(len(x), dtype=np.int32),
+        offsets=(np.cumsum(sizes) - sizes).astype(np.int32),
+        scale=1.0,
+        shift=0.0,
+        tokens=False,
+    )
     idle = tuple(c for c in local.corrections if type(c) is RunWords)  # the others would join the gradients
     quiet = instruments.silent(changed(algorithm, local=changed(local, corrections=idle)))
     model, setup = Tally(data.largest), Setup(instruments.keys_of(seed, math.ceil(draws / (2 * steps))))
@@ -200,12 +213,14 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
         away = (flat.mean(0) - rates) / np.maximum(error, 1e-9)
         found.append(
             require(
-                np.abs(away).max() < limit(clients), "cohorts: messages that are expected of each client",
+                np.abs(away).max() < limit(clients),
+                "cohorts: messages that are expected of each client",
                 f"{flat.mean(0)[np.argmax(np.abs(away))]:.4g} from client {int(np.argmax(np.abs(away)))}, "
-                f"{largest_deviate(away):.2g} standard errors", f"{rates[np.argmax(np.abs(away))]:.4g}",
+                f"{largest_deviate(away):.2g} standard errors",
+                f"{rates[np.argmax(np.abs(away))]:.4g}",
                 certainty(clients),
             )
-        )  # fmt: skip
+        )
     if cohort.once:
         found.append(require(invited.max() <= 1, "cohorts: a client is drawn once", f"{invited.max()}", "1", "exact"))
     if not cohort.drawn:
@@ -216,11 +231,13 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
     away = count_deviate(trained, len(flat), 1 - (1 - np.minimum(chance, 1)) ** times)
     found.append(
         require(
-            np.abs(away).max() < limit(clients), "cohorts: how often each client trains",
-            f"{largest_deviate(away):.3g} standard errors at client {int(np.argmax(np.abs(away)))}", "0",
+            np.abs(away).max() < limit(clients),
+            "cohorts: how often each client trains",
+            f"{largest_deviate(away):.3g} standard errors at client {int(np.argmax(np.abs(away)))}",
+            "0",
             certainty(clients),
         )
-    )  # fmt: skip
+    )
     if np.all(chance < 1):
         found += overlap("cohorts: consecutive rounds", invited[:, :-1], invited[:, 1:])
         found += overlap("cohorts: runs", invited[:-1], invited[1:])

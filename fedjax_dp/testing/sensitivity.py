@@ -66,11 +66,17 @@ LOOSE = (loose_clip, unclipped_bias, clip_per_batch)
 
 
 def check_sensitivity(
-    subject: Algorithm | Callable[[Any], Any], data: FederatedData | None = None, *, model: Model | None = None,
-    sensitivity: float | None = None, adjacency: Adjacency | None = None, records: Any = None,
-    wrong: Wrong | Callable | Iterable[Callable] | None = LOOSE, seed: int = 0,
+    subject: Algorithm | Callable[[Any], Any],
+    data: FederatedData | None = None,
+    *,
+    model: Model | None = None,
+    sensitivity: float | None = None,
+    adjacency: Adjacency | None = None,
+    records: Any = None,
+    wrong: Wrong | Callable | Iterable[Callable] | None = LOOSE,
+    seed: int = 0,
     trials: int = TRIALS,
-) -> list[Report]:  # fmt: skip
+) -> list[Report]:
     """Neighbours move what is noised by no more than stated, and the search came near the bound.
 
     subject  an algorithm with its data. Noise on records: the mean gradient of every local step, at random models, in
@@ -170,9 +176,12 @@ def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, bas
     part = np.sqrt(np.sum(moved.astype(float) ** 2, -1)) / bound
     slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * np.sqrt(np.sum(base**2, -1)) / bound, initial=0.0))
     return require(
-        part.max() <= 1 + slack, law, f"{part.max():.4g} of it, in {moved.shape[0]} trials", "at most 1",
+        part.max() <= 1 + slack,
+        law,
+        f"{part.max():.4g} of it, in {moved.shape[0]} trials",
+        "at most 1",
         f"a search; rounding may add {slack:.1g}",
-    )  # fmt: skip
+    )
 
 
 def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:

@@ -101,9 +101,13 @@ LEAKS = (undeclared_gradient, repeated_gradient, reading_correction, unnoised_te
 
 
 def check_statements(
-    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = LEAKS, seed: int = 0,
-) -> list[Report]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    model: Model | None = None,
+    wrong: Wrong | Iterable[Wrong] | None = LEAKS,
+    seed: int = 0,
+) -> list[Report]:
     """Every part states its facts, nothing contradicts them, and records reach messages by what is counted alone.
 
     Looked at: the exact classes of the parts; the traced round, from records to messages and states; draws, noise and

@@ -18,9 +18,14 @@ from fedjax_dp.testing.statements import check_statements
 
 
 def check_algorithm(
-    algorithm: Algorithm, data: FederatedData, *, model: Model | None = None, delta: float | None = None,
-    rounds: int = 10, seed: int = 0,
-) -> list[Report]:  # fmt: skip
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    model: Model | None = None,
+    delta: float | None = None,
+    rounds: int = 10,
+    seed: int = 0,
+) -> list[Report]:
     """Every check that applies, each with its own wrong programs; what was found, in order.
 
     Sampling, keys, padding and order for every algorithm, masks for secure sums; statements of the parts, sensitivity

@@ -623,10 +623,17 @@ def test_losses_beyond_what_exp_can_hold_are_composed_all_the_same():
     assert noise_multiplier_for(event, 701.0, 1e-5) == pytest.approx(noise_multiplier_for(event, 699.0, 1e-5), rel=0.01)
 
 
-@pytest.mark.parametrize(("noise", "sampling", "delta"), [
-    (0.3, FullBatch(), 1e-5), (1e9, Poisson(0.1), 1e-12), (1e-3, FullBatch(), 1e-5), (5.0, Poisson(1e-6), 1e-12),
-    (2.0, Poisson(0.999999), 1e-9), (0.06, Poisson(1e-4), 1e-3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("noise", "sampling", "delta"),
+    [
+        (0.3, FullBatch(), 1e-5),
+        (1e9, Poisson(0.1), 1e-12),
+        (1e-3, FullBatch(), 1e-5),
+        (5.0, Poisson(1e-6), 1e-12),
+        (2.0, Poisson(0.999999), 1e-9),
+        (0.06, Poisson(1e-4), 1e-3),
+    ],
+)
 def test_extreme_events_have_an_answer(noise, sampling, delta):
     event = RandomParticipation(GaussianSteps(noise, sampling, ADD_REMOVE, 10), 0.5, 50)
     pld, rdp = epsilon_of(event, delta), epsilon_of(event, delta, "rdp")
@@ -636,9 +643,11 @@ def test_extreme_events_have_an_answer(noise, sampling, delta):
 def test_parts_that_release_nothing_cost_nothing():
     some = poisson(1.0, 0.1, 5)
     for nothing in (
-        poisson(1.0, 0.0, 5), unsampled(0.0, 0), RandomParticipation(unsampled(1.0, 1), 0.0, 5),
+        poisson(1.0, 0.0, 5),
+        unsampled(0.0, 0),
+        RandomParticipation(unsampled(1.0, 1), 0.0, 5),
         RandomParticipation(Composed((unsampled(1.0, 1), unsampled(50.0, 1))), 0.0, 5),
-    ):  # fmt: skip
+    ):
         for accountant in ("pld", "rdp", "zcdp"):
             assert epsilon_of(nothing, 1e-5, accountant) == 0
             assert epsilon_of(Composed((nothing, some)), 1e-5, accountant) == epsilon_of(some, 1e-5, accountant)

@@ -315,9 +315,11 @@ def test_the_curve_of_one_sampled_step_is_below_both_exact_ones_and_touches_the_
     for fp, fn in ((alone, mixed), (mixed, alone)):
         assert (curve(fp) <= fn + 1e-12).all()
     mu = np.minimum(
-        *(-ndtri(RATES) - ndtri(np.interp(RATES, *(a[np.argsort(fp)] for a in (fp, fn))))
-          for fp, fn in ((alone, mixed), (mixed, alone)))
-    )  # fmt: skip
+        *(
+            -ndtri(RATES) - ndtri(np.interp(RATES, *(a[np.argsort(fp)] for a in (fp, fn))))
+            for fp, fn in ((alone, mixed), (mixed, alone))
+        )
+    )
     below = -ndtri(RATES) - ndtri(curve(RATES))
     assert (below >= mu * (1 - 1e-3)).all()
     lower = np.minimum(np.interp(RATES, alone[::-1], mixed[::-1]), np.interp(RATES, mixed, alone))
@@ -488,9 +490,17 @@ def test_a_sampled_mechanism_is_best_told_by_its_tail():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "trials", "least", "halves"),
-    [(1.0, 1000, 0.50, 0.40), (1.0, 4000, 0.74, 0.69), (1.0, 40_000, 0.91, 0.91), (4.0, 1000, 0.85, 0.82),
-     (4.0, 4000, 0.92, 0.91), (4.0, 40_000, 0.97, 0.98), (8.0, 1000, 0.90, 0.90), (8.0, 4000, 0.95, 0.95)],
-)  # fmt: skip
+    [
+        (1.0, 1000, 0.50, 0.40),
+        (1.0, 4000, 0.74, 0.69),
+        (1.0, 40_000, 0.91, 0.91),
+        (4.0, 1000, 0.85, 0.82),
+        (4.0, 4000, 0.92, 0.91),
+        (4.0, 40_000, 0.97, 0.98),
+        (8.0, 1000, 0.90, 0.90),
+        (8.0, 4000, 0.95, 0.95),
+    ],
+)
 def test_plans_keep_their_efficiency_over_many_audits(epsilon, trials, least, halves):
     rng = np.random.default_rng(4)
     assert efficiency(epsilon, trials // 4, trials, 300, rng) >= least

@@ -42,10 +42,15 @@ ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 NOTHING = Composed(())
 ORDERS = 1 + np.geomspace(0.05, 2000, 160)
 LAWS = [
-    PoissonTrials(0.3), PoissonTrials(1.0), PoissonTrials(12.0), NegativeBinomialTrials(-0.5, 1e-4),
-    NegativeBinomialTrials(0.0, 0.02), NegativeBinomialTrials(1.0, 0.1), NegativeBinomialTrials(1.0, 0.9),
+    PoissonTrials(0.3),
+    PoissonTrials(1.0),
+    PoissonTrials(12.0),
+    NegativeBinomialTrials(-0.5, 1e-4),
+    NegativeBinomialTrials(0.0, 0.02),
+    NegativeBinomialTrials(1.0, 0.1),
+    NegativeBinomialTrials(1.0, 0.9),
     NegativeBinomialTrials(7.5, 0.4),
-]  # fmt: skip
+]
 
 
 def steps(noise, batch=10, records=600, count=60):
@@ -255,8 +260,9 @@ def test_one_trial_costs_what_it_costs_alone():
         assert rarely_more[40:] == pytest.approx(curve[40:], rel=1e-2)
 
 
-@pytest.mark.parametrize("law", [PoissonTrials, NegativeBinomialTrials.of_mean,
-                                 functools.partial(NegativeBinomialTrials.of_mean, eta=0.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "law", [PoissonTrials, NegativeBinomialTrials.of_mean, functools.partial(NegativeBinomialTrials.of_mean, eta=0.0)]
+)
 def test_more_trials_cost_more_and_noisier_trials_less(law):
     costs = [repetition_epsilons([[steps(3.0)]], law(mean), 1e-5)[0] for mean in (1.0, 1.5, 4.0, 30.0, 1000.0)]
     assert costs == sorted(set(costs))
@@ -453,9 +459,16 @@ def test_a_fixed_grid_costs_the_composition_whatever_repetition_would_cost():
     assert plain.repetition is None
     assert "Random repetition" not in str(plain)
     for words in (
-        "fixed runs", "publishing them all", "would cost", "holds only if", "kept secret", "only the best",
-        "not for a fixed grid", "record of one client (replace-one neighbours)", "accountant rdp",
-    ):  # fmt: skip
+        "fixed runs",
+        "publishing them all",
+        "would cost",
+        "holds only if",
+        "kept secret",
+        "only the best",
+        "not for a fixed grid",
+        "record of one client (replace-one neighbours)",
+        "accountant rdp",
+    ):
         assert words in str(cost), words
 
 
@@ -534,7 +547,7 @@ def test_a_sweep_of_many_runs_and_clients_asks_for_few_evaluations():
         (lambda: composition_epsilons([[steps(3.0)]], 1e-5, "rpd"), "did you mean rdp"),
         (lambda: selection_cost([[steps(3.0)]], 1e-5, candidates=[[steps(3.0)] * 2]), "all of the same clients"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused_in_one_line(make, words):
     with pytest.raises(errors.ConfigurationError, match=words) as refusal:
         make()

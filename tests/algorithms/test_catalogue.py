@@ -69,12 +69,18 @@ class Setting:
         again, counts = [*distinct, distinct[0]], [*counts, counts[0]]  # one more, for exchanges after the last round
         return GivenCohorts(
             ids=np.array(again), counts=np.array(counts), rate=np.asarray(rate, float), size=len(distinct[0])
-        )  # fmt: skip
+        )
 
     def ours(self, entry, *, rate=None, server_noise=None, **options):
         """States of the simulator."""
-        common = {"cohort_size": 3, "batch_size": 2, "local_steps": STEPS, "learning_rate": RATE, "l2": 0.0,
-                  "schedule": "constant"}  # fmt: skip
+        common = {
+            "cohort_size": 3,
+            "batch_size": 2,
+            "local_steps": STEPS,
+            "learning_rate": RATE,
+            "l2": 0.0,
+            "schedule": "constant",
+        }
         value = algorithms.CATALOGUE[entry](**{**common, **options})
         self.law, self.value = value.local.batches, value
         noisy = hasattr(value.local.privatizer, "source")
@@ -116,12 +122,19 @@ class Setting:
         labels = [self.data.y[o : o + n] for o, n in zip(self.data.offsets, self.sizes, strict=True)]
         factor = SCHEDULES[schedule]
         return reference.Case(
-            problem=self.problem, x=[np.asarray(x, float) for x in stored], y=labels, shares=self.shares,
-            start=self.start, cohorts=self.cohorts, batches=positions,
-            divisor=lambda t, i, s: float(batch(t, i).divisor[s]), steps=steps,
-            rate=lambda t, s: RATE * factor(t * steps + s if per_step else t), noise=self.noise,
+            problem=self.problem,
+            x=[np.asarray(x, float) for x in stored],
+            y=labels,
+            shares=self.shares,
+            start=self.start,
+            cohorts=self.cohorts,
+            batches=positions,
+            divisor=lambda t, i, s: float(batch(t, i).divisor[s]),
+            steps=steps,
+            rate=lambda t, s: RATE * factor(t * steps + s if per_step else t),
+            noise=self.noise,
             server_noise=self.server,
-        )  # fmt: skip
+        )
 
 
 def compare(states, expected, what=lambda state: {}):
@@ -148,12 +161,14 @@ FEDAVG = {
     "full batches, l2": ({}, {"batches": "full", "batch_size": None, "l2": 0.05}, {"l2": 0.05}),
     "poisson batches": ({}, {"batches": "poisson"}, {"estimator": "wor_delta"}),
     "epochs": ({}, {"batches": "epochs", "local_steps": STEPS}, {"estimator": "wor_delta"}),
-    "rmsprop, kept": ({}, {"local_rule": "rmsprop", "keep_rule": True, "learning_rate": RATE},
-                      {"estimator": "wor_delta", "rule": "rmsprop", "state": "persist"}),
-    "rmsprop, reset": ({}, {"local_rule": "rmsprop"},
-                       {"estimator": "wor_delta", "rule": "rmsprop", "state": "reset"}),
+    "rmsprop, kept": (
+        {},
+        {"local_rule": "rmsprop", "keep_rule": True, "learning_rate": RATE},
+        {"estimator": "wor_delta", "rule": "rmsprop", "state": "persist"},
+    ),
+    "rmsprop, reset": ({}, {"local_rule": "rmsprop"}, {"estimator": "wor_delta", "rule": "rmsprop", "state": "reset"}),
     "schedule per step": ({}, {"schedule": "inverse_sqrt", "per_step": True}, {"estimator": "wor_delta"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FEDAVG)
@@ -172,11 +187,13 @@ def test_fedavg_equals_the_reference(name):
 
 
 SERVERS = {
-    "fedavgm": ({"server_learning_rate": 0.7, "momentum": 0.8},
-                {"server": "momentum", "server_rate": 0.7, "momentum": 0.8}),
+    "fedavgm": (
+        {"server_learning_rate": 0.7, "momentum": 0.8},
+        {"server": "momentum", "server_rate": 0.7, "momentum": 0.8},
+    ),
     "fedadam": ({"server_learning_rate": 0.1}, {"server": "adam", "server_rate": 0.1}),
     "fedyogi": ({"server_learning_rate": 0.1}, {"server": "yogi", "server_rate": 0.1}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("entry", ["fedyogi", "fedavgm", "fedadam"])
@@ -200,9 +217,12 @@ SCAFFOLD = {
     "private, by records": ("dp_scaffold", {**PRIVATE, "estimator": "renorm"}, {**REF, "estimator": "renorm"}),
     "private, gradient": ("dp_scaffold", {**PRIVATE, "controls": "gradient"}, {**REF, "option": "I"}),
     "private, warm": ("dp_scaffold", {**PRIVATE, "warm_start": True}, {**REF, "warm": ROUNDS}),
-    "tensor median": ("dp_scaffold", {"clip_norm": CLIP, "noise_multiplier": NOISE, "clipping": "tensor-median"},
-                      {"clip": "per_tensor_median", "multiplier": REF["multiplier"]}),
-}  # fmt: skip
+    "tensor median": (
+        "dp_scaffold",
+        {"clip_norm": CLIP, "noise_multiplier": NOISE, "clipping": "tensor-median"},
+        {"clip": "per_tensor_median", "multiplier": REF["multiplier"]},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SCAFFOLD)
@@ -277,8 +297,9 @@ def test_record_noise_equals_the_reference(name):
 @pytest.mark.parametrize(("moment", "start"), [("delta", None), ("mu", 0.5)])
 def test_addpnfl_equals_the_reference(moment, start):
     given = Setting(9)
-    states = given.ours("addpnfl", **PRIVATE, second_moment=moment, nu_init=start, server_learning_rate=0.1,
-                        schedule="inverse_sqrt")  # fmt: skip
+    states = given.ours(
+        "addpnfl", **PRIVATE, second_moment=moment, nu_init=start, server_learning_rate=0.1, schedule="inverse_sqrt"
+    )
     case = given.case(schedule="inverse_sqrt")
     rates = [0.1 / np.sqrt(1 + t) for t in range(ROUNDS)]
     expected = reference.addpnfl(case, second_moment=moment, nu_init=start, server_rate=rates, **REF)
@@ -306,17 +327,25 @@ def test_acs_pldp_equals_the_reference(clipping):
 
 OUTPUT = {
     f"{space}, {at}, {clip}, {estimator}": (space, at, clip, estimator)
-    for space in ("model", "literal") for at in ("last", "every")
+    for space in ("model", "literal")
+    for at in ("last", "every")
     for clip, estimator in (("batch", "wor_model"), ("record", "wor_delta"))
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OUTPUT)
 def test_dp_fedavg_output_equals_the_reference(name):
     space, at, clip, estimator = OUTPUT[name]
     given = Setting(13)
-    states = given.ours("dp_fedavg_output", noise_space=space, noise_at=at, clipping=clip, estimator=estimator,
-                        schedule="inverse_sqrt", **PRIVATE)  # fmt: skip
+    states = given.ours(
+        "dp_fedavg_output",
+        noise_space=space,
+        noise_at=at,
+        clipping=clip,
+        estimator=estimator,
+        schedule="inverse_sqrt",
+        **PRIVATE,
+    )
     case = given.case(schedule="inverse_sqrt", per_step=True)
 
     def std(t, i, s):
@@ -325,7 +354,7 @@ def test_dp_fedavg_output_equals_the_reference(name):
     kind = "example" if clip == "record" else "batch"
     expected = reference.dp_fedavg_output(
         case, bound=CLIP, std=std, clip=kind, noise_space=space, noise_at=at, estimator=estimator
-    )  # fmt: skip
+    )
     compare(states, expected)
 
 
@@ -341,32 +370,65 @@ def test_dp_fedavg_equals_the_reference(name):
     options, told = CENTRAL[name]
     given = Setting(14)
     share = float(np.median(given.shares))
-    states = given.ours("dp_fedavg", clip_norm=0.2, noise_multiplier=0.4, weight_cap=share, cohort="uniform",
-                        server_noise=given.server, **options)  # fmt: skip
+    states = given.ours(
+        "dp_fedavg",
+        clip_norm=0.2,
+        noise_multiplier=0.4,
+        weight_cap=share,
+        cohort="uniform",
+        server_noise=given.server,
+        **options,
+    )
     total = sum(given.sizes)
     if "estimator" in told:
         told = {**told, "w_min": 0.5 * float(np.minimum(given.shares / share, 1).sum())}
-    expected = reference.dp_fedavg_central(
-        given.case(), bound=0.2, z=0.4, q=3 / 5, w_hat=share * total, **told
-    )  # fmt: skip
+    expected = reference.dp_fedavg_central(given.case(), bound=0.2, z=0.4, q=3 / 5, w_hat=share * total, **told)
     compare(states, expected)
 
 
 def test_learnt_clip_norms_equal_the_reference():
     given = Setting(15)
-    states = given.ours("dp_fedavg", clip_norm=0.2, noise_multiplier=0.0, adaptive_clip=True, clip_quantile=0.3,
-                        clip_rate=0.4, bit_noise=0.5, cohort="uniform", server_noise=0 * given.server)  # fmt: skip
+    states = given.ours(
+        "dp_fedavg",
+        clip_norm=0.2,
+        noise_multiplier=0.0,
+        adaptive_clip=True,
+        clip_quantile=0.3,
+        clip_rate=0.4,
+        bit_noise=0.5,
+        cohort="uniform",
+        server_noise=0 * given.server,
+    )
     expected = reference.dp_fedavg_central(
-        given.case(), bound=0.2, z=0.0, q=3 / 5, w_hat=1e-9, clip_rate=0.4, quantile=0.3, bit_sigma=0.0,
-        bit_noise=np.zeros(ROUNDS), expected=3,
-    )  # fmt: skip
+        given.case(),
+        bound=0.2,
+        z=0.0,
+        q=3 / 5,
+        w_hat=1e-9,
+        clip_rate=0.4,
+        quantile=0.3,
+        bit_sigma=0.0,
+        bit_noise=np.zeros(ROUNDS),
+        expected=3,
+    )
     compare(states, expected, lambda state: {"bound": state.upload.clip_norm})
 
 
 def test_every_entry_is_compared():
-    compared = {"fedavg", *SERVERS, "fedprox", *(entry for entry, *_ in SCAFFOLD.values()), "q_fedavg",
-                *(entry for entry, *_ in FEATURES.values()), *(name.split(",")[0] for name in RECORDS), "addpnfl",
-                "dp_sgd", "acs_pldp", "dp_fedavg_output", "dp_fedavg"}  # fmt: skip
+    compared = {
+        "fedavg",
+        *SERVERS,
+        "fedprox",
+        *(entry for entry, *_ in SCAFFOLD.values()),
+        "q_fedavg",
+        *(entry for entry, *_ in FEATURES.values()),
+        *(name.split(",")[0] for name in RECORDS),
+        "addpnfl",
+        "dp_sgd",
+        "acs_pldp",
+        "dp_fedavg_output",
+        "dp_fedavg",
+    }
     assert set(algorithms.CATALOGUE) - compared == {"dp_ftrl"}  # its noise is compared in test_upload.py
 
 

@@ -26,9 +26,14 @@ NOISE = np.array([INPUTS["noise"], INPUTS["noise_round2"]])  # (rounds, clients,
 SIGMA, CLIP, TAU = HYPER["sigma"], HYPER["G"], INPUTS["tau"]
 MODEL = QuadraticModel(start=tuple(INPUTS["w0"]))
 COMMON = {
-    "cohort_size": 2, "batch_size": None, "batches": "full", "local_steps": TAU, "learning_rate": INPUTS["lr"],
-    "schedule": "constant", "l2": 0.0,
-}  # fmt: skip
+    "cohort_size": 2,
+    "batch_size": None,
+    "batches": "full",
+    "local_steps": TAU,
+    "learning_rate": INPUTS["lr"],
+    "schedule": "constant",
+    "l2": 0.0,
+}
 NOISY = {"clip_norm": CLIP, "noise_multiplier": SIGMA * SIZES / CLIP}  # sigma on the mean of n_i records
 UNIFORM = np.full(3, 2 / 3)
 SHOWN = set()
@@ -104,9 +109,7 @@ def test_dpfedavg_local_equals_worked_example(store):
 def test_addpnfl_equals_worked_example_over_two_rounds(store, moment, suffix, factor):
     rates = {"server_learning_rate": HYPER["alpha_g"], "b1": HYPER["beta1"], "b2": HYPER["beta2"], "pi": HYPER["pi"]}
     noisy = {**NOISY, "noise_multiplier": factor * NOISY["noise_multiplier"]}
-    states = run(
-        store, "addpnfl", [[0, 2], [1, 2]], second_moment=moment, schedule="inverse_sqrt", **rates, **noisy
-    )  # fmt: skip
+    states = run(store, "addpnfl", [[0, 2], [1, 2]], second_moment=moment, schedule="inverse_sqrt", **rates, **noisy)
     name = f"addpnfl_{moment}_{suffix}"
     for state, expected in zip(states[1:], EXPECTED[name]["rounds"], strict=True):
         agree(name, state.params, expected["w"])
@@ -150,9 +153,9 @@ def test_fedprox_equals_worked_example(store, name, form):
 
 
 @pytest.mark.parametrize(
-    ("name", "q", "norm"), [("qfedavg_q0", 0.0, "update"), ("qfedavg_q1", 1.0, "update"),
-                            ("qfedavg_q1_buaa_bug", 1.0, "weighted")],
-)  # fmt: skip
+    ("name", "q", "norm"),
+    [("qfedavg_q0", 0.0, "update"), ("qfedavg_q1", 1.0, "update"), ("qfedavg_q1_buaa_bug", 1.0, "weighted")],
+)
 def test_q_fedavg_equals_worked_example(store, name, q, norm):
     agree(name, run(store, "q_fedavg", q=q, fair_norm=norm)[-1].params, EXPECTED[name]["w"])
 
@@ -228,9 +231,11 @@ def test_dp_fedavg_output_equals_worked_example(store, space, sampling):
     for client in (0, 2):
         std[client] = EXPECTED[name].get(f"std_model_client{client}", 0.0)
     options = {
-        "clip_norm": 1.0, "noise_multiplier": std / rates.sum(), "schedule": "inverse_sqrt",
+        "clip_norm": 1.0,
+        "noise_multiplier": std / rates.sum(),
+        "schedule": "inverse_sqrt",
         "noise_space": "literal" if space == "literal" else "model",
-    }  # fmt: skip
+    }
     agree(name, run(store, "dp_fedavg_output", rounds, rate=rate, **options)[-1].params, EXPECTED[name]["w"])
 
 
@@ -276,7 +281,7 @@ def test_probabilities_of_003_equal_worked_examples():
     told, q = EXPECTED["acs_Tstar"], EXPECTED["acs_q"]
     budgeted = personal.budgeted_participations(
         np.array(q["q_lambda1_cap"]), q["K"], q["R"], q["delta"], slope=told["k"]
-    )  # fmt: skip
+    )
     agree("acs_Tstar", budgeted, told["Tstar"])
 
 

@@ -53,9 +53,17 @@ def audited(algorithm, rounds=10, sizes=TEN, **options):
 
 def scene_of(algorithm, data, rounds, **options):
     asked = {
-        "delta": DELTA, "seed": 0, "view": None, "colluders": 0, "accountant": "pld", "canary": "gradient",
-        "client": None, "record": 0, "one_run": None, "parameters": 10,
-    }  # fmt: skip
+        "delta": DELTA,
+        "seed": 0,
+        "view": None,
+        "colluders": 0,
+        "accountant": "pld",
+        "canary": "gradient",
+        "client": None,
+        "record": 0,
+        "one_run": None,
+        "parameters": 10,
+    }
     model = logistic_regression(data.record_shape, data.classes)
     return set_scene(algorithm, data, model, rounds=rounds, **{**asked, **options})
 
@@ -114,9 +122,7 @@ def test_messages_are_heard_before_they_are_summed():
     algorithm = numbers(records(cohort_size=None))
     model = logistic_regression(data.record_shape, data.classes)
     state = begin(algorithm, model, data, run_key(0))
-    new, report = fdp.run_round(
-        algorithm, model, data, run_key(0), state, fdp.Execution(), lambda params, flat: flat
-    )  # fmt: skip
+    new, report = fdp.run_round(algorithm, model, data, run_key(0), state, fdp.Execution(), lambda params, flat: flat)
     np.testing.assert_allclose(report.heard.uploads.sum(0), report.heard.total, rtol=1e-5, atol=1e-7)
     moved = ravel(new.params)[0] - ravel(state.params)[0]
     np.testing.assert_allclose(report.heard.update, moved, rtol=1e-4, atol=1e-6)
@@ -223,8 +229,9 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
 
 def buggy(name):
     if name == "realised_denominator":
-        return fdp.dpnfl(cohort_size=None, batch_size=5, batches="poisson", noise_multiplier=2.0,
-                         **{**BATCHES, "local_steps": 1}), 40  # fmt: skip
+        return fdp.dpnfl(
+            cohort_size=None, batch_size=5, batches="poisson", noise_multiplier=2.0, **{**BATCHES, "local_steps": 1}
+        ), 40
     if name == "first_records":
         return fdp.dpnfl(cohort_size=2, batch_size=3, noise_multiplier=3.0, **BATCHES), 10
     return records(cohort_size=3), 10
@@ -318,11 +325,17 @@ def test_every_planted_bug_is_caught_at_ten_thousand_trials(name):
 
 
 PRIVATE = {
-    "dpnfl": {**STEPS}, "addpnfl": {**STEPS}, "dp_fedavg_local": {**STEPS}, "dp_scaffold": {**STEPS},
-    "dp_sgd": {**STEPS, "local_steps": 1}, "cpfed": {**STEPS, "local_steps": 1}, "acs_pldp": {**STEPS},
-    "dp_fedavg_output": {**STEPS}, "dp_fedavg": {"batch_size": 4, **BATCHES, "noise_multiplier": 1.0},
+    "dpnfl": {**STEPS},
+    "addpnfl": {**STEPS},
+    "dp_fedavg_local": {**STEPS},
+    "dp_scaffold": {**STEPS},
+    "dp_sgd": {**STEPS, "local_steps": 1},
+    "cpfed": {**STEPS, "local_steps": 1},
+    "acs_pldp": {**STEPS},
+    "dp_fedavg_output": {**STEPS},
+    "dp_fedavg": {"batch_size": 4, **BATCHES, "noise_multiplier": 1.0},
     "dp_ftrl": {"batch_size": 4, **BATCHES, "noise_multiplier": 2.0},
-}  # fmt: skip
+}
 
 
 def test_every_private_entry_is_audited():

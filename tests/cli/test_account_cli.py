@@ -38,19 +38,52 @@ def test_account_gives_every_accountants_number_or_reason(capsys):
 
 def test_account_knows_every_option(capsys):
     told = asked(
-        capsys, "account", "--noise-multiplier", "2", "--steps", "1", "--delta", "1e-3", "--sampling", "none",
-        "--adjacency", "replace-one", "--view", "secure_sum", "--cohort-size", "10", "--colluders", "1",
-        "--local-steps", "1", "--rounds", "20", "--participation", "0.5", "--unit", "client",
-    )  # fmt: skip
+        capsys,
+        "account",
+        "--noise-multiplier",
+        "2",
+        "--steps",
+        "1",
+        "--delta",
+        "1e-3",
+        "--sampling",
+        "none",
+        "--adjacency",
+        "replace-one",
+        "--view",
+        "secure_sum",
+        "--cohort-size",
+        "10",
+        "--colluders",
+        "1",
+        "--local-steps",
+        "1",
+        "--rounds",
+        "20",
+        "--participation",
+        "0.5",
+        "--unit",
+        "client",
+    )
     own = GaussianSteps(6.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1, accounting.Unit.CLIENT)
     law = accounting.RandomParticipation(own, 0.5, 20)
     assert told["guarantees"][0]["epsilon"] == pytest.approx(epsilon_of(law, 1e-3), rel=1e-9)
     assert "client with all its records" in told["statement"]
     for words in (["--sampling", "with-replacement"], ["--sampling", "shuffled"]):
         told = asked(
-            capsys, "account", "--noise-multiplier", "9", *COMMON, *words, "--batch-size", "10", "--records", "600",
-            "--adjacency", "replace-one",
-        )  # fmt: skip
+            capsys,
+            "account",
+            "--noise-multiplier",
+            "9",
+            *COMMON,
+            *words,
+            "--batch-size",
+            "10",
+            "--records",
+            "600",
+            "--adjacency",
+            "replace-one",
+        )
         assert told["guarantees"][0]["epsilon"] > 0
 
 
@@ -70,9 +103,14 @@ def test_people_read_unit_adjacency_view_and_reasons(capsys):
     assert cli.main(["account", "--noise-multiplier", "2", "--steps", "600", "--delta", "0.01", *FIXED]) == 0
     out = capsys.readouterr().out
     for words in (
-        "one record of one client", "replace-one neighbours", "a server that sees every upload", "delta 0.01",
-        "10 of 600 without replacement", "lower bound", "warning: delta 0.01 is above 1/600",
-    ):  # fmt: skip
+        "one record of one client",
+        "replace-one neighbours",
+        "a server that sees every upload",
+        "delta 0.01",
+        "10 of 600 without replacement",
+        "lower bound",
+        "warning: delta 0.01 is above 1/600",
+    ):
         assert words in out
 
 

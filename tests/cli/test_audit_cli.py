@@ -163,9 +163,14 @@ def test_a_canary_that_changes_nothing_is_refused(capsys):
 def found():
     """A small audit of steps on Poisson batches."""
     algorithm = fdp.dp_sgd(
-        cohort_size=None, batch_size=4, batches="poisson", local_steps=1, learning_rate=0.1, clip_norm=1.0,
+        cohort_size=None,
+        batch_size=4,
+        batches="poisson",
+        local_steps=1,
+        learning_rate=0.1,
+        clip_norm=1.0,
         noise_multiplier=1.0,
-    )  # fmt: skip
+    )
     return fdp.audit(algorithm, ragged_data([10, 8]), rounds=2, delta=1e-3, trials=1000, parameters=4, lanes=64)
 
 
@@ -196,8 +201,9 @@ def claimed(found):
     return dataclasses.replace(found, guarantee=promise, claim=0.0, lower=0.5, proved=True)
 
 
-@pytest.mark.parametrize("change", [lambda found: found, flawless, blind, claimed], ids=["sound", "flawless", "blind",
-                                                                                         "claimed"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change", [lambda found: found, flawless, blind, claimed], ids=["sound", "flawless", "blind", "claimed"]
+)
 def test_every_kind_of_audit_has_a_picture(change, found):
     fdp.plot_audit(change(found), "a.png")
     assert is_picture("a.png")

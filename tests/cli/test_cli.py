@@ -34,8 +34,19 @@ def test_default_run_trains_privately_well_above_chance(capsys):
     assert told["test_accuracy"] > 0.7
     assert told["guarantee"]["epsilon"] <= 4.0
     assert told["guarantee"]["epsilon"] > 3.9
-    assert {"algorithm", "dataset", "rounds", "seed", "test_accuracy", "test_loss", "history", "guarantee", "timing",
-            "versions", "device"} <= set(told)  # fmt: skip
+    assert {
+        "algorithm",
+        "dataset",
+        "rounds",
+        "seed",
+        "test_accuracy",
+        "test_loss",
+        "history",
+        "guarantee",
+        "timing",
+        "versions",
+        "device",
+    } <= set(told)
     assert {
         "epsilon",
         "delta",
@@ -164,10 +175,13 @@ def test_bad_input_ends_in_one_line_with_code_2_before_anything_compiles(words, 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("rounds = ", "must be valid TOML"), ("roundz = 3", "did you mean rounds?"), ("rounds = 'x'", "an integer"),
-        ("rounds = 2.5", "rounds must be an integer, got 2.5"), ("seed = true", "seed must be an integer, got True"),
+        ("rounds = ", "must be valid TOML"),
+        ("roundz = 3", "did you mean rounds?"),
+        ("rounds = 'x'", "an integer"),
+        ("rounds = 2.5", "rounds must be an integer, got 2.5"),
+        ("seed = true", "seed must be an integer, got True"),
     ],
-)  # fmt: skip
+)
 def test_bad_toml_ends_in_one_line(text, expected, capsys):
     pathlib.Path("c.toml").write_text(text)
     assert cli.main(["run", "c.toml"]) == 2
@@ -175,8 +189,25 @@ def test_bad_toml_ends_in_one_line(text, expected, capsys):
 
 
 def test_divergence_stops_with_round_and_clients_and_keeps_the_last_good_checkpoint(capsys):
-    words = ["run", "--algorithm", "fedavg", "--rounds", "30", "--learning-rate", "1e38", "--schedule", "constant",
-             "--l2", "0.4", "--checkpoint-every", "1", "--evaluate-every", "1", "--out", "d"]  # fmt: skip
+    words = [
+        "run",
+        "--algorithm",
+        "fedavg",
+        "--rounds",
+        "30",
+        "--learning-rate",
+        "1e38",
+        "--schedule",
+        "constant",
+        "--l2",
+        "0.4",
+        "--checkpoint-every",
+        "1",
+        "--evaluate-every",
+        "1",
+        "--out",
+        "d",
+    ]
     assert cli.main(words) == 1
     err = capsys.readouterr().err
     assert "diverged in round" in err
@@ -253,8 +284,18 @@ def test_resume_of_a_finished_run_tells_the_same_result(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(2))
 def test_run_killed_at_a_random_moment_resumes_bit_for_bit(attempt):
-    words = ["--algorithm", "addpnfl", "--rounds", "400", "--local-steps", "40", "--checkpoint-every", "3",
-             "--evaluate-every", "7"]  # fmt: skip
+    words = [
+        "--algorithm",
+        "addpnfl",
+        "--rounds",
+        "400",
+        "--local-steps",
+        "40",
+        "--checkpoint-every",
+        "3",
+        "--evaluate-every",
+        "7",
+    ]
     subprocess.run(command("run", *words, "--out", "whole"), check=True, capture_output=True)
     kills = 0
     process = subprocess.Popen(
@@ -313,8 +354,14 @@ def test_progress_stays_off_stdout_and_off_pipes():
 def test_users_own_arrays_and_natural_clients_run(capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 5)).astype(np.float32)
-    np.savez("mine.npz", x_train=x, y_train=(x[:, 0] > 0).astype(int), x_test=x, y_test=(x[:, 0] > 0).astype(int),
-             client_ids=np.repeat(np.arange(6), 15))  # fmt: skip
+    np.savez(
+        "mine.npz",
+        x_train=x,
+        y_train=(x[:, 0] > 0).astype(int),
+        x_test=x,
+        y_test=(x[:, 0] > 0).astype(int),
+        client_ids=np.repeat(np.arange(6), 15),
+    )
     words = ["run", "--dataset", "npz:mine.npz", "--partition", "natural", "--batch-size", "5", "--json", *QUICK]
     assert cli.main(words) == 0
     assert json.loads(capsys.readouterr().out)["test_accuracy"] > 0.4

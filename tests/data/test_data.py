@@ -20,10 +20,10 @@ LABELS = np.arange(600) % 10
 IDX = {
     "mnist": ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"],
     "emnist_letters": [
-        f"emnist-letters-{part}-ubyte" for part in ("train-images-idx3", "train-labels-idx1", "test-images-idx3",
-                                                    "test-labels-idx1")
+        f"emnist-letters-{part}-ubyte"
+        for part in ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
     ],
-}  # fmt: skip
+}
 
 
 # Partitions

@@ -61,8 +61,10 @@ def test_converted_clients_are_those_of_the_same_options(tmp_path, capsys):
     options = ["--num-clients", "20", "--partition", "dirichlet"]
     assert main(["data", "convert", "digits", *options, "--out", "store"]) == 0
     capsys.readouterr()
-    told = [main(["data", *named, "--json"]) or json.loads(capsys.readouterr().out)
-            for named in (["digits", *options], ["store:store"])]  # fmt: skip
+    told = [
+        main(["data", *named, "--json"]) or json.loads(capsys.readouterr().out)
+        for named in (["digits", *options], ["store:store"])
+    ]
     assert {**told[0], "options": None} == {**told[1], "options": None}
 
 
@@ -104,11 +106,19 @@ def damaged(folder, how):
 
 @pytest.mark.parametrize(
     ("how", "wanted"),
-    [("no folder", "store.json"), ("not json", "description of a store"), ("a list", "description of a store"),
-     ("another version", "must be 2, got 99"), ("a key less", "whole"), ("truncated", "records.arrow"),
-     ("half a file", "records.arrow"), ("a file less", "clients.arrow"), ("fewer records", "as in store.json"),
-     ("other sizes", "sizes of clients")],
-)  # fmt: skip
+    [
+        ("no folder", "store.json"),
+        ("not json", "description of a store"),
+        ("a list", "description of a store"),
+        ("another version", "must be 2, got 99"),
+        ("a key less", "whole"),
+        ("truncated", "records.arrow"),
+        ("half a file", "records.arrow"),
+        ("a file less", "clients.arrow"),
+        ("fewer records", "as in store.json"),
+        ("other sizes", "sizes of clients"),
+    ],
+)
 def test_a_damaged_store_is_refused_in_one_line(how, wanted, tmp_path, capsys):
     damaged(tmp_path / "store", how)
     assert main(["run", "--dataset", "store:store", "--out", "run"]) == 2
@@ -120,10 +130,14 @@ def test_a_damaged_store_is_refused_in_one_line(how, wanted, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
-    [(["data", "convert", "digits"], "data convert"), (["data", "digits", "--out", "x"], "data convert"),
-     (["run", "--dataset", "store:"], "store:FOLDER"), (["run", "--dataset", "store:s", "--pca", "3"], "pca"),
-     (["run", "--dataset", "store:s", "--num-clients", "3"], "num_clients")],
-)  # fmt: skip
+    [
+        (["data", "convert", "digits"], "data convert"),
+        (["data", "digits", "--out", "x"], "data convert"),
+        (["run", "--dataset", "store:"], "store:FOLDER"),
+        (["run", "--dataset", "store:s", "--pca", "3"], "pca"),
+        (["run", "--dataset", "store:s", "--num-clients", "3"], "num_clients"),
+    ],
+)
 def test_bad_input_is_one_line(asked, wanted, capsys):
     assert main(asked) == 2
     told = capsys.readouterr().err.splitlines()

@@ -49,11 +49,15 @@ def real(mnist_dir):
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        ("adult", "adult.data"), ("adult_full", "adult.test"), ("cifar10", "cifar-10-python.tar.gz"),
-        ("cifar10_pca60", "cifar10_pca60.npz"), ("svhn", "train_32x32.mat"), ("sent140", "sent140_subset.csv"),
+        ("adult", "adult.data"),
+        ("adult_full", "adult.test"),
+        ("cifar10", "cifar-10-python.tar.gz"),
+        ("cifar10_pca60", "cifar10_pca60.npz"),
+        ("svhn", "train_32x32.mat"),
+        ("sent140", "sent140_subset.csv"),
         ("femnist_digits", "femnist_digits_12clients.npz"),
     ],
-)  # fmt: skip
+)
 def test_missing_data_set_says_which_file_belongs_where(folder, name, file):
     message = refusal(data.load, name, folder)
     assert f"dataset {name} must be on disk" in message
@@ -159,8 +163,10 @@ def people(draw):
 @settings(max_examples=20, deadline=None)
 def test_every_record_of_adult_comes_back_word_by_word(records, labels):
     y = [labels >> place & 1 for place in range(len(records))]
-    lines = [", ".join([*(person[name] for name in tabular.COLUMNS), tabular.LABELS[label]])
-             for person, label in zip(records, y)]  # fmt: skip
+    lines = [
+        ", ".join([*(person[name] for name in tabular.COLUMNS), tabular.LABELS[label]])
+        for person, label in zip(records, y)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         write_adult(pathlib.Path(folder), adult_data="\n".join(lines) + "\n")
         got, full = (data.load(name, folder) for name in ("adult", "adult_full"))
@@ -220,9 +226,14 @@ def python2_pickle(pixels, labels):
     raw = pixels.tobytes()
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-        + b"(K\x01K" + bytes([len(pixels)]) + b"M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
-        + b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + struct.pack("<i", len(raw)) + raw + b"tb"
-    )  # fmt: skip
+        + b"(K\x01K"
+        + bytes([len(pixels)])
+        + b"M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        + b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+        + struct.pack("<i", len(raw))
+        + raw
+        + b"tb"
+    )
     numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
     return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + numbers + b"u."
 
@@ -232,8 +243,10 @@ def contents(form, batches):
     pixels, labels = batches
     parts = [(pixels[2 * i : 2 * i + 2], labels[2 * i : 2 * i + 2]) for i in range(6)]
     if form == "binary":
-        return {f"{file}.bin": np.concatenate([y[:, None].astype(np.uint8), x], 1).tobytes()
-                for file, (x, y) in zip(FILES, parts)}  # fmt: skip
+        return {
+            f"{file}.bin": np.concatenate([y[:, None].astype(np.uint8), x], 1).tobytes()
+            for file, (x, y) in zip(FILES, parts)
+        }
     if form == "python 2":
         return {file: python2_pickle(x, y.tolist()) for file, (x, y) in zip(FILES, parts)}
     made = {file: {"data": x, "labels": y.tolist()} for file, (x, y) in zip(FILES, parts)}
@@ -290,15 +303,17 @@ def test_missing_batch_is_named(folder, batches, form, place):
 @pytest.mark.parametrize(
     ("form", "change", "words"),
     [
-        ("binary", lambda raw: raw[:-1], "6145 bytes"), ("binary", lambda raw: b"\x0a" + raw[1:], "labels 0 to 9"),
-        ("python 3", lambda raw: raw[:-9], "damaged"), ("python 3", lambda raw: b"", "damaged"),
+        ("binary", lambda raw: raw[:-1], "6145 bytes"),
+        ("binary", lambda raw: b"\x0a" + raw[1:], "labels 0 to 9"),
+        ("python 3", lambda raw: raw[:-9], "damaged"),
+        ("python 3", lambda raw: b"", "damaged"),
         ("python 3", lambda raw: pickle.dumps([1]), "data"),
         ("python 3", lambda raw: pickle.dumps({"data": 1}), "data"),
         ("python 3", lambda raw: pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}), "labels"),
         ("python 3", lambda raw: pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}), "labels"),
         ("python 3", lambda raw: pickle.dumps({"data": np.zeros((2, 3072), np.float32), "labels": [1, 1]}), "'f4'"),
     ],
-)  # fmt: skip
+)
 def test_damaged_batch_is_refused_by_name(folder, batches, form, change, words):
     files = contents(form, batches)
     file = list(files)[1]
@@ -361,9 +376,11 @@ def test_malicious_cifar_is_refused_in_one_line(folder, batches):
 def test_no_damage_of_a_pickle_does_more_than_fail(place, byte, form):
     pixels = np.zeros((2, 3072), np.uint8)
     labels = [1, 2]
-    raw = python2_pickle(pixels, labels) if form == "python 2" else pickle.dumps(
-        {"data": pixels, "labels": labels}, 2 if "old" in form else 4
-    )  # fmt: skip
+    raw = (
+        python2_pickle(pixels, labels)
+        if form == "python 2"
+        else pickle.dumps({"data": pixels, "labels": labels}, 2 if "old" in form else 4)
+    )
     damaged = bytearray(raw)
     damaged[place] = byte
     with contextlib.suppress(pickles.PickleError):
@@ -372,16 +389,22 @@ def test_no_damage_of_a_pickle_does_more_than_fail(place, byte, form):
 
 def test_cifar_arrays_are_read_and_a_part_is_called_so(folder):
     (folder / "cifar10").mkdir()
-    arrays = {"x_train": np.ones((3, 32, 32, 3), np.uint8), "y_train": np.array([1, 9, 0], np.uint8),
-              "x_test": np.zeros((2, 32, 32, 3), np.uint8), "y_test": np.array([3, 4], np.uint8)}  # fmt: skip
+    arrays = {
+        "x_train": np.ones((3, 32, 32, 3), np.uint8),
+        "y_train": np.array([1, 9, 0], np.uint8),
+        "x_test": np.zeros((2, 32, 32, 3), np.uint8),
+        "y_test": np.array([3, 4], np.uint8),
+    }
     path = folder / "cifar10" / "cifar10.npz"
     np.savez(path, **arrays)
     got = data.load("cifar10", folder)
     assert (got.name, got.scale, got.classes, got.y_train.tolist()) == ("cifar10 (first 3)", 1 / 255, 10, [1, 9, 0])
     for key, wrong, words in (
-        ("y_train", np.array([1, 10, 0]), "labels 0 to 9"), ("x_test", np.zeros((2, 32, 32), np.uint8), "(32, 32, 3)"),
-        ("x_test", np.zeros((2, 32, 32, 3)), "uint8"), ("x_train", np.full((3, 32, 32, 3), np.nan), "finite"),
-    ):  # fmt: skip
+        ("y_train", np.array([1, 10, 0]), "labels 0 to 9"),
+        ("x_test", np.zeros((2, 32, 32), np.uint8), "(32, 32, 3)"),
+        ("x_test", np.zeros((2, 32, 32, 3)), "uint8"),
+        ("x_train", np.full((3, 32, 32, 3), np.nan), "finite"),
+    ):
         np.savez(path, **arrays | {key: wrong})
         message = refusal(data.load, "cifar10", folder)
         assert words in message
@@ -487,9 +510,23 @@ def write_messages(folder, rows, header="user,positive,text"):
 
 def test_words_are_those_of_the_basic_english_tokeniser():
     # source: the table of replacements in torchtext's documentation of "basic_english"
-    assert text.words_of("Don't (you) \"ever\"; stop: NOW.<br />ok,fine!?") == [
-        "don", "'", "t", "(", "you", ")", "ever", "stop", "now", ".", "ok", ",", "fine", "!", "?",
-    ]  # fmt: skip
+    assert text.words_of('Don\'t (you) "ever"; stop: NOW.<br />ok,fine!?') == [
+        "don",
+        "'",
+        "t",
+        "(",
+        "you",
+        ")",
+        "ever",
+        "stop",
+        "now",
+        ".",
+        "ok",
+        ",",
+        "fine",
+        "!",
+        "?",
+    ]
 
 
 def test_vocabulary_is_of_training_messages_with_ties_in_alphabetical_order(folder):
@@ -515,11 +552,14 @@ def test_long_messages_are_cut_and_empty_ones_are_unknown():
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (["1,0"], "line 2 must be user,positive,text, got 2 fields"), (["x,0,a"], "line 2, user must be a number"),
-        (["1,0,a", "1,4,a"], "line 3, positive must be 0 or 1, got '4'"), ([], "at least one"),
-        (["1,0,a", "2,0,b"], "one message of every user"), (['1,0,"a'], "damaged"),
+        (["1,0"], "line 2 must be user,positive,text, got 2 fields"),
+        (["x,0,a"], "line 2, user must be a number"),
+        (["1,0,a", "1,4,a"], "line 3, positive must be 0 or 1, got '4'"),
+        ([], "at least one"),
+        (["1,0,a", "2,0,b"], "one message of every user"),
+        (['1,0,"a'], "damaged"),
     ],
-)  # fmt: skip
+)
 def test_damaged_messages_are_refused_with_file_line_and_field(folder, rows, words):
     write_messages(folder, rows)
     message = refusal(data.load, "sent140", folder)
@@ -636,8 +676,9 @@ def prepare(folder, monkeypatch, images, labels, features=None, splits=("train",
     (folder / "tfds" / "toy" / version / "dataset_info.json").write_text("{}")
     channels = images[0].shape[2] if images[0].ndim == 3 else 1
     features = features or {
-        "image": Image_(shape=(None, None, channels), np_dtype=np.uint8), "label": ClassLabel(num_classes=3),
-    }  # fmt: skip
+        "image": Image_(shape=(None, None, channels), np_dtype=np.uint8),
+        "label": ClassLabel(num_classes=3),
+    }
     records = [{"image": png(image), "label": label} for image, label in zip(images, labels)]
 
     class Source(list):
@@ -690,7 +731,7 @@ GRAY, DEEP = np.zeros((2, 2), np.uint8), Image_(shape=(2, 2, 1), np_dtype=np.uin
         ([GRAY] * 2, {"features": {"image": DEEP, "label": ClassLabel()}}, "uint16"),
         ([GRAY] * 2, {"splits": ("train",)}, "splits train"),
     ],
-)  # fmt: skip
+)
 def test_tfds_that_is_no_image_classification_is_refused(folder, monkeypatch, images, options, words):
     prepare(folder, monkeypatch, images, [0, 1], **options)
     message = refusal(data.load, "tfds:toy", folder)

@@ -217,8 +217,9 @@ def toy(train=30, test=10):
     x = np.arange(train + test)[:, None].astype(np.float32)
     y = np.arange(train + test) % 3
     ids = np.arange(train + test) % 4
-    return Dataset("toy", x[:train], y[:train], x[train:], y[train:], 3, client_ids=ids[:train],
-                   test_client_ids=ids[train:])  # fmt: skip
+    return Dataset(
+        "toy", x[:train], y[:train], x[train:], y[train:], 3, client_ids=ids[:train], test_client_ids=ids[train:]
+    )
 
 
 def test_pooled_and_held_out_records_are_all_there_once_with_their_owners():
@@ -275,12 +276,17 @@ def test_given_ids_are_read_from_arrays_and_from_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("absent.txt", None, "existing file"), ("a.txt", b"1\n2\n", "one id for each of the 3 records"),
-        ("a.txt", b"1\n\n2\n", "nothing in line 2"), ("a.txt", b"\xff\n1\n2\n", "text file"), ("a.txt", b"", "shape"),
-        ("a.npy", b"no array", "npy array"), ("a.npy", np.arange(3.0), "integers or text"),
-        ("a.npy", np.arange(4), "one id for each of the 3 records"), ("a.npy", np.array([None, 1, 2]), "pickles"),
+        ("absent.txt", None, "existing file"),
+        ("a.txt", b"1\n2\n", "one id for each of the 3 records"),
+        ("a.txt", b"1\n\n2\n", "nothing in line 2"),
+        ("a.txt", b"\xff\n1\n2\n", "text file"),
+        ("a.txt", b"", "shape"),
+        ("a.npy", b"no array", "npy array"),
+        ("a.npy", np.arange(3.0), "integers or text"),
+        ("a.npy", np.arange(4), "one id for each of the 3 records"),
+        ("a.npy", np.array([None, 1, 2]), "pickles"),
     ],
-)  # fmt: skip
+)
 def test_damaged_file_of_ids_is_refused_by_name(tmp_path, name, content, words):
     if isinstance(content, np.ndarray):
         np.save(tmp_path / name, content, allow_pickle=True)

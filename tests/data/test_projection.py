@@ -31,7 +31,7 @@ def test_a_guarantee_says_that_the_components_were_not_private():
     data = federate(principal_components(images(), 3), np.split(np.arange(40), 4))
     value = fdp.dpnfl(
         cohort_size=2, batch_size=2, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0
-    )  # fmt: skip
+    )
     promise = fdp.guarantee(value, data, rounds=3, delta=1e-2)
     assert "principal components of all training records" in " ".join(promise.warnings)
     plain = fdp.guarantee(value, federate(images(), np.split(np.arange(40), 4)), rounds=3, delta=1e-2)

@@ -19,8 +19,13 @@ CASES = {
 
 def child(program, **environment):
     clean = {name: text for name, text in os.environ.items() if name not in (devices.ASKED, "XLA_FLAGS")}
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
-                           env=clean | {"JAX_PLATFORMS": "cpu"} | environment)  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean | {"JAX_PLATFORMS": "cpu"} | environment,
+    )
     return found.stdout.split()
 
 
@@ -123,12 +128,16 @@ def test_a_round_adds_up_its_cohort_by_one_collective():
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
-    [(["--devices", "99"], "devices must be at most the"), (["--devices", "0"], "integer of at least 1"),
-     (["--devices", "all"], "or auto"), (["--deterministic", "0"], "deterministic must be"),
-     (["--devices", "2", "--cohort-size", "1"], "at most the 1 clients of a cohort"),
-     (["--model-devices", "0"], "model_devices must be an integer of at least 1"),
-     (["--devices", "1", "--model-devices", "2"], "devices must be a multiple of the 2 that hold a model, got 1")],
-)  # fmt: skip
+    [
+        (["--devices", "99"], "devices must be at most the"),
+        (["--devices", "0"], "integer of at least 1"),
+        (["--devices", "all"], "or auto"),
+        (["--deterministic", "0"], "deterministic must be"),
+        (["--devices", "2", "--cohort-size", "1"], "at most the 1 clients of a cohort"),
+        (["--model-devices", "0"], "model_devices must be an integer of at least 1"),
+        (["--devices", "1", "--model-devices", "2"], "devices must be a multiple of the 2 that hold a model, got 1"),
+    ],
+)
 def test_devices_that_are_not_there_are_refused_in_one_line(asked, wanted, capsys):
     assert main(["run", *asked]) == 2
     told = capsys.readouterr().err.splitlines()

@@ -40,10 +40,15 @@ def free_port():
 def begin(words, *, devices=1, inside=(), environment=None, folder=None):
     """A process in a folder that sees `devices` CPU devices; `inside`: a command that runs it elsewhere."""
     return subprocess.Popen(
-        [*inside, sys.executable, *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(SOURCE)}
+        [*inside, sys.executable, *words],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env=os.environ
+        | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(SOURCE)}
         | (environment or {}),
-    )  # fmt: skip
+    )
 
 
 def ended(process):
@@ -80,10 +85,15 @@ def metrics(folder):
 
 
 BAD_WORDS = {
-    "no port": ("host", "2", "0", None), "port": ("host:x", "2", "0", None), "large": ("h:99999", "2", "0", None),
-    "count": ("h:1", "two", "0", None), "none": ("h:1", "0", "0", None), "index": ("h:1", "2", "2", None),
-    "half": ("h:1", "2", None, None), "timeout": ("h:1", "2", "0", "0"),
-}  # fmt: skip
+    "no port": ("host", "2", "0", None),
+    "port": ("host:x", "2", "0", None),
+    "large": ("h:99999", "2", "0", None),
+    "count": ("h:1", "two", "0", None),
+    "none": ("h:1", "0", "0", None),
+    "index": ("h:1", "2", "2", None),
+    "half": ("h:1", "2", None, None),
+    "timeout": ("h:1", "2", "0", "0"),
+}
 
 
 @pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS)
@@ -109,10 +119,11 @@ def test_a_port_in_use_is_refused():
 
 FACTS = {"data": "1", "code": "2"}
 OTHERS = {
-    "alike": (FACTS, None), "data": (FACTS | {"data": "3"}, "data of process 1 must be that of process 0, 1, got 3"),
+    "alike": (FACTS, None),
+    "data": (FACTS | {"data": "3"}, "data of process 1 must be that of process 0, 1, got 3"),
     "missing": ({"code": "2"}, "data of process 1 must be that of process 0, 1, got not given"),
     "refused": ({"refused": "no such folder"}, "process 1 has stopped: no such folder"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -171,7 +182,7 @@ ENDS = {
     "others": (FATAL + "UNAVAILABLE", "os.abort()", 1, "another of its processes is gone"),
     "late": (FATAL + "DEADLINE_EXCEEDED RegisterTask", "os.abort()", 2, "processes must be all started"),
     "unwanted": (FATAL + "INVALID: task\nRegisterTask", "os.abort()", 2, "one of --processes, got one that"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -211,13 +222,15 @@ def test_devices_of_processes_are_taken_alike(monkeypatch):
 
 
 CASES = {  # what passes between processes: sums, tables by client in parts, masked integers, cohorts that vary, looks
-    "plain": [], "tables": ["--algorithm", "scaffold"],
+    "plain": [],
+    "tables": ["--algorithm", "scaffold"],
     "tables on devices": ["--algorithm", "scaffold", "--records", "devices"],
     "masks": ["--algorithm", "cpfed", "--epsilon", "50"],
     "poisson": ["--algorithm", "dp_fedavg", "--cohort", "poisson", "--noise-multiplier", "1"],
-    "looks": ["--algorithm", "rfedavg_plus"], "models in parts": ["--model-devices", "2"],
+    "looks": ["--algorithm", "rfedavg_plus"],
+    "models in parts": ["--model-devices", "2"],
     "records": ["--records", "devices", "--train-metrics", "true"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

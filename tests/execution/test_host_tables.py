@@ -18,9 +18,10 @@ from fedjax_dp.rounds.checkpoint import Checkpoints
 
 MODEL = logistic_regression((FEATURES,), 3)
 KEEPING = {
-    "controls": fdp.scaffold(**COMMON), "rule": fdp.fedavg(**COMMON, local_rule="momentum", keep_rule=True),
+    "controls": fdp.scaffold(**COMMON),
+    "rule": fdp.fedavg(**COMMON, local_rule="momentum", keep_rule=True),
     "both": fdp.scaffold(**COMMON | {"cohort_size": 4}, dropout=0.4),
-}  # fmt: skip
+}
 
 
 def test_rows_are_what_was_written_and_the_first_row_elsewhere():

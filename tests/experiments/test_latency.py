@@ -51,10 +51,15 @@ def found(data, model):
 
 
 TOLD = latency.Latency(
-    round_ms=9.0, spread=0.1, parts=dict.fromkeys(latency.PARTS, 1.25), compile_s=2.0, turns=3, devices=2,
+    round_ms=9.0,
+    spread=0.1,
+    parts=dict.fromkeys(latency.PARTS, 1.25),
+    compile_s=2.0,
+    turns=3,
+    devices=2,
     floor=Floor(1e6, 1e5, 1e4, 1.0, 2.0, 3.0),
     changes=[latency.Change("evaluate_every", "20 instead of 10", 0.5)],
-)  # fmt: skip
+)
 
 
 def test_each_variant_lacks_one_more_part(model):
@@ -72,8 +77,11 @@ def test_each_variant_lacks_one_more_part(model):
 def test_what_is_not_there_is_not_left_out(model):
     common = {"cohort_size": COHORT, "local_steps": STEPS, "learning_rate": 0.1}
     assert list(latency.variants(fdp.fedavg(**common, batch_size=BATCH), model)) == [
-        "whole", "sampling", "gradient", "gather",
-    ]  # fmt: skip
+        "whole",
+        "sampling",
+        "gradient",
+        "gather",
+    ]
     client = fdp.dp_fedavg(**common, batch_size=BATCH, clip_norm=1.0, noise_multiplier=1.0)
     assert "noise" in latency.variants(client, model)
 

@@ -36,12 +36,18 @@ def test_every_data_set_brings_every_option_and_a_way_to_train():
 
 
 WAYS = [
-    {"partition": "iid"}, {"partition": "labels", "labels_per_client": 3},
+    {"partition": "iid"},
+    {"partition": "labels", "labels_per_client": 3},
     {"partition": "one-class", "num_clients": 30},
-    {"partition": "dirichlet", "concentration": 0.3}, {"partition": "dirichlet", "concentration_scale": "hsu"},
-    {"partition": "similarity", "similarity": 20.0}, {"sizes": "power-law"}, {"sizes": "zipf", "zipf_exponent": 0.5},
-    {"partition": "dirichlet", "sizes": "zipf"}, {"holdout": 0.25}, {"partition": "similarity", "holdout": 0.1},
-]  # fmt: skip
+    {"partition": "dirichlet", "concentration": 0.3},
+    {"partition": "dirichlet", "concentration_scale": "hsu"},
+    {"partition": "similarity", "similarity": 20.0},
+    {"sizes": "power-law"},
+    {"sizes": "zipf", "zipf_exponent": 0.5},
+    {"partition": "dirichlet", "sizes": "zipf"},
+    {"holdout": 0.25},
+    {"partition": "similarity", "holdout": 0.1},
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -105,11 +111,13 @@ def test_clients_are_given_in_a_file():
         ({"client_ids": "a.txt"}, "client_ids must be left out for partition iid"),
         ({"partition": "given"}, "name a file with --client-ids"),
         ({"partition": "labels", "labels_per_client": 0}, "labels_per_client must be an integer of at least 1"),
-        ({"partition": "dirichelt"}, "did you mean dirichlet?"), ({"sizes": "zip"}, "did you mean zipf?"),
-        ({"holdout": 1.0}, "holdout must be strictly between 0 and 1"), ({"seed": -1}, "seed must be an integer"),
+        ({"partition": "dirichelt"}, "did you mean dirichlet?"),
+        ({"sizes": "zip"}, "did you mean zipf?"),
+        ({"holdout": 1.0}, "holdout must be strictly between 0 and 1"),
+        ({"seed": -1}, "seed must be an integer"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_option_that_means_nothing_here_is_refused(options, words):
     assert words in refusal(lambda: resolved(**options))
 
@@ -127,7 +135,7 @@ def test_option_that_means_nothing_here_is_refused(options, words):
         ({"partition": "one-class", "num_clients": 3, "sizes": "power-law"}, "records left for client"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_partition_that_cannot_be_is_refused(options, words):
     assert words in refusal(lambda: build_data(resolved(**options)))
 
@@ -148,8 +156,14 @@ def test_holdout_of_natural_clients_needs_ids_of_test_records():
 def test_command_prints_a_table(capsys):
     assert cli.main(["data"]) == 0
     out = capsys.readouterr().out
-    for words in ("digits, partition iid, seed 0", "records per client", "143", "8 x 8 (uint8), one of 10 classes",
-                  "360 for testing (not divided among clients)", "label distance"):  # fmt: skip
+    for words in (
+        "digits, partition iid, seed 0",
+        "records per client",
+        "143",
+        "8 x 8 (uint8), one of 10 classes",
+        "360 for testing (not divided among clients)",
+        "label distance",
+    ):
         assert words in out
 
 
@@ -160,8 +174,13 @@ def test_command_prints_one_json_object_and_draws(capsys):
     told = json.loads(out)
     assert out.count("\n") == 1
     assert (told["clients"], told["classes"], told["record_shape"]) == (12, 10, [60])
-    assert told["options"] == {"dataset": "synthetic:1,1,12", "seed": 3, "partition": "natural", "min_records": 1,
-                               "plot": "clients.png"}  # fmt: skip
+    assert told["options"] == {
+        "dataset": "synthetic:1,1,12",
+        "seed": 3,
+        "partition": "natural",
+        "min_records": 1,
+        "plot": "clients.png",
+    }
     assert plt.imread("clients.png").std() > 0.05
 
 
@@ -177,14 +196,16 @@ def test_picture_is_drawn_for_few_and_for_many_clients(shape):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["mnits"], "did you mean mnist?"), (["--partitoin", "iid"], "did you mean --partition?"),
+        (["mnits"], "did you mean mnist?"),
+        (["--partitoin", "iid"], "did you mean --partition?"),
         (["--plot", "a.pdf"], "plot must be a file name that ends in .png"),
         (["--plot", "absent/a.png"], "plot must be in an existing folder"),
-        (["--num-clients", "many"], "--num-clients must be an integer"), (["digits", "more"], "argument must be"),
+        (["--num-clients", "many"], "--num-clients must be an integer"),
+        (["digits", "more"], "argument must be"),
         (["--rounds", "3"], "argument must be an option of fedjax-dp data"),
         (["tfds:cifar10", "--data-dir", "."], "where TensorFlow is installed run"),
     ],
-)  # fmt: skip
+)
 def test_bad_words_end_in_one_line(words, expected, capsys, monkeypatch):
     assert cli.main(["data", *words]) == 2
     out = capsys.readouterr()

@@ -68,13 +68,24 @@ def functions_blocks(d, t):
         ({"w": (3 * d * d,)}, lambda p, h: sum(jnp.tanh(h @ w) for w in p["w"].reshape(3, d, d))),
         ({"w": (d, 2 * d)}, lambda p, h: jnp.tanh(h @ p["w"][:, :d]) + h @ p["w"][:, d:]),
         ({"w": (d, 2 * d)}, lambda p, h: jnp.tanh(h @ p["w"][:, :d]) + h @ p["w"][:, half : half + d]),
-        ({"w": (2, d, d), "b": (2, d)}, lambda p, h: lax.scan(
-            lambda h, q: (jnp.tanh(h @ q["w"] + q["b"]), None), h, p)[0]),
-        ({"w": (d, d), "v": (d, d), "b": (d,)}, lambda p, h: lax.scan(
-            lambda c, x: (jnp.tanh(c @ p["w"] + x @ p["v"] + p["b"]),) * 2, jnp.zeros(d, h.dtype), h, reverse=True)[1]),
-        ({"w": (2, d, d)}, lambda p, h: lax.scan(
-            lambda h, w: (lax.scan(lambda c, x: (jnp.tanh(c @ w + x),) * 2, jnp.zeros(d, h.dtype), h)[1], None),
-            h, p["w"])[0]),
+        (
+            {"w": (2, d, d), "b": (2, d)},
+            lambda p, h: lax.scan(lambda h, q: (jnp.tanh(h @ q["w"] + q["b"]), None), h, p)[0],
+        ),
+        (
+            {"w": (d, d), "v": (d, d), "b": (d,)},
+            lambda p, h: lax.scan(
+                lambda c, x: (jnp.tanh(c @ p["w"] + x @ p["v"] + p["b"]),) * 2, jnp.zeros(d, h.dtype), h, reverse=True
+            )[1],
+        ),
+        (
+            {"w": (2, d, d)},
+            lambda p, h: lax.scan(
+                lambda h, w: (lax.scan(lambda c, x: (jnp.tanh(c @ w + x),) * 2, jnp.zeros(d, h.dtype), h)[1], None),
+                h,
+                p["w"],
+            )[0],
+        ),
         ({"w": (t, d)}, lambda p, h: h + p["w"]),
         ({"w": (t + 2, d)}, lambda p, h: h * 0.5 - p["w"][jnp.arange(t)]),
         ({"w": (d,), "b": (1, d)}, lambda p, h: h * p["w"] + 2.0 * p["b"]),
@@ -82,26 +93,41 @@ def functions_blocks(d, t):
         ({"w": (d, d)}, lambda p, h: (h[:, :, None] * p["w"]).sum(1)),
         ({"w": (d, d)}, lambda p, h: h @ (-0.5 * p["w"]) + jnp.flip(h, 1) @ jnp.flip(p["w"], 0)),
         ({"a": (d, 2), "b": (2, d)}, lambda p, h: h + 2.0 * (h @ p["a"]) @ p["b"]),
-        ({"a": (d, 2), "b": (2, d)}, lambda p, h: jnp.tanh(
-            h @ jnp.concatenate([p["a"], p["b"].T], 1)) @ jnp.ones((4, d), h.dtype)),
-        ({"w": (2, d, d)}, lambda p, h: jnp.einsum("td,kde->te", h, p["w"])
-            + jnp.einsum("td,kde,kt->te", h, p["w"], jnp.ones((2, t), h.dtype))),
+        (
+            {"a": (d, 2), "b": (2, d)},
+            lambda p, h: jnp.tanh(h @ jnp.concatenate([p["a"], p["b"].T], 1)) @ jnp.ones((4, d), h.dtype),
+        ),
+        (
+            {"w": (2, d, d)},
+            lambda p, h: (
+                jnp.einsum("td,kde->te", h, p["w"]) + jnp.einsum("td,kde,kt->te", h, p["w"], jnp.ones((2, t), h.dtype))
+            ),
+        ),
         ({"w": (3, d, d)}, lambda p, h: jnp.einsum("td,tde->te", h, p["w"][jnp.argmax(h, 1) % 3])),
         ({"w": (3, d, d)}, lambda p, h: jax.checkpoint(lambda h: jnp.tanh(h @ p["w"][1]) @ p["w"][2])(h)),
-        ({"k": (3, d, d), "b": (d,)}, lambda p, h: lax.conv_general_dilated(
-            h[None], p["k"], (1,), [(2, 0)], dimension_numbers=("NWC", "WIO", "NWC"))[0] + p["b"]),
-        ({"k": (d, 1, 3)}, lambda p, h: lax.conv_general_dilated(
-            h.T[None], p["k"], (1,), "SAME", feature_group_count=d)[0].T),
+        (
+            {"k": (3, d, d), "b": (d,)},
+            lambda p, h: (
+                lax.conv_general_dilated(h[None], p["k"], (1,), [(2, 0)], dimension_numbers=("NWC", "WIO", "NWC"))[0]
+                + p["b"]
+            ),
+        ),
+        (
+            {"k": (d, 1, 3)},
+            lambda p, h: lax.conv_general_dilated(h.T[None], p["k"], (1,), "SAME", feature_group_count=d)[0].T,
+        ),
         ({"w": (d, d)}, lambda p, h: lax.cond(h.sum() > 0, lambda: h @ p["w"], lambda: -h)),
-        ({"w": (d, d), "c": (1, d)}, lambda p, h: (
-            jax.nn.softmax(jnp.concatenate([p["c"], h]) @ p["w"] @ h.T) @ h)[1:]),
+        (
+            {"w": (d, d), "c": (1, d)},
+            lambda p, h: (jax.nn.softmax(jnp.concatenate([p["c"], h]) @ p["w"] @ h.T) @ h)[1:],
+        ),
         ({"w": (d, d)}, lambda p, h: own_product(jnp.tanh(h), p["w"])),
         ({"w": (d, d)}, lambda p, h: twice_the_gradient(h @ p["w"]) @ lax.stop_gradient(p["w"])),
         ({"w": (d, d)}, lambda p, h: lax.map(lambda x: jnp.tanh(x @ p["w"]), h)),
         ({"w": (d, d)}, lambda p, h: lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ p["w"]), h)),
         ({"w": (t, d, d)}, lambda p, h: jnp.einsum("td,tde->te", h, p["w"])),
         ({"w": (d, d), "z": (3,)}, lambda p, h: h @ p["w"].astype(jnp.float32).astype(h.dtype)),
-    ]  # fmt: skip
+    ]
 
 
 @jax.custom_vjp
@@ -188,8 +214,11 @@ class Over(nn.Module):
             def __call__(self, h, _):
                 return nn.tanh(nn.Dense(h.shape[-1])(h)), None
 
-        how = ({"variable_broadcast": "params", "split_rngs": {"params": False}} if self.shared else
-               {"variable_axes": {"params": 0}, "split_rngs": {"params": True}})  # fmt: skip
+        how = (
+            {"variable_broadcast": "params", "split_rngs": {"params": False}}
+            if self.shared
+            else {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+        )
         return nn.scan(Body, **how, length=2)()(h, None)[0]
 
 
@@ -207,18 +236,34 @@ def wide():
 
 def linen_blocks(d):
     return [
-        lambda: lambda h: nn.tanh(nn.Dense(d)(h)), lambda: TimeMajor(), lambda: Positions(), lambda: Folded(),
-        lambda: Attend(), lambda: Gate(), lambda: Over(True), lambda: Over(False),
-        lambda: nn.WeightNorm(nn.Dense(d)), lambda: nn.LayerNorm(), lambda: nn.RMSNorm(), lambda: nn.GroupNorm(1),
-        lambda: nn.Conv(d, (2,), padding="CAUSAL"), lambda: nn.Conv(d, (3,), feature_group_count=d),
-        lambda: nn.RNN(nn.GRUCell(d, param_dtype=wide())), lambda: nn.RNN(
-            nn.OptimizedLSTMCell(d, param_dtype=wide()), reverse=True, keep_order=True),
-        lambda: nn.RNN(nn.SimpleCell(d, param_dtype=wide())), lambda: nn.remat(Attend)(),
+        lambda: lambda h: nn.tanh(nn.Dense(d)(h)),
+        lambda: TimeMajor(),
+        lambda: Positions(),
+        lambda: Folded(),
+        lambda: Attend(),
+        lambda: Gate(),
+        lambda: Over(True),
+        lambda: Over(False),
+        lambda: nn.WeightNorm(nn.Dense(d)),
+        lambda: nn.LayerNorm(),
+        lambda: nn.RMSNorm(),
+        lambda: nn.GroupNorm(1),
+        lambda: nn.Conv(d, (2,), padding="CAUSAL"),
+        lambda: nn.Conv(d, (3,), feature_group_count=d),
+        lambda: nn.RNN(nn.GRUCell(d, param_dtype=wide())),
+        lambda: nn.RNN(nn.OptimizedLSTMCell(d, param_dtype=wide()), reverse=True, keep_order=True),
+        lambda: nn.RNN(nn.SimpleCell(d, param_dtype=wide())),
+        lambda: nn.remat(Attend)(),
         lambda: nn.ConvTranspose(d, (2,)),
-        lambda: nn.ConvLocal(d, (1,)), lambda: nn.PReLU(), lambda: nn.Bidirectional(
-            nn.RNN(nn.GRUCell(d, param_dtype=wide())), nn.RNN(nn.GRUCell(d, param_dtype=wide())), merge_fn=jnp.add),
-        lambda: nn.DenseGeneral(d, axis=-1), lambda: nn.Einsum((d, d), "...d,de->...e"), lambda: General(),
-    ]  # fmt: skip
+        lambda: nn.ConvLocal(d, (1,)),
+        lambda: nn.PReLU(),
+        lambda: nn.Bidirectional(
+            nn.RNN(nn.GRUCell(d, param_dtype=wide())), nn.RNN(nn.GRUCell(d, param_dtype=wide())), merge_fn=jnp.add
+        ),
+        lambda: nn.DenseGeneral(d, axis=-1),
+        lambda: nn.Einsum((d, d), "...d,de->...e"),
+        lambda: General(),
+    ]
 
 
 class LinenNet(nn.Module):
@@ -243,15 +288,18 @@ class NnxNet(nnx.Module):
         d = case.width
         self.tokens, self.many, self.tied = case.tokens, case.many, bool(case.tokens and case.blocks[0] % 2)
         kinds = [
-            lambda: nnx.Linear(d, d, rngs=rngs), lambda: nnx.LayerNorm(d, rngs=rngs), lambda: nnx.RMSNorm(d, rngs=rngs),
+            lambda: nnx.Linear(d, d, rngs=rngs),
+            lambda: nnx.LayerNorm(d, rngs=rngs),
+            lambda: nnx.RMSNorm(d, rngs=rngs),
             lambda: nnx.MultiHeadAttention(1, d, decode=False, rngs=rngs),
             lambda: nnx.Conv(d, d, (2,), padding="CAUSAL", rngs=rngs),
             lambda: nnx.RNN(nnx.GRUCell(d, d, param_dtype=wide(), rngs=rngs)),
             lambda: nnx.LoRA(d, 2, d, base_module=nnx.Linear(d, d, rngs=rngs), rngs=rngs),
-            lambda: nnx.LinearGeneral(d, d, rngs=rngs), lambda: nnx.Einsum("...d,de->...e", (d, d), (d,), rngs=rngs),
+            lambda: nnx.LinearGeneral(d, d, rngs=rngs),
+            lambda: nnx.Einsum("...d,de->...e", (d, d), (d,), rngs=rngs),
             lambda: nnx.GroupNorm(d, num_groups=1, rngs=rngs),
             lambda: nnx.Conv(d, d, (3,), feature_group_count=d, rngs=rngs),
-        ]  # fmt: skip
+        ]
         made = [kinds[block % len(kinds)]() for block in case.blocks]
         self.layers = nnx.List([made[0], *made] if case.blocks[-1] % 3 == 0 else made)  # one of them twice
         self.table = nnx.Embed(5, d, rngs=rngs) if self.tokens else None
@@ -275,13 +323,17 @@ class EquinoxNet(eqx.Module):
     def __init__(self, case, key):
         d, keys = case.width, iter(jax.random.split(key, 20))
         make = [
-            lambda: eqx.nn.Linear(d, d, key=next(keys)), lambda: eqx.nn.LayerNorm(d), lambda: eqx.nn.RMSNorm(d),
+            lambda: eqx.nn.Linear(d, d, key=next(keys)),
+            lambda: eqx.nn.LayerNorm(d),
+            lambda: eqx.nn.RMSNorm(d),
             lambda: eqx.nn.MultiheadAttention(1, d, use_query_bias=True, key=next(keys)),
-            lambda: eqx.nn.Conv1d(d, d, 3, padding=1, key=next(keys)), lambda: eqx.nn.GRUCell(d, d, key=next(keys)),
+            lambda: eqx.nn.Conv1d(d, d, 3, padding=1, key=next(keys)),
+            lambda: eqx.nn.GRUCell(d, d, key=next(keys)),
             lambda: eqx.filter_vmap(lambda k: eqx.nn.Linear(d, d, key=k))(jax.random.split(next(keys), 3)),
             lambda: eqx.filter_vmap(lambda k: eqx.nn.Linear(d, d, key=k))(jax.random.split(next(keys), 2)),
-            lambda: eqx.nn.MLP(d, d, 4, 1, key=next(keys)), lambda: eqx.nn.LSTMCell(d, d, key=next(keys)),
-        ]  # fmt: skip
+            lambda: eqx.nn.MLP(d, d, 4, 1, key=next(keys)),
+            lambda: eqx.nn.LSTMCell(d, d, key=next(keys)),
+        ]
         self.kinds = tuple(block % len(make) for block in case.blocks)
         self.layers = [make[kind]() for kind in self.kinds]
         self.table = eqx.nn.Embedding(5, d, key=next(keys)) if case.tokens else None
@@ -315,12 +367,13 @@ def haiku_network(case):
         table = hk.Embed(5, d) if case.tokens else None
         h = table(x) if case.tokens else x
         kinds = [
-            lambda h: jnp.tanh(hk.Linear(d)(h)), lambda h: hk.LayerNorm(-1, True, True)(h),
+            lambda h: jnp.tanh(hk.Linear(d)(h)),
+            lambda h: hk.LayerNorm(-1, True, True)(h),
             lambda h: h + hk.MultiHeadAttention(2, 2, w_init=hk.initializers.RandomNormal(), model_size=d)(h, h, h),
-            lambda h: hk.Conv1D(d, 3)(h), lambda h: hk.dynamic_unroll(
-                hk.GRU(d), h, hk.GRU(d).initial_state(h.shape[0]), time_major=False)[0],
+            lambda h: hk.Conv1D(d, 3)(h),
+            lambda h: hk.dynamic_unroll(hk.GRU(d), h, hk.GRU(d).initial_state(h.shape[0]), time_major=False)[0],
             lambda h: h + hk.get_parameter("positions", h.shape[1:], init=hk.initializers.RandomNormal()),
-        ]  # fmt: skip
+        ]
         for block in case.blocks:
             h = kinds[block % len(kinds)](h)
         return hk.Linear(CLASSES)(h if case.many else h.mean(1))
@@ -453,10 +506,12 @@ def functions_drop(params, x, key):
 
 @pytest.mark.parametrize(
     "given",
-    [pytest.param(lambda key: NnxDrop(nnx.Rngs(key)), marks=pytest.mark.slow),
-     pytest.param(lambda key: EquinoxDrop(key), marks=pytest.mark.slow),
-     (lambda key: jax.random.normal(key, (40, 3)), functions_drop)],
-)  # fmt: skip
+    [
+        pytest.param(lambda key: NnxDrop(nnx.Rngs(key)), marks=pytest.mark.slow),
+        pytest.param(lambda key: EquinoxDrop(key), marks=pytest.mark.slow),
+        (lambda key: jax.random.normal(key, (40, 3)), functions_drop),
+    ],
+)
 def test_dropout_has_a_key_of_each_record_in_every_framework(given):
     model = fdp.model(given, (40,))
     params, x, y = model.init(jax.random.key(0)), jnp.ones((4, 40)), jnp.zeros(4, int)
@@ -485,13 +540,16 @@ def test_a_module_that_stands_starts_with_its_own_numbers_and_another_with_those
     ("network", "told"),
     [
         (lambda: lambda key: BatchNormed(nnx.Rngs(key)), "BatchNormed with BatchStat"),
-        (lambda: hk.transform_with_state(lambda x: hk.BatchNorm(True, True, 0.9)(x, True)),
-         "Haiku function with a state"),
-        (lambda: lambda key: 3, "use|pair of functions"), (lambda: Mean(), "runs over the records of a batch"),
+        (
+            lambda: hk.transform_with_state(lambda x: hk.BatchNorm(True, True, 0.9)(x, True)),
+            "Haiku function with a state",
+        ),
+        (lambda: lambda key: 3, "use|pair of functions"),
+        (lambda: Mean(), "runs over the records of a batch"),
         (lambda: hk.transform(lambda x: hk.Linear(3)(x - x.mean(0))), "runs over the records of a batch"),
         (lambda: eqx.nn.Linear(7, 3, key=jax.random.key(0)), "Linear that fails on one record"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_network_of_one_record_is_refused_in_one_line(network, told):
     with jax.numpy_rank_promotion("allow"), pytest.raises(errors.ConfigurationError, match=told) as caught:
         fdp.model(network(), (5,))
@@ -516,9 +574,11 @@ def test_every_framework_runs_privately_with_a_guarantee(framework):
     data = ragged_data([20, 30, 25], shape=(40,))
     network = {
         "functions": (lambda key: 0.1 * jax.random.normal(key, (40, 3)), functions_drop),
-        "linen": nn.Dense(3), "nnx": lambda key: NnxDrop(nnx.Rngs(key)), "equinox": EquinoxDrop(jax.random.key(1)),
+        "linen": nn.Dense(3),
+        "nnx": lambda key: NnxDrop(nnx.Rngs(key)),
+        "equinox": EquinoxDrop(jax.random.key(1)),
         "haiku": hk.transform(lambda x: hk.Linear(3)(x)),
-    }[framework]  # fmt: skip
+    }[framework]
     value = fdp.dpnfl(cohort_size=2, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=1.0)
     result = fdp.run(value, data, rounds=2, epsilon=5.0, delta=1e-2, model=fdp.model(network, data))
     assert 0 < result.guarantee.epsilon <= 5.0

@@ -80,13 +80,17 @@ class Sequence(nn.Module):
     def __call__(self, x):
         again = nn.Dense(4)
         layers = {
-            "dense": lambda: nn.Dense(6, use_bias=False), "again": lambda: again,
+            "dense": lambda: nn.Dense(6, use_bias=False),
+            "again": lambda: again,
             "conv": lambda: nn.Conv(4, (3,), strides=(2,), use_bias=True),
             "dilated": lambda: nn.Conv(5, (2,), kernel_dilation=(2,), padding="VALID", use_bias=False),
-            "layer": lambda: nn.LayerNorm(), "scale": lambda: nn.LayerNorm(use_bias=False),
-            "group": lambda: nn.GroupNorm(2), "rms": lambda: nn.RMSNorm(),
-            "lstm": lambda: nn.RNN(nn.OptimizedLSTMCell(3)), "old": lambda: nn.RNN(nn.LSTMCell(4)),
-        }  # fmt: skip
+            "layer": lambda: nn.LayerNorm(),
+            "scale": lambda: nn.LayerNorm(use_bias=False),
+            "group": lambda: nn.GroupNorm(2),
+            "rms": lambda: nn.RMSNorm(),
+            "lstm": lambda: nn.RNN(nn.OptimizedLSTMCell(3)),
+            "old": lambda: nn.RNN(nn.LSTMCell(4)),
+        }
         for kind in self.kinds:
             x = nn.Dense(4)(x) if kind in ("again", "group") and x.shape[-1] != 4 else x
             x = jnp.tanh(layers[kind]()(x))
@@ -176,9 +180,14 @@ def clipped_sum(model, *arguments):
 
 
 @given(
-    records=st.integers(1, 6), features=st.integers(1, 7), hidden=st.lists(st.integers(1, 6), max_size=2),
-    bias=st.booleans(), clip_norm=st.floats(1e-3, 1e3), seed=st.integers(0, 99), real=st.integers(1, 6),
-)  # fmt: skip
+    records=st.integers(1, 6),
+    features=st.integers(1, 7),
+    hidden=st.lists(st.integers(1, 6), max_size=2),
+    bias=st.booleans(),
+    clip_norm=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 99),
+    real=st.integers(1, 6),
+)
 @settings(max_examples=8, deadline=None)
 @pytest.mark.slow
 def test_probes_equal_gradients_taken_one_by_one(records, features, hidden, bias, clip_norm, seed, real):
@@ -205,9 +214,12 @@ KINDS = ("dense", "again", "conv", "dilated", "layer", "scale", "group", "rms", 
 
 @pytest.mark.slow
 @given(
-    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), records=st.integers(1, 4),
-    positions=st.integers(7, 20), clip_norm=st.floats(1e-2, 10), seed=st.integers(0, 99),
-)  # fmt: skip
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
+    records=st.integers(1, 4),
+    positions=st.integers(7, 20),
+    clip_norm=st.floats(1e-2, 10),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=5, deadline=None)
 def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, positions, clip_norm, seed):
     kinds = [kind for i, kind in enumerate(kinds) if kind not in ("conv", "dilated") or kind not in kinds[:i]]
@@ -217,12 +229,21 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
 
 @pytest.mark.parametrize(
     ("module", "shape", "tokens"),
-    [(Picture(), (7, 6, 2), False), (Words(), (6,), True), (Shared(), (3,), False),
-     (lstm((5,), 3, Frozen(np.eye(7)), hidden=4, layers=1).network.module, (5,), True),
-     *(pytest.param(*case, False, marks=pytest.mark.slow) for case in
-       ((cnn((8, 8), 3).network.module, (8, 8)), (Sequence(KINDS), (30, 4)),
-        (group_norm_cnn((8, 8), 3).network.module, (8, 8))))],
-)  # fmt: skip
+    [
+        (Picture(), (7, 6, 2), False),
+        (Words(), (6,), True),
+        (Shared(), (3,), False),
+        (lstm((5,), 3, Frozen(np.eye(7)), hidden=4, layers=1).network.module, (5,), True),
+        *(
+            pytest.param(*case, False, marks=pytest.mark.slow)
+            for case in (
+                (cnn((8, 8), 3).network.module, (8, 8)),
+                (Sequence(KINDS), (30, 4)),
+                (group_norm_cnn((8, 8), 3).network.module, (8, 8)),
+            )
+        ),
+    ],
+)
 def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
     problem_ = problem(module, 4, shape, tokens=tokens)
     got = check_against_gradients_taken_one_by_one(*problem_, 0.5)
@@ -232,19 +253,20 @@ def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
 @pytest.mark.parametrize(
     ("module", "way", "told"),
     [
-        (Leaking(), "direct", "is part of the result|goes into"), (Tied(), "factored", "dot_general \\(transposed\\)"),
-        (Scaled(), "direct", "goes into mul"), (Looped(), "factored", "2 positions"),
-        (Gated(), "factored", "dot_general"), (Grouped(), "factored", "2 x 2 x 2"),
+        (Leaking(), "direct", "is part of the result|goes into"),
+        (Tied(), "factored", "dot_general \\(transposed\\)"),
+        (Scaled(), "direct", "goes into mul"),
+        (Looped(), "factored", "2 positions"),
+        (Gated(), "factored", "dot_general"),
+        (Grouped(), "factored", "2 x 2 x 2"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("microbatch", quick([None, 3], (None,)))
 def test_every_use_of_a_parameter_is_right_and_told(module, way, told, microbatch):
     model, params, x, y = problem(module, 4, 6, classes=3)
     weights = gradients.explain(model, params, x, y).weights
     assert any(weight.way == way and re.search(told, weight.told) for weight in weights), weights
-    got = jax.jit(gradients.clipped_sum, static_argnums=(0, 6))(
-        model, params, x, y, jnp.ones(4, bool), 0.5, microbatch
-    )  # fmt: skip
+    got = jax.jit(gradients.clipped_sum, static_argnums=(0, 6))(model, params, x, y, jnp.ones(4, bool), 0.5, microbatch)
     for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, np.ones(4), 0.5)):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
@@ -300,13 +322,17 @@ class Apart(nn.Module):
         (lambda x: x / jnp.abs(x).max(), "reduce_max"),
         (lambda x: x + jnp.where(x.max() > 255, x.mean(0, keepdims=True), 0), "reduce_max"),  # only for large inputs
         (lambda x: x @ (x.T @ x), "dot_general"),
-        (lambda x: jnp.cumsum(x, 0), "cumsum"), (lambda x: jnp.sort(x, 0), "sort"), (lambda x: x[::-1], "rev"),
-        (lambda x: x - x[:1], "slice"), (lambda x: x * (x.sum() > 0), "reduce_sum"),
+        (lambda x: jnp.cumsum(x, 0), "cumsum"),
+        (lambda x: jnp.sort(x, 0), "sort"),
+        (lambda x: x[::-1], "rev"),
+        (lambda x: x - x[:1], "slice"),
+        (lambda x: x * (x.sum() > 0), "reduce_sum"),
         (lambda x: lax.scan(lambda c, r: (c + r, c), jnp.zeros(5), x)[1], "scan"),
         (lambda x: jax.jit(lambda x: jax.nn.standardize(x, axis=0))(x), "reduce_sum"),
-        (lambda x: x - x.reshape(-1).mean(), "reduce_sum"), (lambda x: jnp.roll(x, 1, 0), "slice"),
+        (lambda x: x - x.reshape(-1).mean(), "reduce_sum"),
+        (lambda x: jnp.roll(x, 1, 0), "slice"),
     ],
-)  # fmt: skip
+)
 def test_what_a_network_does_over_a_batch_is_found_in_its_program(function, what):
     with pytest.raises(errors.ConfigurationError, match=f"{what}.*runs over the records of a batch"):
         fdp.model(Apart(function), (5,))
@@ -315,20 +341,24 @@ def test_what_a_network_does_over_a_batch_is_found_in_its_program(function, what
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x - x.mean(1, keepdims=True), lambda x: x.T.T, lambda x: lax.map(lambda r: r / r.sum(), x),
-        lambda x: jnp.stack([2 * r for r in x]), lambda x: x[jnp.arange(x.shape[0]), ::-1],
-        lambda x: (x.reshape(-1) * 2).reshape(x.shape), lambda x: jnp.einsum("ni,nj->nij", x, x).sum(2),
+        lambda x: x - x.mean(1, keepdims=True),
+        lambda x: x.T.T,
+        lambda x: lax.map(lambda r: r / r.sum(), x),
+        lambda x: jnp.stack([2 * r for r in x]),
+        lambda x: x[jnp.arange(x.shape[0]), ::-1],
+        lambda x: (x.reshape(-1) * 2).reshape(x.shape),
+        lambda x: jnp.einsum("ni,nj->nij", x, x).sum(2),
         lambda x: jax.vmap(lambda r: jnp.sort(r) - jnp.max(r))(x),
         lambda x: jnp.broadcast_to(x[:, None], (x.shape[0], 2, 5)).sum(1),
         lambda x: lax.scan(lambda c, r: (c + r, c), jnp.zeros(x.shape[0]), x.T)[1].T,
     ],
-)  # fmt: skip
+)
 def test_what_treats_each_record_alone_is_no_matter_how_it_is_written(function):
     model = fdp.model(Apart(function), (5,))
     params, x = model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (4, 5))
     np.testing.assert_allclose(
         gradients.logits(model, params, x), model.network.run(params, x, None), rtol=1e-5, atol=1e-6
-    )  # fmt: skip
+    )
 
 
 class TimeMajor(nn.Module):
@@ -369,8 +399,10 @@ def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(m
 def test_the_scale_of_a_weight_norm_is_trained():
     model, params, x, y = problem(Normed(), 4, (2, 3))
     total = compiled_sum(model, params, x, y, jnp.ones(4, bool), 1.0).total
-    assert any("scale" in jax.tree_util.keystr(path) and (jnp.abs(leaf) > 1e-3).any()
-               for path, leaf in jax.tree_util.tree_leaves_with_path(total))  # fmt: skip
+    assert any(
+        "scale" in jax.tree_util.keystr(path) and (jnp.abs(leaf) > 1e-3).any()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(total)
+    )
 
 
 def balanced(scores, labels):
@@ -455,17 +487,21 @@ odd.def_impl(lambda a: a)
         (lambda: fdp.model(Apart(lambda x: x), (5,), loss=lambda s, y: s), r"a loss that is float32\[3\]"),
         (lambda: fdp.model(Apart(lambda x: x), (5,), loss=lambda s, y: y), r"a loss that is int32\[\]"),
         (lambda: fdp.model(Apart(lambda x: x.astype(jnp.float16)), (5,)), None),
-        (lambda: fdp.model((lambda key: jnp.ones(5), half), (5,)),
-         r"overflow in it, got .* in float16 in .*test_gradients.py"),
+        (
+            lambda: fdp.model((lambda key: jnp.ones(5), half), (5,)),
+            r"overflow in it, got .* in float16 in .*test_gradients.py",
+        ),
         (lambda: fdp.model(Odd(), (5,)), r"the primitive odd in .*test_gradients.py"),
         (lambda: fdp.model(Forgetful(), (5,)), "Forgetful that fails on one record.*InvalidRngError"),
         (lambda: fdp.model((lambda key: jnp.ones(5), unknown), (5,)), r"a loop of unknown length in .*use scan"),
         (lambda: fdp.model(3, (5,)), "a int; give"),
         (lambda: fdp.model(Apart(lambda x: x.sum()), (5,)), "fails on one record|makes"),
-        (lambda: fdp.model(Apart(lambda x: x @ jnp.ones((7, 2))), (5,)),
-         "fails on one record in .*test_gradients.py.*TypeError"),
+        (
+            lambda: fdp.model(Apart(lambda x: x @ jnp.ones((7, 2))), (5,)),
+            "fails on one record in .*test_gradients.py.*TypeError",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_trained_is_one_line_with_the_place_in_the_code(make, told):
     if told is None:  # only records are narrow, no gradient is
         assert jnp.isfinite(ravel(use(make()).total)[0]).all()
@@ -664,8 +700,15 @@ def tokens_of(sizes, length):
     rng = np.random.default_rng(0)
     records = sum(sizes)
     x, y = rng.integers(0, 9, (records, length)), rng.integers(0, 3, records)
-    dataset = Dataset("tokens", x.astype(np.int32), y.astype(np.int32), x[:5].astype(np.int32), y[:5].astype(np.int32),
-                      classes=3, tokens=True)  # fmt: skip
+    dataset = Dataset(
+        "tokens",
+        x.astype(np.int32),
+        y.astype(np.int32),
+        x[:5].astype(np.int32),
+        y[:5].astype(np.int32),
+        classes=3,
+        tokens=True,
+    )
     return federate(dataset, np.split(np.arange(records), np.cumsum(sizes)[:-1]))
 
 

@@ -109,9 +109,10 @@ def test_gradients_equal_the_given_ones(name):
     forward = globals()[name]
     with jax.numpy_rank_promotion("allow"):
         model = fdp.model(
-            (lambda key: params, lambda p, x: forward(p, frozen, x, case["options"])), x[0],
+            (lambda key: params, lambda p, x: forward(p, frozen, x, case["options"])),
+            x[0],
             loss=loss_of(name, case["options"]),
-        )  # fmt: skip
+        )
         found = gradients.clipped_sum(model, params, x, y, np.ones(len(x), bool), case["clip_norm"])
     wanted = case["expected"]
     np.testing.assert_allclose(found.losses, wanted["losses"], rtol=1e-5)

@@ -46,29 +46,37 @@ RIGHT = {
     "shuffled cohort": (changed(RECORD, cohort=own.Shuffled(size=6)), changed(RECORD, cohort=fdp.AllClients())),
     "shuffled cohort, whole clients": (changed(CLIENT, cohort=own.Shuffled(size=3)), CLIENT),
     "coins, whole clients": (
-        changed(CLIENT, cohort=own.Coins(rate=0.5)), changed(CLIENT, cohort=fdp.PoissonCohort(size=3)),
+        changed(CLIENT, cohort=own.Coins(rate=0.5)),
+        changed(CLIENT, cohort=fdp.PoissonCohort(size=3)),
     ),
     "halves": (changed(RECORD, cohort=own.Halves()), changed(RECORD, cohort=fdp.CyclicCohort(size=3))),
     "halves, correlated": (
-        changed(fdp.dp_ftrl(**COMMON, **CLIP), cohort=own.Halves()), fdp.dp_ftrl(**COMMON, **CLIP, cohort="cyclic"),
+        changed(fdp.dp_ftrl(**COMMON, **CLIP), cohort=own.Halves()),
+        fdp.dp_ftrl(**COMMON, **CLIP, cohort="cyclic"),
     ),
     "batches by luck": (steps(RECORD, batches=own.Picks(size=2)), RECORD),
-    "batches by coins": (steps(RECORD, batches=own.RecordCoins(size=2)),
-                         steps(RECORD, batches=fdp.PoissonBatches(size=2))),
+    "batches by coins": (
+        steps(RECORD, batches=own.RecordCoins(size=2)),
+        steps(RECORD, batches=fdp.PoissonBatches(size=2)),
+    ),
     "all records": (steps(RECORD, batches=own.Everything()), FULL),
     "own clipping": (noised(RECORD, bound=own.Normalise()), RECORD),
-    "own clipping, Poisson": (steps(noised(RECORD, bound=own.Normalise()), batches=fdp.PoissonBatches(size=2)),
-                              steps(RECORD, batches=fdp.PoissonBatches(size=2))),
+    "own clipping, Poisson": (
+        steps(noised(RECORD, bound=own.Normalise()), batches=fdp.PoissonBatches(size=2)),
+        steps(RECORD, batches=fdp.PoissonBatches(size=2)),
+    ),
     "own batch clipping": (noised(RECORD, bound=own.ClampMean()), BATCH),
     "own bound of a noised upload": (noised(OUTPUT, bound=own.ClampMean()), OUTPUT),
     "JAX's normals": (noised(RECORD, source=own.JaxNormals()), RECORD),
     "JAX's normals, whole clients": (changed(CLIENT, upload=changed(CLIENT.upload, source=own.JaxNormals())), CLIENT),
     "noise taken back": (
-        noised(RECORD, source=own.TakesBack()), noised(RECORD, source=fdp.BandedNoise(coefficients=(1.0, -0.5))),
+        noised(RECORD, source=own.TakesBack()),
+        noised(RECORD, source=fdp.BandedNoise(coefficients=(1.0, -0.5))),
     ),
     "own privatizer": (steps(RECORD, privatizer=own.Noises(**CLIP)), RECORD),
     "own privatizer, own names": (
-        steps(RECORD, privatizer=own.Within(radius=0.7, noise_multiplier=2.0)), RECORD,
+        steps(RECORD, privatizer=own.Within(radius=0.7, noise_multiplier=2.0)),
+        RECORD,
     ),
     "every tensor clipped": (noised(RECORD, bound=own.EachTensor()), RECORD),
     "own schedule": (steps(RECORD, schedule=lambda t: 1 / (1 + 0.1 * t)), RECORD),
@@ -88,7 +96,7 @@ RIGHT = {
     "own transport": (changed(RECORD, transport=own.Open()), RECORD),
     "own local steps": (changed(RECORD, local=own.Halved(**vars(RECORD.local))), RECORD),
     "own server": (changed(CLIENT, server=own.Lazy(rate=0.5)), CLIENT),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow  # each runs a round of its own
@@ -330,8 +338,9 @@ def any_message(self, key, update, *rest):
 
 
 def faint_release(self, key, round_index, mean, extra, state, reach, expected):
-    return own.Clips.release(changed(own.Clips(**CLIP), noise_multiplier=1.0), key, round_index, mean, extra, state,
-                             reach, expected)  # fmt: skip
+    return own.Clips.release(
+        changed(own.Clips(**CLIP), noise_multiplier=1.0), key, round_index, mean, extra, state, reach, expected
+    )
 
 
 def same_release(self, key, round_index, *rest):
@@ -441,96 +450,154 @@ def past_the_privatizer(self, key, round_index, client, received, data, model, s
 
 
 LIES = {
-    **{f"cohort {name}, {of}": changed(algorithm, cohort=lying(part, **members))
-       for of, algorithm in BOTH.items() for name, (part, members) in {
-           "of one client thrice": (SHUFFLED, {"sample": twice_the_first}),
-           "same every round": (SHUFFLED, {"sample": same_every_round}),
-           "same every third round": (SHUFFLED, {"sample": every_third_round}),
-           "of the first": (SHUFFLED, {"sample": first_ones}),
-           "with favourites": (SHUFFLED, {"sample": favourites}),
-           "of a smaller law": (SHUFFLED, {"law": lambda self, shares: (0.1 + 0.0 * shares, 1)}),
-           "of more positions": (SHUFFLED, {"members": says(5)}),
-           "more often than told": (COINS, {"sample": often}),
-           "of a base that draws less": (SHUFFLED, {"base": property(lambda self: own.Shuffled(size=1))}),
-       }.items()},
-    "cohort of halves, wider apart": changed(fdp.dp_ftrl(**COMMON, **CLIP), cohort=lying(
-        own.Halves(), spacing=says(4))),
+    **{
+        f"cohort {name}, {of}": changed(algorithm, cohort=lying(part, **members))
+        for of, algorithm in BOTH.items()
+        for name, (part, members) in {
+            "of one client thrice": (SHUFFLED, {"sample": twice_the_first}),
+            "same every round": (SHUFFLED, {"sample": same_every_round}),
+            "same every third round": (SHUFFLED, {"sample": every_third_round}),
+            "of the first": (SHUFFLED, {"sample": first_ones}),
+            "with favourites": (SHUFFLED, {"sample": favourites}),
+            "of a smaller law": (SHUFFLED, {"law": lambda self, shares: (0.1 + 0.0 * shares, 1)}),
+            "of more positions": (SHUFFLED, {"members": says(5)}),
+            "more often than told": (COINS, {"sample": often}),
+            "of a base that draws less": (SHUFFLED, {"base": property(lambda self: own.Shuffled(size=1))}),
+        }.items()
+    },
+    "cohort of halves, wider apart": changed(
+        fdp.dp_ftrl(**COMMON, **CLIP), cohort=lying(own.Halves(), spacing=says(4))
+    ),
     "cohort counted twice": changed(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
-    "cohort hidden as a smaller sample": changed(CLIENT, cohort=lying(
-        COINS, hidden=says((Poisson(0.1), Adjacency.ADD_REMOVE)))),
+    "cohort hidden as a smaller sample": changed(
+        CLIENT, cohort=lying(COINS, hidden=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
+    ),
     "cohort hidden as independent": changed(CLIENT, cohort=lying(COINS, sample=pairs)),
     "cohort fixed though it is not": changed(CLIENT, cohort=lying(COINS, fixed=True), aggregate=fdp.ESTIMATORS["mean"]),
-    **{f"batches {name}": steps(RECORD, batches=lying(part, **members)) for name, (part, members) in {
-        "of the first": (PICKS, {"sample": first_records}),
-        "same in every step": (PICKS, {"sample": same_batch}),
-        "of one record twice": (PICKS, {"sample": one_record_twice}),
-        "of others' records": (PICKS, {"sample": others_records}),
-        "over who came": (own.RecordCoins(size=2), {"sample": realised}),
-        "of a smaller law": (PICKS, {"sampling": says(WithoutReplacement(2, 80))}),
-        "Poisson at half the rate": (own.RecordCoins(size=2), {"sampling": says(Poisson(0.1))}),
-        "Poisson though of one size": (PICKS, {"sampling": says(Poisson(0.25))}),
-        "of another divisor": (PICKS, {"divisor": says(4)}),
-    }.items()},
-    **{f"batches {name}": steps(RECORD, steps=6, batches=lying(PICKS, sample=sample)) for name, sample in {
-        "same after two": same_after_two, "sometimes again": every_other_run,
-    }.items()},
+    **{
+        f"batches {name}": steps(RECORD, batches=lying(part, **members))
+        for name, (part, members) in {
+            "of the first": (PICKS, {"sample": first_records}),
+            "same in every step": (PICKS, {"sample": same_batch}),
+            "of one record twice": (PICKS, {"sample": one_record_twice}),
+            "of others' records": (PICKS, {"sample": others_records}),
+            "over who came": (own.RecordCoins(size=2), {"sample": realised}),
+            "of a smaller law": (PICKS, {"sampling": says(WithoutReplacement(2, 80))}),
+            "Poisson at half the rate": (own.RecordCoins(size=2), {"sampling": says(Poisson(0.1))}),
+            "Poisson though of one size": (PICKS, {"sampling": says(Poisson(0.25))}),
+            "of another divisor": (PICKS, {"divisor": says(4)}),
+        }.items()
+    },
+    **{
+        f"batches {name}": steps(RECORD, steps=6, batches=lying(PICKS, sample=sample))
+        for name, sample in {
+            "same after two": same_after_two,
+            "sometimes again": every_other_run,
+        }.items()
+    },
     "batches with an idle last step": steps(OUTPUT, batches=lying(PICKS, sample=last_idle)),
-    **{f"bound {name}": noised(RECORD, bound=lying(own.Normalise(), **members)) for name, members in {
-        "wider than told": {"apply": scaled_bound(1.5)},
-        "of a smaller unit": {"apply": scaled_bound(1.0, 0.5)},
-        "by a part of the tensors": {"apply": by_tensor_norm},
-        "of a unit made of the batch": {"apply": unit_of_the_batch},
-        "that does not clip": {"apply": unclipped},
-        "of the batch": {"apply": own.ClampMean.apply},
-    }.items()},
-    "bound of the batch, with the unit of records": noised(RECORD, bound=lying(
-        own.ClampMean(), per_record=True, apply=lambda self, model, params, records, clip: own.ClampMean.apply(
-            self, model, params, records, clip)._replace(unit=clip / records.divisor))),
-    "bound over who came": steps(noised(RECORD, bound=lying(own.Normalise(), apply=realised_mean)),
-                                 batches=fdp.PoissonBatches(size=2)),
+    **{
+        f"bound {name}": noised(RECORD, bound=lying(own.Normalise(), **members))
+        for name, members in {
+            "wider than told": {"apply": scaled_bound(1.5)},
+            "of a smaller unit": {"apply": scaled_bound(1.0, 0.5)},
+            "by a part of the tensors": {"apply": by_tensor_norm},
+            "of a unit made of the batch": {"apply": unit_of_the_batch},
+            "that does not clip": {"apply": unclipped},
+            "of the batch": {"apply": own.ClampMean.apply},
+        }.items()
+    },
+    "bound of the batch, with the unit of records": noised(
+        RECORD,
+        bound=lying(
+            own.ClampMean(),
+            per_record=True,
+            apply=lambda self, model, params, records, clip: own.ClampMean.apply(
+                self, model, params, records, clip
+            )._replace(unit=clip / records.divisor),
+        ),
+    ),
+    "bound over who came": steps(
+        noised(RECORD, bound=lying(own.Normalise(), apply=realised_mean)), batches=fdp.PoissonBatches(size=2)
+    ),
     "bound wider than told, noised upload": noised(OUTPUT, bound=lying(own.ClampMean(), apply=scaled_bound(1.5))),
-    **{f"noise {name}": noised(RECORD, source=lying(own.JaxNormals(), draw=draw)) for name, draw in {
-        "that never changes": frozen, "of one number": one_number, "of uniform law": uniform, "too faint": fainter,
-        "of half the coordinates": half_silent,
-    }.items()},
+    **{
+        f"noise {name}": noised(RECORD, source=lying(own.JaxNormals(), draw=draw))
+        for name, draw in {
+            "that never changes": frozen,
+            "of one number": one_number,
+            "of uniform law": uniform,
+            "too faint": fainter,
+            "of half the coordinates": half_silent,
+        }.items()
+    },
     "noise fresh though it takes back": noised(RECORD, source=lying(own.TakesBack(), fresh=True, bands=(1.0,))),
     "noise that takes back more than told": noised(RECORD, source=lying(own.TakesBack(), bands=(1.0, -0.1))),
-    "server noise that never changes": changed(CLIENT, upload=changed(
-        CLIENT.upload, source=lying(own.JaxNormals(), draw=frozen))),
-    **{f"privatizer {name}": steps(RECORD, privatizer=lying(own.Noises(**CLIP), **members)) for name, members in {
-        "of half the noise": {"gradient": faint_gradient},
-        "that noises the first step": {"gradient": first_step_only},
-        "of the same noise in every step": {"gradient": same_noise},
-        "of more noise in its event": {"event": event_of(noise_multiplier=4.0)},
-        "of one step in its event": {"event": event_of(count=1)},
-        "of a smaller sample in its event": {"event": event_of(sampling=WithoutReplacement(2, 800))},
-        "told to be of more noise": {"client_noise": says([4.0] * 6)},
-        "told to noise the upload": {"on_upload": True, "event": event_of(count=1)},
-    }.items()},
-    "privatizer of add-remove neighbours": steps(RECORD, batches=own.Everything(), privatizer=lying(
-        own.Noises(**CLIP), event=event_of(adjacency=Adjacency.ADD_REMOVE))),
-    **{f"correction {name}": steps(RECORD, corrections=(of_kind(**members),)) for name, members in {
-        "that looks": {"finish": looks_at_records}, "that asks unsaid": {"finish": asks_unsaid},
-        "that asks under vmap": {"finish": asks_under_vmap, "extra_gradients": 1},
-        "that turns by labels": {"gradient": label_step}, "that looks before": {"init": looks_before},
-        "that looks after": {"exchange": looks_after, "absorb": lambda self, server, total, clients: server},
-    }.items()},
-    "correction that sends under client noise": changed(CLIENT, local=changed(
-        CLIENT.local, corrections=(of_kind(finish=lambda self, visit: (visit.end - visit.start, ())),))),
-    **{f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members)) for name, members in {
-        "longer than told": {"message": long_message}, "unclipped": {"message": any_message},
-        "of half the noise": {"release": faint_release}, "of the same noise every round": {"release": same_release},
-        "whose noise forgets the reach": {"release": no_reach}, "of more noise in its event": {"event": upload_event},
-        "of shares": {"shared_noise": True}, "of numbers beside": {"extra": 1},
-    }.items()},
-    **{f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members)) for name, members in {
-        "of half the reach": {"reach": lambda self, shares, rates, members: 0.5 / jnp.sum(rates)},
-        "heavier than told": {"contribution": heavy},
-    }.items()},
-    "estimator over who came": changed(CLIENT, cohort=fdp.PoissonCohort(size=3), aggregate=lying(
-        own.Average(), combine=by_those_here)),
-    "estimator of equal weights that are not": changed(CLIENT, aggregate=lying(
-        own.Average(), weights=lambda self, members, shares, rates: members.drawn * 40 * shares[members.ids])),
+    "server noise that never changes": changed(
+        CLIENT, upload=changed(CLIENT.upload, source=lying(own.JaxNormals(), draw=frozen))
+    ),
+    **{
+        f"privatizer {name}": steps(RECORD, privatizer=lying(own.Noises(**CLIP), **members))
+        for name, members in {
+            "of half the noise": {"gradient": faint_gradient},
+            "that noises the first step": {"gradient": first_step_only},
+            "of the same noise in every step": {"gradient": same_noise},
+            "of more noise in its event": {"event": event_of(noise_multiplier=4.0)},
+            "of one step in its event": {"event": event_of(count=1)},
+            "of a smaller sample in its event": {"event": event_of(sampling=WithoutReplacement(2, 800))},
+            "told to be of more noise": {"client_noise": says([4.0] * 6)},
+            "told to noise the upload": {"on_upload": True, "event": event_of(count=1)},
+        }.items()
+    },
+    "privatizer of add-remove neighbours": steps(
+        RECORD,
+        batches=own.Everything(),
+        privatizer=lying(own.Noises(**CLIP), event=event_of(adjacency=Adjacency.ADD_REMOVE)),
+    ),
+    **{
+        f"correction {name}": steps(RECORD, corrections=(of_kind(**members),))
+        for name, members in {
+            "that looks": {"finish": looks_at_records},
+            "that asks unsaid": {"finish": asks_unsaid},
+            "that asks under vmap": {"finish": asks_under_vmap, "extra_gradients": 1},
+            "that turns by labels": {"gradient": label_step},
+            "that looks before": {"init": looks_before},
+            "that looks after": {"exchange": looks_after, "absorb": lambda self, server, total, clients: server},
+        }.items()
+    },
+    "correction that sends under client noise": changed(
+        CLIENT,
+        local=changed(CLIENT.local, corrections=(of_kind(finish=lambda self, visit: (visit.end - visit.start, ())),)),
+    ),
+    **{
+        f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+        for name, members in {
+            "longer than told": {"message": long_message},
+            "unclipped": {"message": any_message},
+            "of half the noise": {"release": faint_release},
+            "of the same noise every round": {"release": same_release},
+            "whose noise forgets the reach": {"release": no_reach},
+            "of more noise in its event": {"event": upload_event},
+            "of shares": {"shared_noise": True},
+            "of numbers beside": {"extra": 1},
+        }.items()
+    },
+    **{
+        f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members))
+        for name, members in {
+            "of half the reach": {"reach": lambda self, shares, rates, members: 0.5 / jnp.sum(rates)},
+            "heavier than told": {"contribution": heavy},
+        }.items()
+    },
+    "estimator over who came": changed(
+        CLIENT, cohort=fdp.PoissonCohort(size=3), aggregate=lying(own.Average(), combine=by_those_here)
+    ),
+    "estimator of equal weights that are not": changed(
+        CLIENT,
+        aggregate=lying(
+            own.Average(), weights=lambda self, members, shares, rates: members.drawn * 40 * shares[members.ids]
+        ),
+    ),
     "local steps of one noise for all": changed(RECORD, local=lying(RECORD.local, run=same_for_all)),
     "local steps of all records": changed(RECORD, local=lying(RECORD.local, run=of_all_records)),
     "local steps of one batch": changed(RECORD, local=lying(RECORD.local, run=of_one_key)),
@@ -538,8 +605,9 @@ LIES = {
     "local steps past the privatizer": changed(RECORD, local=lying(RECORD.local, run=past_the_privatizer)),
     "transport of shares in the open": changed(
         fdp.dp_fedavg(**COMMON, **CLIP, noise="shared", secure=True, fractional_bits=6),
-        transport=lying(own.Open(), secret=True, resolution=2.0**-6, hidden_among=lambda self, m, h: m - h)),
-}  # fmt: skip
+        transport=lying(own.Open(), secret=True, resolution=2.0**-6, hidden_among=lambda self, m, h: m - h),
+    ),
+}
 
 
 # What two reviews found that had been accepted.
@@ -684,24 +752,39 @@ def up_and_down(at):
 
 ONE = {"init": lambda self: jnp.float32(1)}
 LIES |= {
-    **{f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members)) for name, members in {
-        "of ten means": {"release": scaled_mean},
-        "of a growing clip": {"message": growing, "release": doubled_state, **ONE},
-        "of momentum before noise": {"release": momentum, "init": lambda self: jnp.zeros(12)},
-        "of a raw norm beside": {"message": raw_norm}, "without its reach": {"release": without_reach},
-        "quiet after some rounds": {"release": quiet_later}, "of one round in its event": {"event": one_round},
-        "of a smaller sample in its event": {"event": thousandfold},
-    }.items()},
-    **{f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members)) for name, members in {
-        "of signs": {"contribution": signs}, "of unit lengths": {"contribution": unit_length},
-        "per rate": {"contribution": per_rate}, "of a normalised mean": {"combine": normalised},
-    }.items()},
+    **{
+        f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+        for name, members in {
+            "of ten means": {"release": scaled_mean},
+            "of a growing clip": {"message": growing, "release": doubled_state, **ONE},
+            "of momentum before noise": {"release": momentum, "init": lambda self: jnp.zeros(12)},
+            "of a raw norm beside": {"message": raw_norm},
+            "without its reach": {"release": without_reach},
+            "quiet after some rounds": {"release": quiet_later},
+            "of one round in its event": {"event": one_round},
+            "of a smaller sample in its event": {"event": thousandfold},
+        }.items()
+    },
+    **{
+        f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members))
+        for name, members in {
+            "of signs": {"contribution": signs},
+            "of unit lengths": {"contribution": unit_length},
+            "per rate": {"contribution": per_rate},
+            "of a normalised mean": {"combine": normalised},
+        }.items()
+    },
     "transport ten times as loud": changed(CLIENT, transport=lying(own.Open(), total=louder)),
     "transport of one bit": changed(CLIENT, transport=lying(own.Open(), message=one_bit)),
-    **{f"bound {name}, Poisson": steps(noised(RECORD, bound=lying(own.Normalise(), apply=apply)),
-                                       batches=fdp.PoissonBatches(size=2)) for name, apply in {
-        "with a unit of its rows": unit_of_rows, "with a unit of those present": unit_of_present,
-    }.items()},
+    **{
+        f"bound {name}, Poisson": steps(
+            noised(RECORD, bound=lying(own.Normalise(), apply=apply)), batches=fdp.PoissonBatches(size=2)
+        )
+        for name, apply in {
+            "with a unit of its rows": unit_of_rows,
+            "with a unit of those present": unit_of_present,
+        }.items()
+    },
     "bound that is not finite": noised(RECORD, bound=lying(own.Normalise(), apply=naive)),
     "noise times the rate": noised(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
     "noise that falls silent": noised(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
@@ -712,7 +795,7 @@ LIES |= {
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
     "correction at a late rate": steps(OUTPUT, corrections=(LateDecay(),), schedule=late),
     "schedule that changes sign": steps(OUTPUT, schedule=up_and_down),
-}  # fmt: skip
+}
 
 
 QUICK = ("cohort hidden as independent", "bound that does not clip", "privatizer of half the noise")

@@ -441,9 +441,12 @@ def test_probabilities_need_a_word_about_their_origin():
     chances = np.full(6, 1 / 6)
     with pytest.raises(errors.ConfigurationError, match="what these tell of the records"):
         fdp.calibrate(
-            fdp.acs_pldp(**COMMON, clip_norm=1.0, sampling="optimal", probabilities=chances), DATA, rounds=3,
-            epsilon=2.0, delta=1e-3,
-        )  # fmt: skip
+            fdp.acs_pldp(**COMMON, clip_norm=1.0, sampling="optimal", probabilities=chances),
+            DATA,
+            rounds=3,
+            epsilon=2.0,
+            delta=1e-3,
+        )
     public = changed(
         dpnfl(),
         cohort=fdp.MultinomialCohort(draws=3, probabilities=chances, public=True),

@@ -22,12 +22,19 @@ def parameters(model):
 @pytest.mark.parametrize(
     ("model", "count"),
     [
-        (logistic_regression((28, 28), 10), 7_850), (logistic_regression((60,), 10), 610),
-        (logistic_regression((102,), 2), 206), (mlp((60,), 10, (1200,)), 85_210), (mlp((102,), 2, (64, 32)), 8_738),
-        (cnn((28, 28), 10), 1_663_370), (cnn((28, 28), 62), 1_690_046), (cnn((28, 28, 3), 10), 1_664_970),
-        (cnn((32, 32, 3), 10), 2_156_490), (lstm((25,), 2), 1_095_680 + 514), (group_norm_cnn((32, 32, 3), 10), 24_346),
+        (logistic_regression((28, 28), 10), 7_850),
+        (logistic_regression((60,), 10), 610),
+        (logistic_regression((102,), 2), 206),
+        (mlp((60,), 10, (1200,)), 85_210),
+        (mlp((102,), 2, (64, 32)), 8_738),
+        (cnn((28, 28), 10), 1_663_370),
+        (cnn((28, 28), 62), 1_690_046),
+        (cnn((28, 28, 3), 10), 1_664_970),
+        (cnn((32, 32, 3), 10), 2_156_490),
+        (lstm((25,), 2), 1_095_680 + 514),
+        (group_norm_cnn((32, 32, 3), 10), 24_346),
     ],
-)  # fmt: skip
+)
 def test_parameter_counts(model, count):
     """Of the papers (algorithms.md names them by paper); the last is the project's own."""
     assert parameters(model) == count
@@ -37,7 +44,7 @@ def test_parameter_counts(model, count):
 @pytest.mark.parametrize(
     ("model", "width"),
     [(cnn((8, 8), 3), 512), (mlp((6,), 3, (5, 4)), 4), (lstm((7,), 2, hidden=9, layers=1), 9)],
-)  # fmt: skip
+)
 def test_features_are_the_layer_before_the_output(model, width):
     params = jax.jit(model.init)(jax.random.key(0))
     x = jnp.ones((2, *model.record_shape), jnp.int32 if model.tokens else jnp.float32)
@@ -53,12 +60,15 @@ def test_features_are_the_layer_before_the_output(model, width):
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv(3, (3, 2)), nn.Conv(3, (2, 2), strides=(2, 3), padding="VALID"), nn.Conv(3, (3, 3), padding=2),
+        nn.Conv(3, (3, 2)),
+        nn.Conv(3, (2, 2), strides=(2, 3), padding="VALID"),
+        nn.Conv(3, (3, 3), padding=2),
         nn.Conv(3, (2, 3), padding=((1, 0), (0, 2)), kernel_dilation=(1, 2), use_bias=False),
-        nn.Conv(3, (1, 1), strides=2), nn.Conv(4, (3, 3), feature_group_count=2),
+        nn.Conv(3, (1, 1), strides=2),
+        nn.Conv(4, (3, 3), feature_group_count=2),
         nn.Conv(3, (3, 3), padding="CIRCULAR"),
     ],
-)  # fmt: skip
+)
 def test_convolutions_as_products_equal_flax(layer):
     class Net(nn.Module):
         @nn.compact
@@ -158,9 +168,13 @@ def test_records_that_do_not_fit_the_model_are_refused_before_anything_compiles(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    ["--model cnn --cohort-size 2 --local-steps 2", "--model group_norm_cnn", "--model mlp --hidden 20,10 --pca 12",
-     "--dataset sent140 --model lstm --cohort-size 2 --local-steps 2"],
-)  # fmt: skip
+    [
+        "--model cnn --cohort-size 2 --local-steps 2",
+        "--model group_norm_cnn",
+        "--model mlp --hidden 20,10 --pca 12",
+        "--dataset sent140 --model lstm --cohort-size 2 --local-steps 2",
+    ],
+)
 def test_every_model_trains_from_the_command_line(arguments, tmp_path, capsys):
     if "sent140" in arguments and not os.environ.get("FEDJAX_DP_DATA"):
         pytest.skip("Sentiment140 lies in FEDJAX_DP_DATA")

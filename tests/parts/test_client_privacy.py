@@ -166,8 +166,11 @@ def test_adaptive_clipping_pays_for_its_bits(data):
     assert on_updates**-2 + (2 * 1.5) ** -2 == pytest.approx(2.0**-2, rel=0.03)  # Andrew et al., theorem 1
     assert state.clip_norm != 0.5
     with pytest.raises(errors.ConfigurationError, match="bit_noise must be above half"):
-        fdp.guarantee(fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=4.0, adaptive_clip=True, bit_noise=1.5),
-                      data, **options)  # fmt: skip
+        fdp.guarantee(
+            fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=4.0, adaptive_clip=True, bit_noise=1.5),
+            data,
+            **options,
+        )
 
 
 def test_correlated_noise_is_one_release_of_the_whole_run(data):
@@ -194,8 +197,9 @@ def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data)
 
 @pytest.mark.slow
 def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
-    value = fdp.dp_fedavg(**{**COMMON, "learning_rate": 1e-12}, clip_norm=0.5, noise_multiplier=2.0, noise="shared",
-                          fractional_bits=8)  # fmt: skip
+    value = fdp.dp_fedavg(
+        **{**COMMON, "learning_rate": 1e-12}, clip_norm=0.5, noise_multiplier=2.0, noise="shared", fractional_bits=8
+    )
     size = 4000
     state = states_of(value, FlatModel(size), data, 1)[-1]
     total = np.asarray(state.params, float) * 3  # the sum of three clients
@@ -203,8 +207,17 @@ def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
     assert np.gcd.reduce(steps) == 1  # no digit of the sum is without noise
     np.testing.assert_allclose(total * 2**8, np.round(total * 2**8), atol=1e-2)  # integers of the ring
     assert abs(total.std() / (2.0 * 0.5) - 1) * np.sqrt(2 * size) < 4.89
-    whole = Attendance(FullBatch(), Adjacency.REPLACE_ONE, rounds=1, times=1, spacing=1, members=3, honest=3,
-                       resolution=2.0**-8, size=size)  # fmt: skip
+    whole = Attendance(
+        FullBatch(),
+        Adjacency.REPLACE_ONE,
+        rounds=1,
+        times=1,
+        spacing=1,
+        members=3,
+        honest=3,
+        resolution=2.0**-8,
+        size=size,
+    )
     event = value.upload.event(2.0, whole)
     assert event.variance == pytest.approx((2.0 * 0.5 * 2**8) ** 2)
     assert event.l2 == pytest.approx(0.5 * 2**8 + np.sqrt(size) / 2)
@@ -217,7 +230,7 @@ def test_shared_noise_is_accounted_in_the_secure_sum_and_for_colluders(data):
     assert promise.view is View.SECURE_SUM
     gaussian = accounting.epsilon_of(
         GaussianSteps(8.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 4, Unit.CLIENT), 1e-3, "rdp"
-    )  # fmt: skip
+    )
     assert gaussian < promise.epsilon < 1.15 * gaussian
     assert fdp.guarantee(value, data, **options, colluders=2).epsilon > 1.5 * promise.epsilon
     assert "only a share of the noise" in str(fdp.guarantee(value, data, **options, view="uploads"))
@@ -241,7 +254,7 @@ UNFIT = [
     ({"cohort": fdp.Dropout(cohort=UniformCohort(size=3), rate=0.1), "estimator": ESTIMATORS["mean"]}, "a fixed size"),
     ({"upload": ClientSkellam(clip_norm=1.0, noise_multiplier=1.0)}, "shared only in secure sums"),
     ({"upload": ClientGaussian(clip_norm=1.0, noise_multiplier=np.ones(6))}, "one number for noise that the server"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("parts", "words"), UNFIT)
@@ -260,9 +273,14 @@ def test_parts_that_do_not_fit_are_refused_before_anything_compiles(parts, words
 def test_parts_combine_freely_and_are_accounted(data):
     """DP-SCAFFOLD through a secure sum, with dropouts and an Adam server."""
     value = fdp.dp_scaffold(
-        **{**COMMON, "estimator": "wor_delta"}, clip_norm=1.0, noise_multiplier=2.0, secure=True, ring_bits=64,
-        fractional_bits=32, dropout=0.4,
-    )  # fmt: skip
+        **{**COMMON, "estimator": "wor_delta"},
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        secure=True,
+        ring_bits=64,
+        fractional_bits=32,
+        dropout=0.4,
+    )
     adam = fdp.fedadam(**COMMON, server_learning_rate=0.1).server
     value = dataclasses.replace(value, server=adam)
     masked = states_of(value, fdp.logistic_regression((3,), 3), data, 4)
@@ -324,8 +342,9 @@ def test_what_is_summed_stays_within_the_clip_norm_after_rounding():
     kept, _ = upload.message(jax.random.key(0), update, (size,), (), sent)
     words, _ = ring.encode(kept, 3)
     assert float(jnp.linalg.norm(ring.decode(words))) <= 1.0
-    loose, _ = upload.message(jax.random.key(0), 0.0314 * jnp.ones(size) * (jnp.arange(size) < 1000), (size,), (),
-                              Sent(3, 0.0))  # fmt: skip
+    loose, _ = upload.message(
+        jax.random.key(0), 0.0314 * jnp.ones(size) * (jnp.arange(size) < 1000), (size,), (), Sent(3, 0.0)
+    )
     words, _ = fdp.SecureSum(fractional_bits=4).encode(loose, 3)
     assert float(jnp.linalg.norm(loose)) <= 1.0 < float(jnp.linalg.norm(fdp.SecureSum(fractional_bits=4).decode(words)))
 

@@ -183,9 +183,14 @@ def test_composition_with_gaussian_noise():
 
 
 @pytest.mark.parametrize("accountant", ["pld", "gaussian", "zcdp", "tcdp", ATTAINED, WANG_RDP])
-@pytest.mark.parametrize("event", [
-    sums(100.0, 5.0), Composed((gaussian(2.0), sums(100.0, 5.0))), RandomParticipation(sums(100.0, 5.0), 0.5, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "event",
+    [
+        sums(100.0, 5.0),
+        Composed((gaussian(2.0), sums(100.0, 5.0))),
+        RandomParticipation(sums(100.0, 5.0), 0.5, 4),
+    ],
+)
 def test_other_accountants_say_nothing(accountant, event):
     with pytest.raises(NotCoveredError):
         epsilon_of(event, 1e-5, accountant)
@@ -202,10 +207,15 @@ def test_the_refusal_names_the_accountant_that_helps():
     assert compare.lower_bound(sums(100.0, 5.0), 1e-5).number is None
 
 
-@pytest.mark.parametrize("event", [
-    sums(100.0, 5.0, count=10), SkellamSums(9.0, 2.0, 3.0, REPLACE_ONE, 4),
-    Composed((sums(1e6, 300.0, 4000.0), gaussian(1.5, count=3))), RandomParticipation(sums(1e4, 300.0), 0.2, 20),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "event",
+    [
+        sums(100.0, 5.0, count=10),
+        SkellamSums(9.0, 2.0, 3.0, REPLACE_ONE, 4),
+        Composed((sums(1e6, 300.0, 4000.0), gaussian(1.5, count=3))),
+        RandomParticipation(sums(1e4, 300.0), 0.2, 20),
+    ],
+)
 @pytest.mark.parametrize("epsilon", [0.3, 3.0])
 def test_calibrated_noise_meets_the_budget_closely(event, epsilon):
     factor = noise_factor_for(event, epsilon, 1e-5, "rdp")
@@ -291,11 +301,20 @@ STEPS = GaussianSteps(2.0, Poisson(0.1), ADD_REMOVE, 10)
 FIXED = GaussianSteps(2.0, WithoutReplacement(5, 50), REPLACE_ONE, 3)
 
 
-@pytest.mark.parametrize(("event", "times", "count"), [
-    (STEPS, 3, 30), (STEPS, 1.1, 11), (STEPS, 1.11, 12), (STEPS, 0, 0), (STEPS, 1e-9, 1), (FIXED, 43.88, 132),
-    (sums(4.0, count=3), 2.5, 8), (STEPS, np.float64(0.3), 3),
-    (GaussianSteps(2.0, Shuffled(5, 20), REPLACE_ONE, 8), 1.6, 16),  # four batches an epoch: 12.8 of them are 16
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("event", "times", "count"),
+    [
+        (STEPS, 3, 30),
+        (STEPS, 1.1, 11),
+        (STEPS, 1.11, 12),
+        (STEPS, 0, 0),
+        (STEPS, 1e-9, 1),
+        (FIXED, 43.88, 132),
+        (sums(4.0, count=3), 2.5, 8),
+        (STEPS, np.float64(0.3), 3),
+        (GaussianSteps(2.0, Shuffled(5, 20), REPLACE_ONE, 8), 1.6, 16),  # four batches an epoch: 12.8 of them are 16
+    ],
+)
 def test_repeating_multiplies_the_count_and_rounds_up(event, times, count):
     assert repeated(event, times) == dataclasses.replace(event, count=count)
 

@@ -141,10 +141,14 @@ def test_table_of_paper_003(rows):
     two = {row.setting: row for row in chosen(rows, "003", "Theorem 1 with constant 2")}
     for setting, (first, second, tight, ratio, ratio_two, epsilon, epsilon_two) in TABLE_003.items():
         for number, text in (
-            (one[setting].noise, first), (two[setting].noise, second), (one[setting].tight, tight),
-            (one[setting].noise_ratio, ratio), (two[setting].noise_ratio, ratio_two),
-            (one[setting].provable, epsilon), (two[setting].provable, epsilon_two),
-        ):  # fmt: skip
+            (one[setting].noise, first),
+            (two[setting].noise, second),
+            (one[setting].tight, tight),
+            (one[setting].noise_ratio, ratio),
+            (two[setting].noise_ratio, ratio_two),
+            (one[setting].provable, epsilon),
+            (two[setting].provable, epsilon_two),
+        ):
             assert text is None or printed(number, text, 2e-3), (setting, number, text)
     wrong = [row.setting for row in one.values() if row.claim.verdict is Verdict.WRONG]
     assert wrong == ["EMNIST, T*=26, epsilon 24", "EMNIST, T*=26, epsilon 32"]

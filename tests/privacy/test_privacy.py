@@ -181,13 +181,18 @@ def test_a_secure_sum_of_unequal_clients_counts_the_least_noisy_cohort_around_ea
 
 def test_nothing_is_gained_from_a_cohort_where_noise_does_not_add_up():
     data = ragged_data([20] * 4)
-    for changes in ({"cohort": "poisson"}, {"cohort": "md"}, {"local_steps": 2}, {"local_rule": "rmsprop"},
-                    {"batches": "epochs", "batch_size": 10}):  # fmt: skip
+    for changes in (
+        {"cohort": "poisson"},
+        {"cohort": "md"},
+        {"local_steps": 2},
+        {"local_rule": "rmsprop"},
+        {"batches": "epochs", "batch_size": 10},
+    ):
         value = dpnfl(**{"local_steps": 1, "noise_multiplier": 1.0, "secure": True, **changes})
         assert np.all(ledger.noise_gains(value, data, View.SECURE_SUM, 0) == 1), changes
     kept = fdp.dp_scaffold(
         cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, secure=True
-    )  # fmt: skip
+    )
     assert np.all(ledger.noise_gains(kept, data, View.SECURE_SUM, 0) == 1)
 
 
@@ -236,21 +241,41 @@ def test_guarantee_prints_as_one_sentence_with_everything(data):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, accountant="gaussian"),
-         "needs unsampled sums"),
-        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="upload"),
-         "did you mean uploads?"),
-        (lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="broadcast", colluders=2),
-         "colluders must be an integer from 0 to 1"),
-        (lambda d: fdp.calibrate(dpnfl(), d, rounds=2, epsilon=1.0, delta=DELTA, participation="mean"),
-         "participation must be one of"),
-        (lambda d: fdp.calibrate(fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1), d, rounds=2,
-                                 epsilon=1.0, delta=DELTA), "left out for an algorithm without privacy"),
+        (
+            lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, accountant="gaussian"),
+            "needs unsampled sums",
+        ),
+        (
+            lambda d: fdp.guarantee(dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="upload"),
+            "did you mean uploads?",
+        ),
+        (
+            lambda d: fdp.guarantee(
+                dpnfl(noise_multiplier=1.0), d, rounds=2, delta=DELTA, view="broadcast", colluders=2
+            ),
+            "colluders must be an integer from 0 to 1",
+        ),
+        (
+            lambda d: fdp.calibrate(dpnfl(), d, rounds=2, epsilon=1.0, delta=DELTA, participation="mean"),
+            "participation must be one of",
+        ),
+        (
+            lambda d: fdp.calibrate(
+                fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1),
+                d,
+                rounds=2,
+                epsilon=1.0,
+                delta=DELTA,
+            ),
+            "left out for an algorithm without privacy",
+        ),
         (lambda d: fdp.run(dpnfl(), d, rounds=2, epsilon=1.0), "delta must be given for a private algorithm"),
-        (lambda d: fdp.calibrate(dpnfl(batch_size=4), d, rounds=2, epsilon=1.0, delta=DELTA, accountant="tcdp"),
-         "batch rate in (0, 0.1]"),
+        (
+            lambda d: fdp.calibrate(dpnfl(batch_size=4), d, rounds=2, epsilon=1.0, delta=DELTA, accountant="tcdp"),
+            "batch rate in (0, 0.1]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_unsupported_combinations_raise_in_one_line(data, call, words):
     with pytest.raises(errors.ConfigurationError) as caught:
         call(data)
@@ -329,7 +354,7 @@ def test_noise_as_paper_004_prints_it():
     data = ragged_data([600] * 10)
     value = fdp.dp_fedavg_output(
         cohort_size=2, batch_size=10, local_steps=5, learning_rate=0.04, schedule="constant", clip_norm=2.0
-    )  # fmt: skip
+    )
     found = fdp.calibrate(value, data, rounds=9, epsilon=0.5, delta=1e-5, sigma_mode="paper_004", participation="once")
     expected = math.sqrt(128 * math.log(1.25 * 50 / (600 * 1e-5))) * 0.04 * 5**2 * 10 * 2.0 / (600 * 0.5)
     np.testing.assert_allclose(found.local.privatizer.noise_multiplier * (2.0 * 5 * 0.04), expected, rtol=1e-5)
@@ -371,9 +396,17 @@ def test_what_a_sum_adds_to_noise_on_uploads_does_not_depend_on_how_many_records
     """Noise on an upload is in units of its steps, not of its records: ten alike carry ten times the variance."""
     sizes = [2, 400, 30, 4, 9, 50, 60, 70, 80, 90]
     algorithm = fdp.dp_fedavg_output(
-        cohort_size=None, batch_size=None, batches="full", local_steps=1, learning_rate=0.1, clip_norm=1.0,
-        noise_multiplier=2.0, clipping="record", secure=True, estimator="mean",
-    )  # fmt: skip
+        cohort_size=None,
+        batch_size=None,
+        batches="full",
+        local_steps=1,
+        learning_rate=0.1,
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        clipping="record",
+        secure=True,
+        estimator="mean",
+    )
     promise = fdp.guarantee(algorithm, ragged_data(sizes), rounds=2, delta=DELTA, view="secure_sum")
     assert any("carries 10 times the variance" in line for line in promise.assumptions)
 
@@ -410,9 +443,14 @@ def test_a_private_run_does_not_stop_for_what_nobody_noised():
 def test_what_is_no_number_or_name_is_refused_in_one_line(option, value):
     data = ragged_data([4] * 6)
     given = {
-        "cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3, "clip_norm": 0.7,
-        "noise_multiplier": 2.0, option: value,
-    }  # fmt: skip
+        "cohort_size": 3,
+        "batch_size": 2,
+        "local_steps": 2,
+        "learning_rate": 0.3,
+        "clip_norm": 0.7,
+        "noise_multiplier": 2.0,
+        option: value,
+    }
     with pytest.raises(errors.ConfigurationError, match=rf"^{option} must be .*, got ") as caught:
         fdp.guarantee(fdp.dpnfl(**given), data, rounds=2, delta=1e-5)
     assert "\n" not in str(caught.value)

@@ -87,9 +87,12 @@ def tiny(**changes):
 def run(accuracy, epsilon=2.0, status="done", reason=None):
     """A finished run that ended with this accuracy in percent."""
     guarantee = {
-        "epsilon": None if math.isinf(epsilon) else epsilon, "delta": None if math.isinf(epsilon) else 1e-3,
-        "unit": "record", "adjacency": "replace-one", "view": "uploads",
-    }  # fmt: skip
+        "epsilon": None if math.isinf(epsilon) else epsilon,
+        "delta": None if math.isinf(epsilon) else 1e-3,
+        "unit": "record",
+        "adjacency": "replace-one",
+        "view": "uploads",
+    }
     history = [
         {"round": at, "test_accuracy": part * accuracy / 100, "test_loss": 1.0} for at, part in ((1, 0.5), (2, 1))
     ]
@@ -172,9 +175,16 @@ def test_later_fields_win_and_what_an_algorithm_does_not_take_is_left_out():
 
 @pytest.mark.parametrize(
     ("accuracies", "verdict"),
-    [((81.9,), "reproduced"), ((78.1,), "reproduced"), ((82.1,), "higher"), ((77.9,), "lower"),
-     ((81.0, 84.0), "reproduced"), ((82.0, 83.0), "higher"), ((84.0, 84.0), "higher")],
-)  # fmt: skip
+    [
+        ((81.9,), "reproduced"),
+        ((78.1,), "reproduced"),
+        ((82.1,), "higher"),
+        ((77.9,), "lower"),
+        ((81.0, 84.0), "reproduced"),
+        ((82.0, 83.0), "higher"),
+        ((84.0, 84.0), "higher"),
+    ],
+)
 def test_a_number_is_reproduced_within_two_standard_deviations_of_paper_and_mean(accuracies, verdict):
     row = row_at(table_of(tiny(), accuracies), DPNFL)
     assert row.verdicts == {"literal": verdict, "correct": verdict}
@@ -272,8 +282,12 @@ def test_claims_compare_lines_in_each_reading():
 
 def test_claims_may_ask_for_a_distance_and_cross_readings():
     base = {"told": "so", "better": "fedavg", "than": "dpnfl"}
-    claims = [base | {"by": 11.0}, base | {"by": 9.0}, base | {"reading": "correct", "than_reading": "literal"},
-              base | {"reading": "correct", "than_reading": "published"}]  # fmt: skip
+    claims = [
+        base | {"by": 11.0},
+        base | {"by": 9.0},
+        base | {"reading": "correct", "than_reading": "literal"},
+        base | {"reading": "correct", "than_reading": "published"},
+    ]
     means = {(DPNFL, "literal"): [80.0], (FEDAVG, "literal"): [90.0]}
     means |= {(DPNFL, "correct"): [70.0], (FEDAVG, "correct"): [79.0]}
     found = claims_of(tiny(claims=claims), table_of(tiny(claims=claims), means))
@@ -286,8 +300,12 @@ def test_claims_compare_values_along_an_axis_and_mind_what_is_better():
     along = {"figure": "along", "along": "epsilon", "values": [1.0, 8.0], "metrics": ["test_accuracy", "test_loss"]}
     claim = {"told": "more budget is better", "better_x": 8.0, "than_x": 1.0, "lines": "dpnfl"}
     recipe = tiny(**along, published={}, claims=[claim, claim | {"metric": "test_loss"}])
-    means = {(CellKey("digits", line, x), reading): [70.0 + x] for line in ("dpnfl", "fedavg") for x in (1.0, 8.0)
-             for reading in ("literal", "correct")}  # fmt: skip
+    means = {
+        (CellKey("digits", line, x), reading): [70.0 + x]
+        for line in ("dpnfl", "fedavg")
+        for x in (1.0, 8.0)
+        for reading in ("literal", "correct")
+    }
     found = claims_of(recipe, table_of(recipe, means))
     assert [claim.verdict for claim in found] == ["holds", "holds", *["does not hold"] * 2]
 

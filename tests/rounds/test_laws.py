@@ -43,7 +43,8 @@ PARENTS = {
     "dp_sgd": (("dp_sgd", {**PRIVATE, "local_steps": 1}), ("cpfed", {**PRIVATE, "secure": False, "local_steps": 1})),
     "md draws over given shares": (("acs_pldp", {**PRIVATE}), ("dpnfl", {**PRIVATE, "cohort": "md"})),
     "dp_fedavg, loose and silent": (
-        ("dp_fedavg", {"clip_norm": 1e6, "cohort": "uniform"}), ("fedavg", {"estimator": "mean"}),
+        ("dp_fedavg", {"clip_norm": 1e6, "cohort": "uniform"}),
+        ("fedavg", {"estimator": "mean"}),
     ),
     "dpnfl with momentum, loose and silent": (
         ("dpnfl", {"clip_norm": 1e6, "momentum": 0.5, "l2": 0.0, "schedule": "constant"}),
@@ -53,7 +54,7 @@ PARENTS = {
         ("dp_ftrl", {"clip_norm": 0.4, "noise_multiplier": 0.3, "bands": 1, "momentum": 0.0, "cohort": "uniform"}),
         ("dp_fedavg", {"clip_norm": 0.4, "noise_multiplier": 0.3, "cohort": "uniform"}),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PARENTS)
@@ -61,9 +62,11 @@ def test_a_knob_at_zero_is_the_simpler_algorithm(name, data):
     (entry, options), (parent, parents) = PARENTS[name]
     rounds = 1 if "one round" in name else 3
     np.testing.assert_allclose(
-        final(entry, data, rounds=rounds, **options), final(parent, data, rounds=rounds, **parents), rtol=1e-5,
+        final(entry, data, rounds=rounds, **options),
+        final(parent, data, rounds=rounds, **parents),
+        rtol=1e-5,
         atol=1e-6,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("entry", ["rfedavg", "rfedavg_plus"])
@@ -99,8 +102,12 @@ def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
         old, new = before.memories[0], after.memories[0]
         np.testing.assert_allclose(new.server, new.clients.mean(0), atol=1e-5)  # c is the mean of the c_i
         # summed over all clients: w_next - w = -rate * tau * mean(c_i_new) because the corrections cancel
-        moved = np.concatenate([np.ravel(a) - np.ravel(b) for a, b in zip(
-            jax.tree.leaves(after.params), jax.tree.leaves(before.params), strict=True)])  # fmt: skip
+        moved = np.concatenate(
+            [
+                np.ravel(a) - np.ravel(b)
+                for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(before.params), strict=True)
+            ]
+        )
         np.testing.assert_allclose(moved, -0.3 * 3 * new.clients.mean(0), rtol=1e-4, atol=1e-5)
         assert np.abs(new.clients - old.clients).max() > 1e-3
 

@@ -35,9 +35,7 @@ def data():
     rng = np.random.default_rng(4)
     shares = rng.dirichlet(np.ones(len(SIZES))).astype(np.float32)
     owners = rng.choice([c for c in range(len(SIZES)) if c not in (3, 10)], 49).astype(np.int32)
-    return dataclasses.replace(
-        toy, shares=shares, x_test=toy.x_test[:49], y_test=toy.y_test[:49], test_clients=owners
-    )  # fmt: skip
+    return dataclasses.replace(toy, shares=shares, x_test=toy.x_test[:49], y_test=toy.y_test[:49], test_clients=owners)
 
 
 def softmax(params, x):
@@ -195,9 +193,10 @@ def test_noise_to_signal_of_record_noise_equals_numpy(data):
 
 
 BOUNDS = {
-    "batch": (fdp.ClipBatch(), 1.0), "scale": (fdp.ScaleGradients(gradient_bound=8.0), None),
+    "batch": (fdp.ClipBatch(), 1.0),
+    "scale": (fdp.ScaleGradients(gradient_bound=8.0), None),
     "none": (fdp.Unbounded(), None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ["batch", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scale", "none"))])
@@ -216,8 +215,9 @@ def test_noise_to_signal_of_other_bounds_equals_numpy(data, name):
 def test_noise_to_signal_of_output_noise_counts_it_once_a_round(data):
     """One client, two steps: the noise sits in the last, whose gradient is at the model after the first."""
     only = dataclasses.replace(ragged_data([6]), test_clients=None)
-    value = fdp.dp_fedavg_output(**COMMON | {"local_steps": 2, "schedule": "constant"}, clip_norm=0.1,
-                                 noise_multiplier=0.7)  # fmt: skip
+    value = fdp.dp_fedavg_output(
+        **COMMON | {"local_steps": 2, "schedule": "constant"}, clip_norm=0.1, noise_multiplier=0.7
+    )
     got = last(value, only).noise_to_signal
     start, square = {"Dense_0": {"kernel": np.zeros((3, 3)), "bias": np.zeros(3)}}, 0.0
     for _ in range(2):
@@ -240,10 +240,18 @@ def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(d
         **COMMON | {"cohort_size": 4}, clip_norm=0.1, noise_multiplier=0.9, cohort="uniform", **options
     )
     update, ones = (
-        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fdp.simulate(
-            with_given(value, server=jnp.full((1, 1, 1, 12), noise)), data, rounds=1, model=MODEL).params)])
+        np.concatenate(
+            [
+                np.ravel(leaf)
+                for leaf in jax.tree.leaves(
+                    fdp.simulate(
+                        with_given(value, server=jnp.full((1, 1, 1, 12), noise)), data, rounds=1, model=MODEL
+                    ).params
+                )
+            ]
+        )
         for noise in (0.0, 1.0)
-    )  # fmt: skip
+    )
     std = (ones - update).mean()
     assert last(value, data).noise_to_signal == pytest.approx(std * np.sqrt(12) / np.linalg.norm(update), rel=1e-3)
 
@@ -254,8 +262,11 @@ def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(d
     assert noise_to_signal([4.0, 4.0], [0.0, 2.0], everyone) == 2.0  # an empty batch is no infinite ratio
     assert noise_to_signal([4.0, 99.0], [1.0, 99.0], np.array([True, False])) == 2.0  # who is absent does not count
     for noise, signal, present in (
-        ([1.0], [0.0], [True]), ([1.0], [1.0], [False]), ([np.nan], [1.0], [True]), ([1.0], [np.inf], [True]),
-    ):  # fmt: skip
+        ([1.0], [0.0], [True]),
+        ([1.0], [1.0], [False]),
+        ([np.nan], [1.0], [True]),
+        ([1.0], [np.inf], [True]),
+    ):
         assert noise_to_signal(noise, signal, np.array(present)) is None
 
 

@@ -15,11 +15,16 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import prefetch, simulation
 
 CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, losses on all records, epochs
-    "uniform": (fdp.dpnfl, NOISE), "all": (fdp.dpnfl, NOISE | {"cohort_size": None}),
-    "poisson": (fdp.dp_fedavg, NOISE), "multiset": (fdp.fedavg, {"cohort": "md", "one_by_one": True}),
-    "tables": (fdp.scaffold, {}), "masks": (fdp.cpfed, NOISE), "losses": (fdp.q_fedavg, {"q": 1.0}),
-    "epochs": (fdp.fedavg, {"batches": "epochs"}), "dropout": (fdp.fedavg, {"dropout": 0.5}),
-}  # fmt: skip
+    "uniform": (fdp.dpnfl, NOISE),
+    "all": (fdp.dpnfl, NOISE | {"cohort_size": None}),
+    "poisson": (fdp.dp_fedavg, NOISE),
+    "multiset": (fdp.fedavg, {"cohort": "md", "one_by_one": True}),
+    "tables": (fdp.scaffold, {}),
+    "masks": (fdp.cpfed, NOISE),
+    "losses": (fdp.q_fedavg, {"q": 1.0}),
+    "epochs": (fdp.fedavg, {"batches": "epochs"}),
+    "dropout": (fdp.fedavg, {"dropout": 0.5}),
+}
 
 
 @pytest.mark.parametrize("name", quick(CASES, ("uniform",)))
@@ -38,9 +43,13 @@ def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
     there = np.asarray(prefetch.draw_cohorts(algorithm.cohort, key, np.arange(200), data.shares)[1])
     empty = int(np.flatnonzero(~there.any(1))[0])
     run, state = simulation.on_devices(
-        algorithm, data, logistic_regression((FEATURES,), 3), fdp.all_devices(), on_host=True,
+        algorithm,
+        data,
+        logistic_regression((FEATURES,), 3),
+        fdp.all_devices(),
+        on_host=True,
         start=simulation.begin(algorithm, logistic_regression((FEATURES,), 3), data, key)._replace(round=empty),
-    )  # fmt: skip
+    )
     state, _ = run.advance(state, empty + 1)
     run.close()
     assert int(state.round) == empty + 1
@@ -137,9 +146,12 @@ def test_what_looks_at_other_clients_is_refused(data):  # noqa: F811
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
-    [(["--records", "disk"], "one of auto, host, devices"), (["--records", "host", "--train-metrics", "true"], "look"),
-     (["--records", "host", "--algorithm", "rfedavg"], "this algorithm")],
-)  # fmt: skip
+    [
+        (["--records", "disk"], "one of auto, host, devices"),
+        (["--records", "host", "--train-metrics", "true"], "look"),
+        (["--records", "host", "--algorithm", "rfedavg"], "this algorithm"),
+    ],
+)
 def test_bad_input_is_one_line(asked, wanted, capsys):
     assert main(["run", *asked]) == 2
     told = capsys.readouterr().err.splitlines()
@@ -154,10 +166,19 @@ def test_rows_are_numbered_beyond_32_bits():
     ends = np.cumsum(sizes)
     one = np.zeros((1, 1), np.float32)
     data = FederatedData(  # noqa: F811
-        x=np.lib.stride_tricks.as_strided(one, (int(ends[-1]), 1), (0, 0)), y=np.zeros(1, np.int32), rows=None,
-        offsets=ends - sizes, sizes=sizes, shares=np.full(6, 1 / 6), x_test=one, y_test=np.zeros(1, np.int32),
-        scale=1.0, shift=0.0, largest=giants // 2, classes=2,
-    )  # fmt: skip
+        x=np.lib.stride_tricks.as_strided(one, (int(ends[-1]), 1), (0, 0)),
+        y=np.zeros(1, np.int32),
+        rows=None,
+        offsets=ends - sizes,
+        sizes=sizes,
+        shares=np.full(6, 1 / 6),
+        x_test=one,
+        y_test=np.zeros(1, np.int32),
+        scale=1.0,
+        shift=0.0,
+        largest=giants // 2,
+        classes=2,
+    )
     algorithm = simulation.numbers(fdp.fedavg(**COMMON))
     source = prefetch.Feed(algorithm, data, fdp.some_devices(1), simulation.run_key(0), 2)
     source._copied = lambda rows: taken.append(rows) or (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.int32))

@@ -23,9 +23,16 @@ from fedjax_dp.rounds.simulation import numbers, run_key
 
 def settings_of(estimator="wor_delta", **changes):
     base = {
-        "cohort_size": 3, "batch_size": 2, "local_steps": 4, "learning_rate": 0.3, "clip_norm": 0.7,
-        "noise_multiplier": 0.9, "schedule": "inverse_sqrt", "l2": 0.02, "estimator": estimator,
-    }  # fmt: skip
+        "cohort_size": 3,
+        "batch_size": 2,
+        "local_steps": 4,
+        "learning_rate": 0.3,
+        "clip_norm": 0.7,
+        "noise_multiplier": 0.9,
+        "schedule": "inverse_sqrt",
+        "l2": 0.02,
+        "estimator": estimator,
+    }
     return {**base, **changes}
 
 
@@ -71,9 +78,12 @@ def reference(config, data, seed, rounds):
                 w, b = w - rate * (g_w + 2 * config["l2"] * w), b - rate * (g_b + 2 * config["l2"] * b)
             models.append((shares[i], w, b))
         scale = {
-            "full": 1.0, "biased": 1.0, "wor_delta": num_clients / len(ids), "wor_model": num_clients / len(ids),
+            "full": 1.0,
+            "biased": 1.0,
+            "wor_delta": num_clients / len(ids),
+            "wor_model": num_clients / len(ids),
             "renorm": 1 / shares[ids].sum(),
-        }.get(config["estimator"])  # fmt: skip
+        }.get(config["estimator"])
         precisions = {i: shares[i] * min(shares[i], 2 / num_clients) for i in ids}
         by_precision = [precisions[i] / sum(precisions.values()) for i in ids]
         terms = [(1 / len(ids) if scale is None else p * scale, w, b) for p, w, b in models]
@@ -98,18 +108,23 @@ def simulated(config, data, seed, rounds, execution=None):
 @given(
     sizes=st.lists(st.integers(2, 9), min_size=1, max_size=6),
     estimator=st.sampled_from(sorted(aggregation.ESTIMATORS)),
-    law=st.sampled_from(["without-replacement", "with-replacement", "poisson", "full"]), seed=st.integers(0, 99),
-    members=st.integers(1, 6), per_client=st.booleans(),
-)  # fmt: skip
+    law=st.sampled_from(["without-replacement", "with-replacement", "poisson", "full"]),
+    seed=st.integers(0, 99),
+    members=st.integers(1, 6),
+    per_client=st.booleans(),
+)
 @settings(max_examples=6, deadline=None)
 def test_compiled_rounds_equal_the_numpy_reference(sizes, estimator, law, seed, members, per_client):
     data = ragged_data(sizes, seed=seed)
     noise = np.linspace(0.5, 1.5, len(sizes)) if per_client else 0.9
     everyone = estimator == "full" or members >= len(sizes)
     config = settings_of(
-        estimator, cohort_size=None if everyone else members, batches=law, noise_multiplier=noise,
+        estimator,
+        cohort_size=None if everyone else members,
+        batches=law,
+        noise_multiplier=noise,
         batch_size=None if law == "full" else 2,
-    )  # fmt: skip
+    )
     got = simulated(config, data, seed, rounds=3)
     kernel, bias = reference(config, data, seed, rounds=3)
     np.testing.assert_allclose(got["kernel"], kernel, rtol=2e-4, atol=2e-5)
@@ -260,9 +275,15 @@ def test_changing_any_number_compiles_nothing_new(data):
     simulation.simulate(algorithms.addpnfl(**settings_of()), data, rounds=2)
     before = simulation.advance._cache_size()
     for seed, changes in enumerate(
-        [{"learning_rate": 1}, {"clip_norm": 2.0}, {"noise_multiplier": 0.1}, {"l2": 0}, {"server_learning_rate": 0.5},
-         {"pi": 0.1, "b1": 0.0}]
-    ):  # fmt: skip
+        [
+            {"learning_rate": 1},
+            {"clip_norm": 2.0},
+            {"noise_multiplier": 0.1},
+            {"l2": 0},
+            {"server_learning_rate": 0.5},
+            {"pi": 0.1, "b1": 0.0},
+        ]
+    ):
         simulation.simulate(algorithms.addpnfl(**settings_of(**changes)), data, rounds=2 + seed, seed=seed)
     assert simulation.advance._cache_size() == before
     simulation.simulate(algorithms.addpnfl(**settings_of(local_steps=5)), data, rounds=2)  # structure does
@@ -293,9 +314,15 @@ def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1, sta
     """What reaches the server from clients whose gradients are zero: minus rate times the summed noise."""
     data = ragged_data([4] * num_clients)
     value = algorithms.dpnfl(
-        cohort_size=None, batch_size=2, local_steps=steps, learning_rate=learning_rate, clip_norm=0.5,
-        noise_multiplier=3.0, schedule="constant", l2=0.0,
-    )  # fmt: skip
+        cohort_size=None,
+        batch_size=2,
+        local_steps=steps,
+        learning_rate=learning_rate,
+        clip_norm=0.5,
+        noise_multiplier=3.0,
+        schedule="constant",
+        l2=0.0,
+    )
     value = numbers(
         dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private, corrections=()))
     )
@@ -326,9 +353,11 @@ def test_noise_of_one_step_has_standard_deviation_z_c_over_b_and_five_percent_is
 
     assert abs(z(sample)) < 4.89
     wrong = {
-        "std off by 5%": 1.05 * sample, "z without C": sample / 0.5, "noise on the mean, not the sum": sample * 2,
+        "std off by 5%": 1.05 * sample,
+        "z without C": sample / 0.5,
+        "noise on the mean, not the sum": sample * 2,
         "noise inside the learning rate of 0.01": 0.01 * sample,
-    }  # fmt: skip
+    }
     for name, values in wrong.items():
         assert abs(z(values)) > 4.89, name
 

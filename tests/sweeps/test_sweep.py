@@ -46,9 +46,15 @@ def outcomes(jobs, **options):
 
 def single(job, **options):
     return fdp.simulate(
-        job.algorithm, job.data, rounds=job.rounds, seed=job.seed, model=job.model, evaluate_every=1,
-        train_metrics=job.train_metrics, **options,
-    ).history  # fmt: skip
+        job.algorithm,
+        job.data,
+        rounds=job.rounds,
+        seed=job.seed,
+        model=job.model,
+        evaluate_every=1,
+        train_metrics=job.train_metrics,
+        **options,
+    ).history
 
 
 def rates(*found):
@@ -288,17 +294,28 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
 @pytest.mark.slow
 def test_axes_name_fields_of_the_value_and_of_the_run(data):
     found = fdp.sweep(
-        dpnfl(), data, rounds=2, seeds=2, delta=1e-2, model=MODEL, progress=False,
+        dpnfl(),
+        data,
+        rounds=2,
+        seeds=2,
+        delta=1e-2,
+        model=MODEL,
+        progress=False,
         axes={"learning_rate": [0.1, 0.3], "epsilon": [2.0, 8.0], "batches.size": [2, 3]},
-    )  # fmt: skip
+    )
     assert found.axes == ("learning_rate", "epsilon", "batches.size")
     assert len(found.records) == 16
     for record in found.records[::5]:
         values = record["values"]
         run = fdp.run(
-            dpnfl(learning_rate=values["learning_rate"], batch_size=values["batches.size"]), data, rounds=2,
-            seed=values["seed"], epsilon=values["epsilon"], delta=1e-2, model=MODEL,
-        )  # fmt: skip
+            dpnfl(learning_rate=values["learning_rate"], batch_size=values["batches.size"]),
+            data,
+            rounds=2,
+            seed=values["seed"],
+            epsilon=values["epsilon"],
+            delta=1e-2,
+            model=MODEL,
+        )
         assert record["history"][-1]["test_loss"] == run.test_loss
         assert record["guarantee"]["epsilon"] == run.guarantee.epsilon
     assert len(found.table()) == 16 * 2
@@ -312,9 +329,14 @@ def test_a_function_of_the_axes_makes_the_algorithm(data):
         return CATALOGUE[entry](**COMMON, clip_norm=clip_norm, noise_multiplier=0.3)
 
     found = fdp.sweep(
-        make, lambda seed: ragged_data(SIZES, seed=seed), rounds=1, delta=0.1, model=MODEL, progress=False,
+        make,
+        lambda seed: ragged_data(SIZES, seed=seed),
+        rounds=1,
+        delta=0.1,
+        model=MODEL,
+        progress=False,
         axes={"entry": ["dpnfl", "addpnfl"], "clip_norm": {"log": [0.1, 10.0], "points": 3}},
-    )  # fmt: skip
+    )
     assert [record["values"]["clip_norm"] for record in found.records[:3]] == [0.1, 1.0, 10.0]
     assert {record["status"] for record in found.records} == {"done"}
 
@@ -325,9 +347,15 @@ def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
 
     def again(algorithm=None, **changes):
         return fdp.sweep(
-            algorithm or dpnfl(), data, rounds=2, model=MODEL, delta=0.1, progress=False, out=tmp_path / "out",
+            algorithm or dpnfl(),
+            data,
+            rounds=2,
+            model=MODEL,
+            delta=0.1,
+            progress=False,
+            out=tmp_path / "out",
             axes=axes | changes,
-        )  # fmt: skip
+        )
 
     first, path = again(), tmp_path / "out" / "points.jsonl"
     lines = path.read_text().splitlines()

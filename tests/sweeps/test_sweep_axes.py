@@ -39,18 +39,21 @@ def test_a_grid_without_axes_is_the_one_empty_point():
 def test_joined_fields_vary_together_and_entries_may_stop_early():
     varied = {"algorithm ,server_learning_rate": [["dpnfl"], ["addpnfl", 0.1]], "rounds": [1, 2]}
     assert axes.grid(varied) == [
-        {"algorithm": "dpnfl", "rounds": 1}, {"algorithm": "dpnfl", "rounds": 2},
+        {"algorithm": "dpnfl", "rounds": 1},
+        {"algorithm": "dpnfl", "rounds": 2},
         {"algorithm": "addpnfl", "server_learning_rate": 0.1, "rounds": 1},
         {"algorithm": "addpnfl", "server_learning_rate": 0.1, "rounds": 2},
-    ]  # fmt: skip
+    ]
 
 
 def test_points_written_out_are_one_more_axis_and_the_slowest():
     points = [{}, {"algorithm": "fedprox", "mu": 0.1}]
     assert axes.grid({"rounds": [1, 2]}, points) == [
-        {"rounds": 1}, {"rounds": 2}, {"algorithm": "fedprox", "mu": 0.1, "rounds": 1},
+        {"rounds": 1},
+        {"rounds": 2},
+        {"algorithm": "fedprox", "mu": 0.1, "rounds": 1},
         {"algorithm": "fedprox", "mu": 0.1, "rounds": 2},
-    ]  # fmt: skip
+    ]
 
 
 def values_of(field, given_range, **options):
@@ -195,7 +198,8 @@ BAD = [
     ({"x": {"linear": [1, 1 + 1e-14], "points": 9}}, "a range whose values differ, got 9 from 1.0 to"),
     ({"whole": {"log": [1, 3], "points": 9}}, "axis whole must be a range whose values differ, got 9 from 1 to 3; ask"),
     ({"whole": {"log": [1, 2.5], "points": 2}}, "axis whole must be a range between integers, got 2.5"),
-    ({"x,": [1]}, "an axis must be named by a field"), ({"x, x": [[1, 2]]}, "an axis must be named by a field"),
+    ({"x,": [1]}, "an axis must be named by a field"),
+    ({"x, x": [[1, 2]]}, "an axis must be named by a field"),
     ({"x, y": {"log": [1, 2], "points": 2}}, "axis x, y must be a list of lists, since it joins fields, got a range"),
     ({"x, y": [1]}, "a list with entries of 1 to 2 values, got 1; one for each of x, y"),
     ({"x, y": [[]]}, "a list with entries of 1 to 2 values, got []"),
@@ -203,7 +207,7 @@ BAD = [
     ({"x, y": [[1, 2], [1, 2]]}, "axis x, y must be values that differ, got x=1, y=2 twice"),
     ({"x": [1], "x, y": [[1, 2]]}, "axis x, y must be over fields of its own, got x in x too"),
     ({name: list(range(101)) for name in "xyz"}, "at most 1,000,000 points, got 1,030,301; list fewer values"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("varied", "expected"), BAD, ids=[str(varied)[:60] for varied, _ in BAD])

@@ -160,11 +160,18 @@ def test_learning_curves_show_the_best_of_each_value_or_the_best_eight(panel):
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        ((0.1, 0.3, 1.0, 3.0), "log"), ((1.0, 100.0), "log"), ((10, 60, 110, 160), "linear"), ((1, 2, 4), "linear"),
-        ((0.5,), "linear"), ((0.0, 0.01, 0.1, 1.0), "category"), (("b", "a"), "category"), ((True, False), "category"),
-        ((1.0, None), "category"), (([1, 2], [3]), "category"),
+        ((0.1, 0.3, 1.0, 3.0), "log"),
+        ((1.0, 100.0), "log"),
+        ((10, 60, 110, 160), "linear"),
+        ((1, 2, 4), "linear"),
+        ((0.5,), "linear"),
+        ((0.0, 0.01, 0.1, 1.0), "category"),
+        (("b", "a"), "category"),
+        ((True, False), "category"),
+        ((1.0, None), "category"),
+        (([1, 2], [3]), "category"),
     ],
-)  # fmt: skip
+)
 def test_axes_get_the_scale_of_their_values(values, kind):
     settings = settings_of([point(index, {"a": value, "seed": 0}) for index, value in enumerate(values)], ["a"])
     scale = looks.scale_of(settings, "a")
@@ -229,10 +236,17 @@ def test_probes_are_called_so_in_every_label():
 def random_search():
     draws = np.random.default_rng(0).uniform(-2, 0, (20, 2))
     return [
-        point(2 * index + seed, {"learning_rate": 10**rate, "noise_multiplier": 10**-noise, "seed": seed},
-              (0.1, 0.5 - rate / 10 + seed / 100), "diverged" if index == 3 else "done", 10 ** (noise + 1), "too large")
-        for index, (rate, noise) in enumerate(draws) for seed in range(2)
-    ]  # fmt: skip
+        point(
+            2 * index + seed,
+            {"learning_rate": 10**rate, "noise_multiplier": 10**-noise, "seed": seed},
+            (0.1, 0.5 - rate / 10 + seed / 100),
+            "diverged" if index == 3 else "done",
+            10 ** (noise + 1),
+            "too large",
+        )
+        for index, (rate, noise) in enumerate(draws)
+        for seed in range(2)
+    ]
 
 
 ALL_LOST = [record | {"status": "failed", "reason": "no memory", "history": []} for record in sweep(seeds=1)]
@@ -242,15 +256,19 @@ AWKWARD = {
     "one axis, one seed": (sweep((1.0,), ("dpnfl",), seeds=1), ["clip_norm"]),
     "words only": (sweep((1.0,), ("dpnfl", "addpnfl", "cpfed"), (1.0,)), ["algorithm"]),
     "all failed": (ALL_LOST, AXES),
-    "all diverged": (sweep(seeds=1, lost=list(itertools.product((0.1, 1.0), ("dpnfl", "addpnfl"), (0.1, 1.0, 10.0)))),
-                     AXES),
+    "all diverged": (
+        sweep(seeds=1, lost=list(itertools.product((0.1, 1.0), ("dpnfl", "addpnfl"), (0.1, 1.0, 10.0)))),
+        AXES,
+    ),
     "drawn at random": (random_search(), ["learning_rate", "noise_multiplier"]),
     "axes that never meet": (apart(), APART),
     "one evaluation": ([record | {"history": record["history"][-1:]} for record in sweep()], AXES),
     "no guarantee": ([record | {"guarantee": {}} for record in sweep(seeds=1)], AXES),
-    "unknown metric": ([record | {"history": [e | {"test_accuracy": None} for e in record["history"]]}
-                        for record in sweep(seeds=1)], AXES),
-}  # fmt: skip
+    "unknown metric": (
+        [record | {"history": [e | {"test_accuracy": None} for e in record["history"]]} for record in sweep(seeds=1)],
+        AXES,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", AWKWARD)

@@ -72,8 +72,14 @@ def test_the_folder_holds_everything(whole):
     found, where = whole
     about, records = read_records(where)
     assert {path.name for path in where.iterdir()} >= {
-        "sweep.toml", "sweep.json", "points.jsonl", "table.csv", "table.parquet", "selection.json", "sweep.png",
-    }  # fmt: skip
+        "sweep.toml",
+        "sweep.json",
+        "points.jsonl",
+        "table.csv",
+        "table.parquet",
+        "selection.json",
+        "sweep.png",
+    }
     assert fdp.read_sweep(where / "sweep.toml") == fdp.read_sweep("sweep.toml")
     assert about["digest"] == digest(fdp.read_sweep("sweep.toml"))
     assert (about["points"], about["axes"], about["seeds"]) == (12, ["learning_rate", "clip_norm"], [0, 1])
@@ -138,8 +144,13 @@ def test_a_failed_point_is_run_again_and_then_counts():
 def test_what_choosing_costs_says_what_it_does_not_cover(whole):
     found, _ = whole
     statement = found.choosing["statement"]
-    for words in ("if every run draws its noise afresh", "share the noise of their seed", "records change clients",
-                  "All against a server that sees every upload", "not for a fixed grid"):  # fmt: skip
+    for words in (
+        "if every run draws its noise afresh",
+        "share the noise of their seed",
+        "records change clients",
+        "All against a server that sees every upload",
+        "not for a fixed grid",
+    ):
         assert words in statement
     mixed = SweepConfig(base=BASE | {"epsilon": 4.0}, axes={"algorithm": ["fedavg", "dpnfl"]})
     told = run_sweep(mixed, "mixed", screen=quiet()).choosing
@@ -289,9 +300,12 @@ def test_a_second_process_compiles_nothing(tmp_path):
     missed = []
     for out in ("one", "two"):
         done = subprocess.run(
-            [sys.executable, "-c", COUNTING, out], check=True, capture_output=True, text=True,
+            [sys.executable, "-c", COUNTING, out],
+            check=True,
+            capture_output=True,
+            text=True,
             env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
-        )  # fmt: skip
+        )
         missed.append(int(done.stderr.split()[-1]))
     assert missed[0] > 2
     assert missed[1] == 0

@@ -47,14 +47,19 @@ EXAMPLE_SWEEP = SweepConfig(
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = {
-    "model": TEXT, "clip_norm": NUMBERS, "rounds": st.integers(-(2**63), 2**63 - 1), "secure": st.booleans(),
-    "hidden": TEXT, "l2": NUMBERS,
-}  # fmt: skip
+    "model": TEXT,
+    "clip_norm": NUMBERS,
+    "rounds": st.integers(-(2**63), 2**63 - 1),
+    "secure": st.booleans(),
+    "hidden": TEXT,
+    "l2": NUMBERS,
+}
 RANGES = st.builds(
     lambda ends, spacing, points: {spacing: sorted(ends), "points": points},
     st.lists(st.floats(1e-3, 1e3).map(lambda x: float(f"{x:.3g}")), min_size=2, max_size=2, unique=True),
-    st.sampled_from(["log", "linear"]), st.integers(2, 5),
-)  # fmt: skip
+    st.sampled_from(["log", "linear"]),
+    st.integers(2, 5),
+)
 
 
 @st.composite
@@ -88,8 +93,9 @@ def test_a_file_is_read_as_it_is_meant():
     assert read(EXAMPLE) == EXAMPLE_SWEEP
     assert read("seeds = 3") == SweepConfig(seeds=(0, 1, 2))
     assert read("[axes]\nclip_norm = [1, 2.5]\n'b1 ,b2' = [[0, 0.5]]").axes == {
-        "clip_norm": [1.0, 2.5], "b1, b2": [[0.0, 0.5]],
-    }  # fmt: skip
+        "clip_norm": [1.0, 2.5],
+        "b1, b2": [[0.0, 0.5]],
+    }
 
 
 @given(sweeps())
@@ -104,12 +110,14 @@ def test_a_written_sweep_is_read_back_equal(sweep):
 
 def test_tuples_and_integers_from_python_are_the_same_sweep():
     loose = dataclasses.replace(
-        EXAMPLE_SWEEP, points=list(EXAMPLE_SWEEP.points), seeds=[3, 7],
+        EXAMPLE_SWEEP,
+        points=list(EXAMPLE_SWEEP.points),
+        seeds=[3, 7],
         axes={
             "clip_norm": {"log": (0.1, 10), "points": 3},
             "algorithm,server_learning_rate": (("dpnfl",), ("addpnfl", 1)),
         },
-    )  # fmt: skip
+    )
     assert plan.checked(loose) == EXAMPLE_SWEEP
     assert plan.digest(loose) == plan.digest(EXAMPLE_SWEEP)
     assert plan.checked(dataclasses.replace(EXAMPLE_SWEEP, seeds=4)).seeds == (0, 1, 2, 3)
@@ -123,10 +131,11 @@ def turned(values):
 @settings(deadline=None)
 def test_the_digest_forgets_the_order_of_keys_and_the_folder_of_the_data(sweep):
     again = dataclasses.replace(
-        sweep, base=turned(sweep.base) | {"data_dir": "elsewhere"},
+        sweep,
+        base=turned(sweep.base) | {"data_dir": "elsewhere"},
         axes={name: turned(given) if isinstance(given, dict) else given for name, given in turned(sweep.axes).items()},
         points=tuple(map(turned, sweep.points)),
-    )  # fmt: skip
+    )
     assert plan.digest(again) == plan.digest(sweep)
     assert len(plan.digest(sweep)) == 12
     assert set(plan.digest(sweep)) <= set("0123456789abcdef")
@@ -135,13 +144,26 @@ def test_the_digest_forgets_the_order_of_keys_and_the_folder_of_the_data(sweep):
 def test_the_digest_tells_every_change():
     axes, searched = EXAMPLE_SWEEP.axes, {"trials": 5}
     changes = [
-        {}, {"base": {"dataset": "digits"}}, {"base": {"dataset": "digits", "rounds": 5}}, {"seeds": (3, 8)},
-        {"seeds": (7, 3)}, {"seeds": (3,)}, {"points": ()}, {"points": EXAMPLE_SWEEP.points[::-1]},
-        {"points": EXAMPLE_SWEEP.points[:1]}, {"axes": axes | {"clip_norm": {"log": [0.1, 10.0], "points": 4}}},
-        {"axes": axes | {"clip_norm": {"linear": [0.1, 10.0], "points": 3}}}, {"axes": axes | {"clip_norm": [0.1]}},
-        {"axes": axes | {"l2": [0.1]}}, {"axes": axes | {"l2": [0.1, 0.2]}}, {"axes": axes | {"l2": [0.2, 0.1]}},
-        searched, {"trials": 6}, searched | {"search_seed": 1}, searched | {"trials_law": "poisson"},
-    ]  # fmt: skip
+        {},
+        {"base": {"dataset": "digits"}},
+        {"base": {"dataset": "digits", "rounds": 5}},
+        {"seeds": (3, 8)},
+        {"seeds": (7, 3)},
+        {"seeds": (3,)},
+        {"points": ()},
+        {"points": EXAMPLE_SWEEP.points[::-1]},
+        {"points": EXAMPLE_SWEEP.points[:1]},
+        {"axes": axes | {"clip_norm": {"log": [0.1, 10.0], "points": 4}}},
+        {"axes": axes | {"clip_norm": {"linear": [0.1, 10.0], "points": 3}}},
+        {"axes": axes | {"clip_norm": [0.1]}},
+        {"axes": axes | {"l2": [0.1]}},
+        {"axes": axes | {"l2": [0.1, 0.2]}},
+        {"axes": axes | {"l2": [0.2, 0.1]}},
+        searched,
+        {"trials": 6},
+        searched | {"search_seed": 1},
+        searched | {"trials_law": "poisson"},
+    ]
     assert len({plan.digest(dataclasses.replace(EXAMPLE_SWEEP, **change)) for change in changes}) == len(changes)
 
 
@@ -153,9 +175,13 @@ def test_every_point_is_resolved_and_the_seed_varies_fastest():
     assert [point.index for point in points] == list(range(2 * 3 * 2 * 2))
     assert points[0].values == {"learning_rate": 1.0, "clip_norm": 0.1, "algorithm": "dpnfl", "seed": 3}
     assert points[-1].values == {
-        "learning_rate": 0.1, "schedule": "constant", "clip_norm": 10.0, "algorithm": "addpnfl",
-        "server_learning_rate": 1.0, "seed": 7,
-    }  # fmt: skip
+        "learning_rate": 0.1,
+        "schedule": "constant",
+        "clip_norm": 10.0,
+        "algorithm": "addpnfl",
+        "server_learning_rate": 1.0,
+        "seed": 7,
+    }
     for point in points:
         assert point.config == config.resolve(config.RunConfig(**EXAMPLE_SWEEP.base, **point.values))
         assert list(point.values)[-1] == "seed"
@@ -214,9 +240,11 @@ def number_laws(mean):
     """Distributions of the number of trials, from SciPy."""
     logarithmic = optimize.brentq(lambda p: -p / ((1 - p) * math.log1p(-p)) - mean, 1e-9, 1 - 1e-9)
     return {
-        "poisson": stats.poisson(mean), "geometric": stats.geom(1 / mean), "logarithmic": stats.logser(logarithmic),
+        "poisson": stats.poisson(mean),
+        "geometric": stats.geom(1 / mean),
+        "logarithmic": stats.logser(logarithmic),
         "fixed": stats.randint(mean, mean + 1),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", ["poisson", "geometric", "logarithmic"])
@@ -300,18 +328,24 @@ def test_refused_points_are_worded_for_any_later_check():
 BAD = [
     ("seeds = ", "must be valid TOML"),
     ("", "a sweep must be of several runs, got one run; add [axes], [[points]] or seeds = 5"),
-    ("seedz = 3", "a key must be one of base, axes, points, seeds,"), ("seedz = 3", "did you mean seeds?"),
+    ("seedz = 3", "a key must be one of base, axes, points, seeds,"),
+    ("seedz = 3", "did you mean seeds?"),
     ("rounds = 3", "rounds must be under [base] or [axes], as a field of the runs, got it in the top table"),
     ("seed = 3", "seed must be given at the top, got it in the top table; write seeds = 5"),
-    ("[bases]\nrounds = 3", "did you mean base?"), ("base = 3", "base must be a table, got 3; write [base]"),
+    ("[bases]\nrounds = 3", "did you mean base?"),
+    ("base = 3", "base must be a table, got 3; write [base]"),
     ("axes = []", "axes must be a table, got []; write [axes]"),
     ("points = [3]", "points must be a list of tables, got [3]; write [[points]]"),
     ("[points]\nrounds = 3", "points must be a list of tables, got {'rounds': 3}; write [[points]]"),
-    ("seeds = 0", "seeds must be an integer from 1 to 1,000,000, got 0; or a list"), ("seeds = true", "got True"),
-    ("seeds = []", "seeds must be at least one, got none"), ("seeds = [1, 1]", "got seed=1 twice; drop one"),
+    ("seeds = 0", "seeds must be an integer from 1 to 1,000,000, got 0; or a list"),
+    ("seeds = true", "got True"),
+    ("seeds = []", "seeds must be at least one, got none"),
+    ("seeds = [1, 1]", "got seed=1 twice; drop one"),
     ("seeds = [4294967296]", "seeds must be an integer from 0 to 4,294,967,295, got 4294967296"),
-    ("seeds = [1.5]", "got 1.5"), ("seeds = 10000000", "got 10000000"),
-    ("[base]\nroundz = 3", "[base]: a field must be one of"), ("[base]\nroundz = 3", "did you mean rounds?"),
+    ("seeds = [1.5]", "got 1.5"),
+    ("seeds = 10000000", "got 10000000"),
+    ("[base]\nroundz = 3", "[base]: a field must be one of"),
+    ("[base]\nroundz = 3", "did you mean rounds?"),
     ("[base]\nrounds = 2.5", "[base]: rounds must be an integer, got 2.5"),
     ("[base]\nrounds = [2]", "[base]: rounds must be numbers, text, true or false, got [2]"),
     ("[base]\nclip_norm = nan", "[base]: clip_norm must be finite, got nan"),
@@ -321,7 +355,8 @@ BAD = [
     ("[base]\nb1 = 0.5\n[axes]\n'b2, b1' = [[0.1]]", "axis b2, b1 must be over fields of its own, got b1 in [base]"),
     ("[base]\nrounds = 2\n[[points]]\nrounds = 3", "[[points]] must be over fields of its own, got rounds in [base]"),
     ("[axes]\nrounds = [3]\n[[points]]\nrounds = 3", "axis rounds must be over fields of its own, got rounds in [[poi"),
-    ("[axes]\nclipnorm = [1]", "axis clipnorm: a field must be one of"), ("[axes]\nclipnorm = [1]", "mean clip_norm?"),
+    ("[axes]\nclipnorm = [1]", "axis clipnorm: a field must be one of"),
+    ("[axes]\nclipnorm = [1]", "mean clip_norm?"),
     ("[axes]\nrounds = [1, 2.5]", "axis rounds must be an integer, got 2.5"),
     ("[axes]\nclip_norm = [1, 'two']", "axis clip_norm must be a number, got 'two'"),
     ("[axes]\nclip_norm = [1, true]", "axis clip_norm must be a number, got True"),
@@ -348,7 +383,8 @@ BAD = [
     ("[axes]\n'b1, b2' = [[0.1, 'x']]", "axis b1, b2: b2 must be a number, got 'x'"),
     ("[axes]\n'b1, b2' = [0.1]", "a list with entries of 1 to 2 values, got 0.1; one for each of b1, b2"),
     ("[[points]]\nseed = 1", "seed must be given at the top, got it in [[points]]"),
-    ("[[points]]\nroundz = 1", "did you mean rounds?"), ("[[points]]\nrounds = 'a'", "[[points]]: rounds must be an i"),
+    ("[[points]]\nroundz = 1", "did you mean rounds?"),
+    ("[[points]]\nrounds = 'a'", "[[points]]: rounds must be an i"),
     ("[[points]]\nrounds = 1\n[[points]]\nrounds = 1", "[[points]] must be values that differ, got rounds=1 twice"),
     ("trials = 3", "trials must be left out without axes or points to draw from, got 3; add [axes]"),
     ("trials = 0\n[axes]\nrounds = [1]", "trials must be an integer from 1 to 1,000,000, got 0"),
@@ -360,7 +396,7 @@ BAD = [
     ("trials = 3\ntrials_law = 3\n[axes]\nrounds = [1]", "trials_law must be text, got 3"),
     ("trials = 3\nsearch_seed = -1\n[axes]\nrounds = [1]", "search_seed must be an integer from 0 to 4,294,967,295"),
     ("seeds = 1000\n[axes]\nclip_norm = {log = [1, 2], points = 1001}", "at most 1,000,000 points, got 1,001,000"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "expected"), BAD, ids=[" ".join(text.split()) or "empty" for text, _ in BAD])

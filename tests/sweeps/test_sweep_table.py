@@ -26,14 +26,29 @@ def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reas
     ]
     if history:
         history[-1].update(last)
-    guarantee = {} if epsilon is None else {
-        "epsilon": None if math.isinf(epsilon) else epsilon, "delta": None if math.isinf(epsilon) else 1e-3,
-        "unit": "record", "adjacency": "replace-one", "view": "uploads", "statement": f"epsilon {epsilon:g} and so on",
-    }  # fmt: skip
+    guarantee = (
+        {}
+        if epsilon is None
+        else {
+            "epsilon": None if math.isinf(epsilon) else epsilon,
+            "delta": None if math.isinf(epsilon) else 1e-3,
+            "unit": "record",
+            "adjacency": "replace-one",
+            "view": "uploads",
+            "statement": f"epsilon {epsilon:g} and so on",
+        }
+    )
     return {
-        "point": f"{index:012x}", "index": index, "values": values, "config": {} if config is None else config,
-        "status": status, "reason": reason, "history": history, "guarantee": guarantee, "seconds": 0.5,
-    }  # fmt: skip
+        "point": f"{index:012x}",
+        "index": index,
+        "values": values,
+        "config": {} if config is None else config,
+        "status": status,
+        "reason": reason,
+        "history": history,
+        "guarantee": guarantee,
+        "seconds": 0.5,
+    }
 
 
 def grid(rates, seeds, accuracy):
@@ -90,16 +105,31 @@ def test_equal_values_have_equal_keys():
 
 def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
     records = [
-        point(0, {"epsilon": 0.5, "algorithm": "dpnfl", "seed": 0}, (0.1, 0.2, 0.3), epsilon=0.49,
-              config={"epsilon": 0.5, "algorithm": "dpnfl", "seed": 0, "rounds": 30}, clipped=0.25),
+        point(
+            0,
+            {"epsilon": 0.5, "algorithm": "dpnfl", "seed": 0},
+            (0.1, 0.2, 0.3),
+            epsilon=0.49,
+            config={"epsilon": 0.5, "algorithm": "dpnfl", "seed": 0, "rounds": 30},
+            clipped=0.25,
+        ),
         point(2, {"epsilon": 1.0, "algorithm": "dpnfl", "seed": 0}, (), "failed", None, "out of memory"),
         point(1, {"algorithm": "fedavg", "seed": 0}, (0.4,), "diverged", math.inf, "round 12: loss is infinite"),
-    ]  # fmt: skip
+    ]
     frame = table.tidy(records, ["epsilon", "algorithm"])
     assert list(frame.columns[:11]) == [
-        "index", "point", "epsilon", "algorithm", "seed", "status", "reason", "guarantee_epsilon", "guarantee_delta",
-        "seconds", "round",
-    ]  # fmt: skip
+        "index",
+        "point",
+        "epsilon",
+        "algorithm",
+        "seed",
+        "status",
+        "reason",
+        "guarantee_epsilon",
+        "guarantee_delta",
+        "seconds",
+        "round",
+    ]
     assert frame["index"].tolist() == [0, 0, 0, 1, 2]
     assert frame["round"].tolist() == [10, 20, 30, 10, pd.NA]
     assert frame["epsilon"].tolist()[:3] == [0.5] * 3  # asked for
@@ -117,9 +147,9 @@ def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
 
 AWKWARD = [
     {"clipping": "none", "warm_start": True, "hidden": "64,32", "rounds": 10, "l2": 1e-3, "mixed": 1},
-    {"clipping": "a, \"quoted\"\nword", "rounds": 20, "l2": 1 / 3, "mixed": "one", "widths": [64, 32]},
+    {"clipping": 'a, "quoted"\nword', "rounds": 20, "l2": 1 / 3, "mixed": "one", "widths": [64, 32]},
     {},
-]  # fmt: skip
+]
 
 
 def test_csv_and_parquet_hold_the_same_table():
@@ -221,8 +251,9 @@ def test_best_never_takes_a_setting_with_a_failed_seed_or_a_missing_one():
 def test_best_under_a_limit_looks_at_the_largest_proved_epsilon():
     records = [
         point(2 * place + seed, {"epsilon": asked, "seed": seed}, (asked / 10,), epsilon=asked * (1 + seed / 10))
-        for place, asked in enumerate([0.5, 1.0, 2.0]) for seed in range(2)
-    ]  # fmt: skip
+        for place, asked in enumerate([0.5, 1.0, 2.0])
+        for seed in range(2)
+    ]
     assert table.best(records, ["epsilon"], epsilon_at_most=1.1).values == {"epsilon": 1.0}
     found = table.best(records, ["epsilon"], epsilon_at_most=1.05)  # the second seed of 1.0 has 1.1
     assert found.values == {"epsilon": 0.5}
@@ -239,11 +270,12 @@ def test_best_under_a_limit_looks_at_the_largest_proved_epsilon():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ({"metric": "test_acuracy"}, "did you mean test_accuracy"), ({"metric": "clipped"}, "metric must be one of"),
+        ({"metric": "test_acuracy"}, "did you mean test_accuracy"),
+        ({"metric": "clipped"}, "metric must be one of"),
         ({"epsilon_at_most": -1.0}, "epsilon_at_most must be positive and finite, got -1.0"),
         ({"epsilon_at_most": math.nan}, "epsilon_at_most must be positive and finite, got nan"),
     ],
-)  # fmt: skip
+)
 def test_best_refuses_in_one_line(words, expected):
     with pytest.raises(errors.ConfigurationError, match=expected) as refusal:
         table.best(grid([0.1], [0], lambda rate, seed: 0.5), AXES, **words)
@@ -298,10 +330,13 @@ def test_a_sweep_that_has_just_begun_has_no_points():
 
 WHOLE = point(0, {"learning_rate": 0.1, "seed": 0})
 DAMAGED = [
-    ('{"point": ', "text that is not JSON"), ("[1]", "list"), ("{}", "no point"),
-    (json.dumps(WHOLE | {"history": {}}), "history {}"), (json.dumps(WHOLE | {"status": "well"}), "status 'well'"),
+    ('{"point": ', "text that is not JSON"),
+    ("[1]", "list"),
+    ("{}", "no point"),
+    (json.dumps(WHOLE | {"history": {}}), "history {}"),
+    (json.dumps(WHOLE | {"status": "well"}), "status 'well'"),
     (json.dumps(WHOLE | {"values": {"learning_rate": 0.1}}), "values without a seed"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("line", "expected"), DAMAGED, ids=[expected for _, expected in DAMAGED])
@@ -325,10 +360,15 @@ def test_a_folder_of_something_else_is_refused():
 def runnable():
     """A sweep over learning rates whose configurations `fedjax-dp run` takes."""
     return [
-        point(2 * place + seed, {"learning_rate": rate, "seed": seed}, (0.8 - abs(rate - 0.3) + seed / 100,),
-              config={"dataset": "digits", "seed": seed, "learning_rate": rate, "rounds": 4, "out": "somewhere"})
-        for place, rate in enumerate([0.1, 0.3, 1.0]) for seed in range(2)
-    ]  # fmt: skip
+        point(
+            2 * place + seed,
+            {"learning_rate": rate, "seed": seed},
+            (0.8 - abs(rate - 0.3) + seed / 100,),
+            config={"dataset": "digits", "seed": seed, "learning_rate": rate, "rounds": 4, "out": "somewhere"},
+        )
+        for place, rate in enumerate([0.1, 0.3, 1.0])
+        for seed in range(2)
+    ]
 
 
 def test_best_prints_a_configuration_that_run_takes(capsys):

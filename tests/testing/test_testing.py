@@ -72,7 +72,7 @@ CAUGHT = {
     "reused_step_key": (check_keys, "without-replacement", "no noise is used twice"),
     "reused_round_key": (check_keys, "without-replacement", "no noise is used twice"),
     "frozen_server_noise": (check_keys, None, "no noise is used twice"),
-}  # fmt: skip
+}
 
 
 def test_every_named_wrong_program_has_a_check_that_rejects_it():
@@ -126,10 +126,20 @@ def test_a_right_algorithm_passes_every_check_and_each_rejects_its_wrong_program
     found = check_algorithm(right(), data, delta=1e-5, rounds=20)
     rejected = {report.law.removeprefix("wrong program ") for report in found if report.law.startswith("wrong")}
     assert rejected == {
-        "first_records", "first_clients", "counts_padding", "drops_first", "reused_round_key", "loose_clip",
-        "unclipped_bias", "clip_per_batch", "faint_noise", "half_noise", "undeclared_gradient", "repeated_gradient",
+        "first_records",
+        "first_clients",
+        "counts_padding",
+        "drops_first",
+        "reused_round_key",
+        "loose_clip",
+        "unclipped_bias",
+        "clip_per_batch",
+        "faint_noise",
+        "half_noise",
+        "undeclared_gradient",
+        "repeated_gradient",
         "reading_correction",
-    }  # fmt: skip
+    }
     assert all("\n" not in str(report) for report in found)
 
 
@@ -141,7 +151,7 @@ ENTRIES = {  # of each kind one: all checks of an entry take half a minute
     ),
     "dp_fedavg_output": fdp.dp_fedavg_output(**COMMON, **NOISE),
     "dp_fedavg": fdp.dp_fedavg(**COMMON, **NOISE),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -178,9 +188,10 @@ def test_sensitivity_of_a_function():
         told = {"sensitivity": 3.0 * adjacency.sensitivity, "adjacency": adjacency, "records": records}
         check_sensitivity(clipped, **told)
         wrong = {
-            "unbounded": lambda r: r.sum(0), "survives no NaN": lambda r: r.sum(0) / jnp.linalg.norm(r.sum(0)),
+            "unbounded": lambda r: r.sum(0),
+            "survives no NaN": lambda r: r.sum(0) / jnp.linalg.norm(r.sum(0)),
             "one coordinate too many": lambda r: jnp.append(clipped(r), r[:, 0].clip(-1, 1).sum()),
-        }  # fmt: skip
+        }
         for name, function in wrong.items():
             assert "the function moves" in rejection(check_sensitivity, function, **told), name
     assert "adjacency" in refusal(check_sensitivity, clipped)
@@ -211,7 +222,7 @@ def test_noise_of_a_function():
         "not centred": lambda key: 2 * jax.random.normal(key, (60,)) + 0.2,
         "the same in every run": lambda key: 2 * jax.random.normal(jax.random.key(0), (60,)),
         "a silent coordinate": lambda key: (2 * (60 / 59) ** 0.5 * jax.random.normal(key, (60,))).at[7].set(0.0),
-    }  # fmt: skip
+    }
     for name, draw in wrong.items():
         assert "noise" in rejection(check_noise, draw, std=2.0), name
     assert "std" in refusal(check_noise, lambda key: jax.random.normal(key, (3,)))
@@ -233,10 +244,13 @@ def test_sampling_of_a_function():
     for function, law in ((fixed, WithoutReplacement(3, 9)), (coins, Poisson(0.3)), (repeats, WithReplacement(3, 9))):
         check_sampling(function, sampling=law)
     wrong = [
-        (coins, Poisson(0.33)), (fixed, Poisson(1 / 3)), (coins, WithoutReplacement(3, 9)),
-        (neighbours, WithoutReplacement(3, 9)), (fixed, WithReplacement(3, 9)),
+        (coins, Poisson(0.33)),
+        (fixed, Poisson(1 / 3)),
+        (coins, WithoutReplacement(3, 9)),
+        (neighbours, WithoutReplacement(3, 9)),
+        (fixed, WithReplacement(3, 9)),
         (lambda key: coins(key, jnp.linspace(0.2, 0.4, 9)), Poisson(0.3)),
-    ]  # fmt: skip
+    ]
     for index, (function, law) in enumerate(wrong):
         assert "the function" in rejection(check_sampling, function, sampling=law), index
     assert "sampling" in refusal(check_sampling, fixed)

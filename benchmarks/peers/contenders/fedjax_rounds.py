@@ -22,9 +22,11 @@ def make(w):
         return noised(clipped_mean(w, weights, *records), key, workloads.NOISE_MULTIPLIER * w.clip_norm / w.batch)
 
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
-        gradient, fedjax.optimizers.sgd(w.rate), fedjax.optimizers.sgd(1.0),
+        gradient,
+        fedjax.optimizers.sgd(w.rate),
+        fedjax.optimizers.sgd(1.0),
         fedjax.ShuffleRepeatBatchHParams(batch_size=w.batch, num_epochs=None, num_steps=w.steps, seed=0),
-    )  # fmt: skip
+    )
     state = algorithm.init(jax.tree.map(jax.numpy.asarray, workloads.weights(w)))
     generator, key = np.random.default_rng(0), jax.random.PRNGKey(0)
 

@@ -68,9 +68,11 @@ def make(w):
             ends.append(time.perf_counter())
 
         strategy = FedAvg(
-            fraction_train=w.cohort / w.clients, fraction_evaluate=0.0, min_train_nodes=w.cohort,
+            fraction_train=w.cohort / w.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=w.cohort,
             min_available_nodes=w.clients,
-        )  # fmt: skip
+        )
         start = ArrayRecord(held(w.name)[2].state_dict())
         strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds + 1, evaluate_fn=clock)
 

@@ -16,9 +16,12 @@ def make(w):
     weights = jax.tree.map(jnp.asarray, workloads.weights(w))
     generator = np.random.default_rng(0)
     clipped = clipping.clipped_grad(
-        lambda p, x, y: loss(w, p, x, y), l2_clip_norm=w.clip_norm, batch_argnums=(1, 2), keep_batch_dim=False,
+        lambda p, x, y: loss(w, p, x, y),
+        l2_clip_norm=w.clip_norm,
+        batch_argnums=(1, 2),
+        keep_batch_dim=False,
         normalize_by=w.batch,
-    )  # fmt: skip
+    )
     noise = noise_addition.gaussian_privatizer(
         stddev=workloads.NOISE_MULTIPLIER * clipped.sensitivity(), prng_key=jax.random.key(0)
     )

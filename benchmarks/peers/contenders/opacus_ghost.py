@@ -18,9 +18,11 @@ def private(w, rate):
     model = network(w, channels_first=True)
     wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=w.clip_norm, use_ghost_clipping=True)
     optimizer = DPOptimizerFastGradientClipping(
-        torch.optim.SGD(wrapped.parameters(), lr=rate), noise_multiplier=workloads.NOISE_MULTIPLIER,
-        max_grad_norm=w.clip_norm, expected_batch_size=w.batch,
-    )  # fmt: skip
+        torch.optim.SGD(wrapped.parameters(), lr=rate),
+        noise_multiplier=workloads.NOISE_MULTIPLIER,
+        max_grad_norm=w.clip_norm,
+        expected_batch_size=w.batch,
+    )
     criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
     return wrapped, optimizer, criterion
 

@@ -35,9 +35,13 @@ def model_of(w):
 
 def settings_of(w):
     return {
-        "cohort_size": w.cohort, "batch_size": w.batch, "local_steps": w.steps, "learning_rate": w.rate,
-        "schedule": "constant", "l2": 0.0,
-    }  # fmt: skip
+        "cohort_size": w.cohort,
+        "batch_size": w.batch,
+        "local_steps": w.steps,
+        "learning_rate": w.rate,
+        "schedule": "constant",
+        "l2": 0.0,
+    }
 
 
 def algorithm_of(w):

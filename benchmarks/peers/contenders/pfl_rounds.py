@@ -50,17 +50,18 @@ def make(w):
 
     module.loss, module.metrics = loss, metrics
     model = PyTorchModel(
-        model=module, local_optimizer_create=torch.optim.SGD,
+        model=module,
+        local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(module.parameters(), 1.0),
-    )  # fmt: skip
+    )
     sampler = get_user_sampler("random", list(range(w.clients)))
     data = FederatedDataset(lambda i: datasets[i], sampler)
     mechanism = GaussianMechanism(w.clip_norm, workloads.NOISE_MULTIPLIER)
     private = [] if w.private == "none" else [CentrallyAppliedPrivacyMechanism(mechanism)]
     epochs = w.steps * w.batch / w.records
-    length = {"local_num_epochs": int(epochs)} if epochs >= 1 else {
-        "local_num_epochs": None, "local_num_steps": w.steps
-    }  # fmt: skip
+    length = (
+        {"local_num_epochs": int(epochs)} if epochs >= 1 else {"local_num_epochs": None, "local_num_steps": w.steps}
+    )
     train = NNTrainHyperParams(local_learning_rate=w.rate, local_batch_size=w.batch, **length)
     rounds = ROUNDS.get(w.name, 3)
     np.random.seed(0)  # noqa: NPY002  (what its samplers use)
@@ -69,13 +70,17 @@ def make(w):
         clock = Clock()
         FederatedAveraging().run(
             algorithm_params=NNAlgorithmParams(
-                central_num_iterations=rounds, evaluation_frequency=10**9, train_cohort_size=w.cohort,
+                central_num_iterations=rounds,
+                evaluation_frequency=10**9,
+                train_cohort_size=w.cohort,
                 val_cohort_size=0,
             ),
-            backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=private), model=model,
-            model_train_params=train, model_eval_params=NNEvalHyperParams(local_batch_size=10_000),
+            backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=private),
+            model=model,
+            model_train_params=train,
+            model_eval_params=NNEvalHyperParams(local_batch_size=10_000),
             callbacks=[clock],
-        )  # fmt: skip
+        )
         return [1e3 * seconds for seconds in np.diff(clock.ends)][-rounds:]
 
     return run, None

@@ -127,8 +127,9 @@ def _spread(order: Sequence[Setting], names: Sequence[str]) -> dict[str, dict[in
         room = min(SPREAD, 0.3 / max(len(groups), 1))
         aside[name] = {
             id(setting): room * (2 * rank / (len(group) - 1) - 1) if len(group) > 1 else 0.0
-            for group in groups for rank, setting in enumerate(group)
-        }  # fmt: skip
+            for group in groups
+            for rank, setting in enumerate(group)
+        }
     return aside
 
 
@@ -147,9 +148,17 @@ def _upright(panel: Any, scales: dict[str, looks.Scale]) -> None:
         panel.plot([place, place], [-0.05, 1.05], color="0.3", lw=0.9, zorder=3)
         values = scale.values if len(scale.values) <= 12 else [scale.values[0], scale.values[-1]]
         for value in values:
-            panel.annotate(looks.in_words(value), (place, scale.fraction(value)), xytext=(-5, 0), fontsize=8.5,
-                           textcoords="offset points", ha="right", va="center", zorder=5,
-                           bbox={"fc": "white", "ec": "none", "alpha": 0.9, "pad": 0.8})  # fmt: skip
+            panel.annotate(
+                looks.in_words(value),
+                (place, scale.fraction(value)),
+                xytext=(-5, 0),
+                fontsize=8.5,
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                zorder=5,
+                bbox={"fc": "white", "ec": "none", "alpha": 0.9, "pad": 0.8},
+            )
     panel.set_xticks(range(len(scales)), labels=[textwrap.fill(looks.words([name]), 16) for name in scales])
     panel.tick_params(axis="x", length=0)
     panel.set(yticks=[], xlim=(-0.45, len(scales) + 0.07), ylim=(-0.13, 1.08))
@@ -159,13 +168,27 @@ def _upright(panel: Any, scales: dict[str, looks.Scale]) -> None:
 def _metric_bar(panel: Any, place: int, metric: str, norm: Any, failed: bool) -> None:
     """The last upright axis: the colours of the metric with numbers beside them, and where failed paths end."""
     gradient = np.linspace(0, 1, 256)[:, None]
-    panel.imshow(gradient, cmap=looks.colour_map(metric), origin="lower", aspect="auto",
-                 extent=(place, place + 0.07, 0, 1), zorder=4)  # fmt: skip
+    panel.imshow(
+        gradient,
+        cmap=looks.colour_map(metric),
+        origin="lower",
+        aspect="auto",
+        extent=(place, place + 0.07, 0, 1),
+        zorder=4,
+    )
     right = panel.secondary_yaxis("right", functions=(lambda y: y * (norm.vmax - norm.vmin) + norm.vmin, norm))
     right.set_ylabel(looks.METRICS[metric])
     ticks = [tick for tick in MaxNLocator(6).tick_values(norm.vmin, norm.vmax) if norm.vmin <= tick <= norm.vmax]
     right.set_ticks(ticks)
     right.spines[:].set_visible(False)
     if failed:
-        panel.annotate("failed", (place, FAILED_AT), xytext=(4, 0), textcoords="offset points", va="center",
-                       color=looks.FAILED, fontsize=8.5, annotation_clip=False)  # fmt: skip
+        panel.annotate(
+            "failed",
+            (place, FAILED_AT),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            color=looks.FAILED,
+            fontsize=8.5,
+            annotation_clip=False,
+        )

@@ -39,9 +39,15 @@ KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel")
 
 
 def pictures(
-    records: Sequence[Record], axes: Sequence[str], title: str, kind: str = "all", metric: str = "test_accuracy",
-    x: str | None = None, y: str | None = None, by: str | None = None,
-) -> dict[str, Callable[[str | os.PathLike], None]]:  # fmt: skip
+    records: Sequence[Record],
+    axes: Sequence[str],
+    title: str,
+    kind: str = "all",
+    metric: str = "test_accuracy",
+    x: str | None = None,
+    y: str | None = None,
+    by: str | None = None,
+) -> dict[str, Callable[[str | os.PathLike], None]]:
     """What to draw, by the name of its file, as functions of a path; refuses a kind that the sweep has nothing for."""
     errors.require_choice("kind", kind, KINDS)
     for name in (x, y, by):
@@ -235,9 +241,12 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
 
 
 def _draw(
-    settings: Sequence[Setting], path: str | os.PathLike, draw: Callable[[Any], None], bands: bool = True,
+    settings: Sequence[Setting],
+    path: str | os.PathLike,
+    draw: Callable[[Any], None],
+    bands: bool = True,
     size: tuple[float, float] = ONE,
-) -> None:  # fmt: skip
+) -> None:
     """A figure of one panel."""
     figure, panel = plt.subplots(figsize=size, layout="constrained")
     draw(panel)

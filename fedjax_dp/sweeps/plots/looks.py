@@ -20,19 +20,28 @@ MAP = matplotlib.colormaps["viridis"]  # of metrics
 ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
 PERCENT = ("test_accuracy", "clipped", "client_mean", "worst_tenth")  # fractions, which are shown in percent
 METRICS = {
-    "test_accuracy": "test accuracy (%)", "test_loss": "test cross-entropy (nats)",
-    "train_loss": "cross-entropy of the cohort's batches (nats, probe)", "clipped": "gradients clipped (%, probe)",
-    "noise_to_signal": "noise over signal (probe)", "objective": "objective (nats, probe)",
+    "test_accuracy": "test accuracy (%)",
+    "test_loss": "test cross-entropy (nats)",
+    "train_loss": "cross-entropy of the cohort's batches (nats, probe)",
+    "clipped": "gradients clipped (%, probe)",
+    "noise_to_signal": "noise over signal (probe)",
+    "objective": "objective (nats, probe)",
     "gradient_norm": "norm of the objective's gradient (probe)",
-    "client_mean": "mean accuracy of clients (%, probe)", "worst_tenth": "accuracy of the worst tenth (%, probe)",
+    "client_mean": "mean accuracy of clients (%, probe)",
+    "worst_tenth": "accuracy of the worst tenth (%, probe)",
     "client_variance": "variance of clients' accuracies (probe)",
-}  # fmt: skip
+}
 AXES = {
-    "epsilon": "epsilon asked for (nats)", "epsilon_high": "largest epsilon asked for (nats)",
-    "clip_norm": "clip norm C", "noise_multiplier": "noise multiplier z", "rounds": "rounds T",
-    "local_steps": "local steps per round", "batch_size": "batch size B (records)",
-    "cohort_size": "cohort size (clients)", "num_clients": "population N (clients)",
-}  # fmt: skip
+    "epsilon": "epsilon asked for (nats)",
+    "epsilon_high": "largest epsilon asked for (nats)",
+    "clip_norm": "clip norm C",
+    "noise_multiplier": "noise multiplier z",
+    "rounds": "rounds T",
+    "local_steps": "local steps per round",
+    "batch_size": "batch size B (records)",
+    "cohort_size": "cohort size (clients)",
+    "num_clients": "population N (clients)",
+}
 
 
 def shown(metric: str, number: float) -> float:

@@ -66,8 +66,9 @@ def crosses(panel: Any, places: Sequence[float], color: Any) -> None:
     """Crosses at the bottom of the panel, in the colour of their line."""
     if places:
         heights = np.full(len(places), 0.025)
-        panel.plot(places, heights, "x", color=color, ms=7, mew=1.8, gid=CROSS, zorder=5,
-                   transform=panel.get_xaxis_transform())  # fmt: skip
+        panel.plot(
+            places, heights, "x", color=color, ms=7, mew=1.8, gid=CROSS, zorder=5, transform=panel.get_xaxis_transform()
+        )
 
 
 def coloured(panel: Any, metric: str, known: np.ndarray) -> ScalarMappable:
@@ -101,8 +102,9 @@ def title(panel: Any, head: str, how: str) -> None:
     """A title on the left, with what was done about other axes in small print below it."""
     panel.set_title(head, loc="left", fontsize=10.5, pad=20 if how else 8)
     if how:
-        panel.annotate(how, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5,
-                       color="0.35")  # fmt: skip
+        panel.annotate(
+            how, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5, color="0.35"
+        )
 
 
 def finish(panel: Any, metric: str, head: str | None, crowded: bool = False) -> None:
@@ -118,6 +120,7 @@ def finish(panel: Any, metric: str, head: str | None, crowded: bool = False) -> 
         return
     inside = not crowded and len(names) <= MOST_ENTRIES
     where: dict[str, Any] = {"loc": "best"} if inside else {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-    made = panel.legend(handles, names, title=head, framealpha=0.8, edgecolor="none", fontsize=8.5, title_fontsize=8.5,
-                        **where)  # fmt: skip
+    made = panel.legend(
+        handles, names, title=head, framealpha=0.8, edgecolor="none", fontsize=8.5, title_fontsize=8.5, **where
+    )
     made.set_alignment("left")

@@ -47,10 +47,13 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: str, by: st
             dots(panel, [(scale.position(setting.values[x]), setting) for setting in every], metric, line)
         else:
             placed = [
-                (scale.position(group[0].values[x]) + (_aside(rank, key, groups) if scale.kind == "category" else 0.0),
-                 pick(group, metric))
+                (
+                    scale.position(group[0].values[x])
+                    + (_aside(rank, key, groups) if scale.kind == "category" else 0.0),
+                    pick(group, metric),
+                )
                 for key, group in groups[rank].items()
-            ]  # fmt: skip
+            ]
             intervals(panel, placed, metric, line, joined=scale.kind != "category")
         unplaced = [setting for setting in line.settings if setting.values[x] is None]
         level(panel, unplaced, metric, line, f"{looks.words([x])} unset")
@@ -167,9 +170,12 @@ def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: str) -
 
 
 def _cells(
-    panel: Any, settings: Sequence[Setting], scales: tuple[looks.Scale, looks.Scale], names: tuple[str, str],
+    panel: Any,
+    settings: Sequence[Setting],
+    scales: tuple[looks.Scale, looks.Scale],
+    names: tuple[str, str],
     metric: str,
-) -> bool:  # fmt: skip
+) -> bool:
     """The coloured cells of a heat map, one unit wide and high, with their numbers; whether one has a small cross."""
     places = [{same(value): index for index, value in enumerate(scale.values)} for scale in scales]
     cells: dict[tuple[int, int], list[Setting]] = {}
@@ -190,11 +196,25 @@ def _cells(
             _hatched(panel, row, column, "failed" if failed else "not known")
             continue
         color = "white" if looks.dark(colors.to_rgba(means[row, column])) else "black"
-        panel.annotate(looks.short(means[row, column], metric), (column + 0.5, row + 0.5), ha="center", va="center",
-                       fontsize=8.5, color=color)  # fmt: skip
+        panel.annotate(
+            looks.short(means[row, column], metric),
+            (column + 0.5, row + 0.5),
+            ha="center",
+            va="center",
+            fontsize=8.5,
+            color=color,
+        )
         if failed:
-            panel.annotate("x", (column + 1, row + 1), xytext=(-8, -9), textcoords="offset points", ha="center",
-                           va="center", fontsize=9, color=color)  # fmt: skip
+            panel.annotate(
+                "x",
+                (column + 1, row + 1),
+                xytext=(-8, -9),
+                textcoords="offset points",
+                ha="center",
+                va="center",
+                fontsize=9,
+                color=color,
+            )
             crossed = True
         if chosen[row, column] is winner:
             panel.add_patch(Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4))
@@ -204,8 +224,15 @@ def _cells(
 def _hatched(panel: Any, row: int, column: int, why: str) -> None:
     """A cell without a number."""
     panel.add_patch(Rectangle((column, row), 1, 1, fc="0.93", ec="0.7", hatch="////", lw=0))
-    panel.annotate(why, (column + 0.5, row + 0.5), ha="center", va="center", fontsize=8, color=looks.FAILED,
-                   bbox={"fc": "0.93", "ec": "none", "pad": 1.5})  # fmt: skip
+    panel.annotate(
+        why,
+        (column + 0.5, row + 0.5),
+        ha="center",
+        va="center",
+        fontsize=8,
+        color=looks.FAILED,
+        bbox={"fc": "0.93", "ec": "none", "pad": 1.5},
+    )
 
 
 def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: str) -> None:
