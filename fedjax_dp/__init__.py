@@ -89,7 +89,7 @@ _HOME = {
         "model",
     ],
     "parts.noise": ["BandedNoise", "WhiteNoise"],
-    "privacy.importance_sampling": ["optimal_probabilities"],
+    "algorithms.importance_sampling": ["optimal_probabilities"],
     "experiments.plots": ["plot_claims", "plot_clients", "plot_epsilon", "plot_run"],
     "privacy.guarantees": ["calibrate", "guarantee"],
     "parts.record_privacy": ["NonPrivate", "OutputGaussian", "RecordGaussian"],

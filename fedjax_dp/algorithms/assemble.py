@@ -1,12 +1,14 @@
 """What all entries share: their common options, and how options become the slots of an `Algorithm`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Required, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Required, TypedDict
 
+import jax
 import numpy as np
 import optax
 
 from fedjax_dp import errors
+from fedjax_dp.options import about, of_class, require
 from fedjax_dp.parts.aggregation import ESTIMATORS, Aggregate
 from fedjax_dp.parts.answers import Dropout, FirstResponders
 from fedjax_dp.parts.batches import (
@@ -29,53 +31,6 @@ from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.schedules import SCHEDULES
-
-
-class Common(TypedDict, total=False):
-    """Options that every entry takes."""
-
-    cohort_size: Required[int | None]  # clients per round, or their expected number; None trains all
-    batch_size: Required[int | None]  # records per local step; None for batches "full"
-    local_steps: Required[int]  # tau; epochs for batches "epochs"
-    learning_rate: Required[float]  # of the local steps
-    cohort: str  # uniform, poisson, md, cyclic: see COHORTS
-    one_by_one: bool  # a client drawn m times by md trains m times instead of once
-    dropout: float  # probability that a client's message does not arrive
-    first: int | None  # only so many of the cohort are waited for
-    estimator: str  # see ESTIMATORS
-    batches: str  # see BATCHES
-    schedule: str  # see SCHEDULES
-    per_step: bool  # the schedule runs over local steps, not rounds
-    l2: float  # h in h |w|^2
-    microbatch: int | None  # records whose gradients are built at once where a model needs that; bounds memory
-    local_rule: str  # sgd, momentum, rmsprop
-    local_decay: float | None  # of momentum or rmsprop
-    keep_rule: bool  # the rule's state stays with the client across rounds
-    secure: bool  # messages travel masked, and only their sum is seen
-    ring_bits: int
-    fractional_bits: int
-    neighbours: int | None  # clients that each client shares a mask with; None: all
-
-
-DEFAULTS: dict[str, Any] = {
-    "cohort": "uniform",
-    "one_by_one": False,
-    "dropout": 0.0,
-    "first": None,
-    "estimator": "wor_delta",
-    "batches": "without-replacement",
-    "schedule": "constant",
-    "per_step": False,
-    "l2": 0.0,
-    "microbatch": None,
-    "local_rule": "sgd",
-    "local_decay": None,
-    "keep_rule": False,
-    "secure": False,
-    "ring_bits": 32,
-    "fractional_bits": 16,
-    "neighbours": None,
-}
 
 BATCHES: dict[str, Callable[[Any], Batches]] = {
     "without-replacement": lambda size: FixedBatches(size=size),
@@ -101,9 +56,91 @@ BOUNDS: dict[str, Callable[[Any], Bound]] = {
 }
 
 
+class Common(TypedDict, total=False):
+    """Options that every entry takes.
+
+    cohort_size      clients per round, or their expected number; N, or from Python None, takes all
+    cohort           how they are drawn; md draws by shares with replacement
+    one_by_one       a client drawn m times trains m times instead of once
+    dropout          probability that a client's message does not arrive
+    first            wait for so many of the cohort only
+    estimator        how updates combine
+    batches          how a step's records are drawn; full takes all, with epochs local steps are epochs
+    batch_size       records B per local step
+    local_steps      local steps tau per round
+    learning_rate    of the local steps
+    schedule         of the learning rate over rounds
+    per_step         the schedule runs over local steps, not rounds
+    local_rule       how a gradient becomes a step
+    local_decay      of momentum (default .9) or rmsprop (default .99)
+    keep_rule        the rule's state stays with its client across rounds
+    l2               h in the penalty h |w|^2
+    microbatch       records whose gradients are built at once where a model needs that; bounds memory
+    secure           messages travel masked and only their sum is seen
+    ring_bits        of the secure sum's integers: 32 or 64
+    fractional_bits  of the secure sum's fixed point
+    neighbours       clients that each shares a mask with; all unless given
+    """
+
+    cohort_size: Required[int | None]
+    cohort: Annotated[str, about("", choices=COHORTS)]
+    one_by_one: Annotated[bool, about("", beside={"cohort": "md"})]
+    dropout: float
+    first: int | None
+    estimator: Annotated[str, about("", choices=ESTIMATORS)]
+    batch_size: Required[int | None]
+    batches: Annotated[str, about("", choices=BATCHES)]
+    local_steps: Required[int]
+    learning_rate: Required[float]
+    schedule: Annotated[str, about("", choices=SCHEDULES)]
+    per_step: bool
+    local_rule: Annotated[str, about("", choices=LOCAL_RULES)]
+    local_decay: Annotated[float | None, about("", beside={"local_rule": ("momentum", "rmsprop")})]
+    keep_rule: Annotated[bool, about("", beside={"local_rule": ("momentum", "rmsprop")})]
+    l2: float
+    microbatch: int | None
+    secure: Annotated[bool, about("", group="privacy")]
+    ring_bits: Annotated[int, about("", group="privacy", beside={"secure": True})]
+    fractional_bits: Annotated[int, about("", group="privacy", beside={"secure": True})]
+    neighbours: Annotated[int | None, about("", group="privacy", beside={"secure": True})]
+
+
+DEFAULTS: dict[str, Any] = {
+    "cohort": "uniform",
+    "one_by_one": False,
+    "dropout": 0.0,
+    "first": None,
+    "estimator": "wor_delta",
+    "batches": "without-replacement",
+    "schedule": "constant",
+    "per_step": False,
+    "local_rule": "sgd",
+    "local_decay": None,
+    "keep_rule": False,
+    "l2": 0.0,
+    "microbatch": None,
+    "secure": False,
+    "ring_bits": 32,
+    "fractional_bits": 16,
+    "neighbours": None,
+}
+COMMON = of_class(Common, DEFAULTS)
+ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
+ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
+NoiseMultiplier = Annotated[
+    float | np.ndarray | jax.Array,
+    about("noise on the sum over the clip norm, instead of --epsilon", group="privacy", default="from epsilon"),
+]
+ClientNoiseMultiplier = Annotated[
+    float,
+    about("noise on the sum over the clip norm, instead of --epsilon", group="privacy", default="from epsilon"),
+]
+ServerRate = Annotated[float, about("of the server's step", group="server")]
+Momentum = Annotated[float, about("of the server: v <- momentum v + update", group="server")]
+
+
 def assemble(
     common: Mapping[str, Any],
-    entry: Mapping[str, Any],
     *,
     privatizer: Privatizer | None = None,
     corrections: tuple[Correction, ...] = (),
@@ -112,33 +149,15 @@ def assemble(
     upload: Upload | None = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> Algorithm:
-    """An algorithm from common options over the entry's own defaults over DEFAULTS, and the parts that are special."""
-    require_common(common)
+    """An algorithm from common options and the parts that are special."""
+    given: dict[str, Any] = {**DEFAULTS, **common}
+    require(COMMON, given, common, "every algorithm")
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
-    given: dict[str, Any] = {**DEFAULTS, **entry, **common}
-    for name, choices in (
-        ("schedule", SCHEDULES),
-        ("estimator", ESTIMATORS),
-        ("batches", BATCHES),
-        ("cohort", COHORTS),
-        ("local_rule", LOCAL_RULES),
-    ):
-        errors.require_choice(name, given[name], choices)
     if (given["batch_size"] is None) != (given["batches"] == "full"):
         raise errors.refuse(
             "batch_size", given["batch_size"], "None for batches full, else a number", f"batches are {given['batches']}"
         )
-    for name, needed in (
-        ("one_by_one", given["cohort"] == "md"),
-        ("keep_rule", given["local_rule"] != "sgd"),
-        ("ring_bits", given["secure"]),
-        ("fractional_bits", given["secure"]),
-        ("neighbours", given["secure"]),
-    ):
-        if name in common and common[name] and not needed:
-            words = {"one_by_one": "cohort md", "keep_rule": "another local_rule than sgd"}.get(name, "secure sums")
-            raise errors.refuse(name, common[name], f"left out without {words}", "drop it")
     size = given["cohort_size"]
     if drawn and drawn.get("probabilities") is not None and (size is None or given["cohort"] != "md"):
         raise errors.refuse("cohort", given["cohort"], "md with a cohort_size for given probabilities")
@@ -151,8 +170,6 @@ def assemble(
         cohort = Dropout(cohort=cohort, rate=given["dropout"])
     decay = {"momentum": {"decay": 0.9}, "rmsprop": {"decay": 0.99}}.get(given["local_rule"], {})
     if given["local_decay"] is not None:
-        if not decay:
-            raise errors.refuse("local_decay", given["local_decay"], "left out for local rule sgd")
         decay = {"decay": given["local_decay"]}
     if given["microbatch"] is not None:
         errors.require_count("microbatch", given["microbatch"])
@@ -186,18 +203,6 @@ def add_update(rate: float = 1.0, momentum: float = 0.0) -> Server:
     return Server(hyperparameters=numbers, factory=optax.sgd)
 
 
-def bound_named(clipping: str, choices: Sequence[str], gradient_bound: float | None = None) -> Bound:
-    """One of the bounds that an entry offers."""
-    errors.require_choice("clipping", clipping, choices)
-    if (clipping == "scale") != (gradient_bound is not None):
-        raise errors.refuse("gradient_bound", gradient_bound, "given for clipping scale, and only then")
+def bound_of(clipping: str, gradient_bound: float | None = None) -> Bound:
+    """The bound of that name."""
     return BOUNDS[clipping](gradient_bound)
-
-
-def require_common(common: Mapping[str, Any]) -> None:
-    """Refuse options that are missing or unknown."""
-    for name in common:
-        errors.require_choice("option", name, Common.__annotations__)
-    for name in sorted(Common.__required_keys__):
-        if name not in common:
-            raise errors.refuse(name, "nothing", "given to every algorithm", f"add {name}=")

@@ -1,51 +1,84 @@
 """Entries that noise the updates of whole clients."""
 
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Unpack
 
 import optax
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.correlated import inverse_root_bands
-from fedjax_dp.algorithms.assemble import Common, add_update, assemble, require_common
+from fedjax_dp.algorithms.assemble import (
+    ClientClipNorm,
+    ClientNoiseMultiplier,
+    Common,
+    Momentum,
+    ServerRate,
+    add_update,
+    assemble,
+)
+from fedjax_dp.algorithms.entry import entry
+from fedjax_dp.options import about
 from fedjax_dp.parts.aggregation import BoundedMean
 from fedjax_dp.parts.client_privacy import AdaptiveClientGaussian, ClientGaussian, ClientSkellam, Upload
 from fedjax_dp.parts.noise import BandedNoise
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.rounds.algorithm import Algorithm
 
+_WHOLE_CLIENTS = {
+    "num_clients": 100,
+    "cohort_size": 50,
+    "batch_size": 5,
+    "local_steps": 10,
+    "learning_rate": 0.3,
+    "clip_norm": 0.5,
+    "epsilon": 8.0,
+    "delta": 1e-3,
+}
 
+
+def _by_noise(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("noise") != "shared":
+        return {"cohort": "poisson"}
+    # the fixed point is the noise's, too: float32 carries its integers up to a size
+    return {"cohort": "uniform", "secure": True, "fractional_bits": 10}
+
+
+def _presets(given: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
+    return _WHOLE_CLIENTS | ({"accountant": "rdp"} if given.get("noise") == "shared" else {})
+
+
+@entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets)
 def dp_fedavg(
     *,
-    clip_norm: float,
-    noise_multiplier: float = 0.0,
+    clip_norm: ClientClipNorm,
+    noise_multiplier: ClientNoiseMultiplier = 0.0,
+    noise: Annotated[Literal["server", "shared"], about("", group="privacy")] = "server",
+    clip_by: Annotated[Literal["update", "tensor"], about("", group="privacy")] = "update",
+    adaptive_clip: Annotated[bool, about("", group="privacy")] = False,
+    clip_quantile: Annotated[float, about("", group="privacy", beside={"adaptive_clip": True})] = 0.5,
+    clip_rate: Annotated[float, about("", group="privacy", beside={"adaptive_clip": True})] = 0.2,
+    bit_noise: Annotated[float | None, about("", group="privacy", beside={"adaptive_clip": True})] = None,
     weight_cap: float | None = None,
     least_weight: float | None = None,
-    clip_by: str = "update",
-    adaptive_clip: bool = False,
-    clip_quantile: float = 0.5,
-    clip_rate: float = 0.2,
-    bit_noise: float | None = None,
-    noise: str = "server",
-    server_learning_rate: float = 1.0,
-    momentum: float = 0.0,
+    server_learning_rate: ServerRate = 1.0,
+    momentum: Momentum = 0.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """DP-FedAvg at client level (McMahan et al. 2018): clipped updates, bounded weights, noise on their mean.
 
-    weight_cap     share of all records from which a client has full weight (w_hat / n); None weighs all alike;
-    least_weight   None: estimator f_f, over the expected weight q W; a number m: f_c, over max(m q W, realised weight),
-                   whose sensitivity is twice as large;
-    clip_by        "update", or "tensor": each of m tensors to S / sqrt(m);
-    adaptive_clip  the clip norm follows the `clip_quantile` of the updates' norms at `clip_rate`; `bit_noise` on the
-                   sum of the bits, a twentieth of the cohort unless given (Andrew et al. 2021);
-    noise          "server", or "shared": each client adds integer Skellam noise before a secure sum.
+    noise          "server", or "shared": each client adds integer Skellam noise before a secure sum
+    clip_by        "update", or "tensor": each of m tensors to S / sqrt(m)
+    adaptive_clip  the clip norm follows a quantile of the updates' norms (Andrew et al. 2021)
+    clip_quantile  which quantile the clip norm follows
+    clip_rate      how fast it follows
+    bit_noise      noise on the sum of the bits that tell it, a twentieth of the cohort unless given
+    weight_cap     share of all records from which a client has full weight (w_hat / n); all alike unless given
+    least_weight   estimator f_f, over the expected weight q W, unless given; a number m: f_c, over max(m q W, realised
+                   weight), whose sensitivity is twice as large
     Default cohort: Poisson.
     """
-    errors.require_choice("clip_by", clip_by, ("update", "tensor"))
-    errors.require_choice("noise", noise, ("server", "shared"))
     if adaptive_clip and (clip_by == "tensor" or noise == "shared"):
         raise errors.refuse("adaptive_clip", True, "used with clip_by update and noise server")
-    require_common(common)
     upload: Upload = ClientGaussian(
         clip_norm=clip_norm, noise_multiplier=noise_multiplier, by_tensor=clip_by == "tensor"
     )
@@ -60,28 +93,26 @@ def dp_fedavg(
             bit_noise=max((common["cohort_size"] or 20) / 20, 1.0) if bit_noise is None else bit_noise,
         )
     aggregate = BoundedMean(cap=weight_cap, least=least_weight)
-    own: dict[str, Any] = {"cohort": "uniform" if noise == "shared" else "poisson", "secure": noise == "shared"}
-    if noise == "shared":
-        own["fractional_bits"] = 10  # of the noise, too: float32 carries its integers up to a size
-    return assemble(common, own, upload=upload, aggregate=aggregate, server=add_update(server_learning_rate, momentum))
+    return assemble(common, upload=upload, aggregate=aggregate, server=add_update(server_learning_rate, momentum))
 
 
+@entry("Kairouz et al. 2021", defaults={"cohort": "cyclic", "estimator": "mean"}, presets=_WHOLE_CLIENTS)
 def dp_ftrl(
     *,
-    clip_norm: float,
-    noise_multiplier: float = 0.0,
-    bands: int = 8,
-    server_learning_rate: float = 1.0,
-    momentum: float = 0.9,
+    clip_norm: ClientClipNorm,
+    noise_multiplier: ClientNoiseMultiplier = 0.0,
+    bands: Annotated[int, about("", group="privacy")] = 8,
+    server_learning_rate: ServerRate = 1.0,
+    momentum: Momentum = 0.9,
     **common: Unpack[Common],
 ) -> Algorithm:
     """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that sums of it stay small.
 
-    bands  rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise.
+    bands  rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
     Default cohort: cyclic, so that a client's rounds are far apart; the server has momentum.
     """
     errors.require_count("bands", bands)
     source = BandedNoise(coefficients=inverse_root_bands(bands))
     upload = ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, source=source)
     server = Server(hyperparameters={"learning_rate": server_learning_rate, "momentum": momentum}, factory=optax.sgd)
-    return assemble(common, {"cohort": "cyclic", "estimator": "mean"}, upload=upload, server=server)
+    return assemble(common, upload=upload, server=server)

@@ -1,148 +1,205 @@
 """Entries that noise the gradients of records, in every local step or once per round."""
 
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.algorithms.assemble import Common, add_update, assemble, bound_named, require_common
-from fedjax_dp.algorithms.non_private import control_variates
+from fedjax_dp.algorithms.assemble import (
+    ClipNorm,
+    Common,
+    Momentum,
+    NoiseMultiplier,
+    ServerRate,
+    add_update,
+    assemble,
+    bound_of,
+)
+from fedjax_dp.algorithms.entry import Beforehand, entry
+from fedjax_dp.algorithms.importance_sampling import optimal_probabilities
+from fedjax_dp.algorithms.non_private import Adaptivity, FirstDecay, SecondDecay, adaptive_rate
+from fedjax_dp.options import about
+from fedjax_dp.parts.corrections import ControlVariates
 from fedjax_dp.parts.record_privacy import OutputGaussian, RecordGaussian
 from fedjax_dp.parts.server_optimizers import SECOND_MOMENTS, Server
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.schedules import SCHEDULES
 
-_OF_000: dict[str, Any] = {"schedule": "inverse_sqrt", "l2": 1e-3}
+_DPNFL = {"schedule": "inverse_sqrt", "l2": 1e-3}
+_ONE_STEP = {"local_steps": 1, "rounds": 100}
 
 
+@entry("dpnfl, Algorithm 1", defaults=_DPNFL)
 def dpnfl(
-    *, clip_norm: float, noise_multiplier: Any = 0.0, momentum: float = 0.0, **common: Unpack[Common]
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    momentum: Momentum = 0.0,
+    **common: Unpack[Common],
 ) -> Algorithm:
-    """DPNFL (000 Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
+    """DPNFL (dpnfl, Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
 
-    `noise_multiplier` z is the noise on the sum over the clip norm (000's sigma is z G / B); one number, or one per
-    client. `calibrate` finds it for a budget; at its default of 0 there is no privacy, and the Guarantee says so.
+    `noise_multiplier` z is the noise on the sum over the clip norm (the paper's sigma is z G / B); one number, or one
+    per client. `calibrate` finds it for a budget; at its default of 0 there is no privacy, and the Guarantee says so.
     The server adds the update, or with `momentum` the running sum v <- momentum v + Delta.
     Defaults: schedule inverse_sqrt, l2 = 1e-3.
     """
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, _OF_000, privatizer=privatizer, server=add_update(momentum=momentum))
+    return assemble(common, privatizer=privatizer, server=add_update(momentum=momentum))
 
 
+@entry("dpnfl, Algorithm 2", defaults=_DPNFL, presets=adaptive_rate)
 def addpnfl(
     *,
-    clip_norm: float,
-    noise_multiplier: Any = 0.0,
-    server_learning_rate: float = 0.01,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    pi: float = 1e-3,
-    nu_init: float | None = None,
-    second_moment: str = "delta",
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    server_learning_rate: ServerRate = 0.01,
+    b1: FirstDecay = 0.9,
+    b2: SecondDecay = 0.99,
+    pi: Adaptivity = 1e-3,
+    nu_init: Annotated[float | None, about("", group="server")] = None,
+    second_moment: Annotated[str, about("", group="server", choices=SECOND_MOMENTS)] = "delta",
     **common: Unpack[Common],
 ) -> Algorithm:
-    """AdDPNFL (000 Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
+    """AdDPNFL (dpnfl, Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
 
-    second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (000's displayed equation,
-                   whose first steps are up to ten times larger);
-    nu_init        where the second moment starts, pi^2 unless given (000: at least pi^2).
+    second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (the displayed equation,
+                   whose first steps are up to ten times larger)
+    nu_init        where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     Both rates follow `schedule`.
     """
-    errors.require_choice("second_moment", second_moment, SECOND_MOMENTS)
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
     numbers |= {} if nu_init is None else {"nu_init": nu_init}
-    schedule = common.get("schedule", _OF_000["schedule"])
-    errors.require_choice("schedule", schedule, SCHEDULES)
-    server = Server(hyperparameters=numbers, factory=SECOND_MOMENTS[second_moment], schedule=SCHEDULES[schedule])
+    schedule = SCHEDULES[common["schedule"]]
+    server = Server(hyperparameters=numbers, factory=SECOND_MOMENTS[second_moment], schedule=schedule)
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, _OF_000, privatizer=privatizer, server=server)
+    return assemble(common, privatizer=privatizer, server=server)
 
 
-def dp_fedavg_local(*, clip_norm: float, noise_multiplier: Any = 0.0, **common: Unpack[Common]) -> Algorithm:
-    """DPFedAvg at record level, the baseline of 000: DPNFL's steps, updates averaged by records (`renorm`)."""
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, {**_OF_000, "estimator": "renorm"}, privatizer=privatizer)
+@entry("dpnfl, baseline", defaults={**_DPNFL, "estimator": "renorm"})
+def dp_fedavg_local(
+    *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
+) -> Algorithm:
+    """DPFedAvg at record level, the baseline of dpnfl: DPNFL's steps, updates averaged by records (`renorm`)."""
+    return assemble(common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
 
+@entry("Noble et al. 2022; dpnfl, baseline", defaults={"estimator": "mean"})
 def dp_scaffold(
     *,
-    clip_norm: float,
-    noise_multiplier: Any = 0.0,
-    controls: str = "update",
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    clipping: Annotated[Literal["record", "tensor-median"], about("", group="privacy")] = "record",
+    controls: Literal["update", "gradient"] = "update",
     warm_start: bool = False,
-    server_learning_rate: float = 1.0,
-    clipping: str = "record",
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """DP-SCAFFOLD (Noble et al. 2022): SCAFFOLD with clipped and noised gradients; estimator `mean`, or `renorm`.
 
-    warm_start  every client first releases tau noisy gradients at the first model;
     clipping    "record", or "tensor-median" as in the published code: each parameter tensor at the median norm of the
-                batch, which is no privacy at all.
+                batch, which is no privacy at all
+    controls    "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
+                the received model
+    warm_start  every client first releases tau noisy gradients at the first model
     """
-    privatizer = RecordGaussian(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("record", "tensor-median"))
-    )
-    return assemble(
-        common,
-        {"estimator": "mean"},
-        privatizer=privatizer,
-        corrections=(control_variates(controls, warm_start),),
-        server=add_update(server_learning_rate),
-    )
+    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
+    correction = ControlVariates(again=controls == "gradient", warm_start=warm_start)
+    server = add_update(server_learning_rate)
+    return assemble(common, privatizer=privatizer, corrections=(correction,), server=server)
 
 
-def cpfed(
-    *,
-    clip_norm: float = 1.0,
-    noise_multiplier: Any = 0.0,
-    clipping: str = "record",
-    gradient_bound: float | None = None,
-    **common: Unpack[Common],
+@entry("cpfed, baseline", defaults={"estimator": "mean"}, presets=_ONE_STEP)
+def dp_sgd(
+    *, clip_norm: ClipNorm = 1.0, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
 ) -> Algorithm:
-    """CPFed (002): noisy local steps, updates averaged through a secure sum (`secure=False` leaves it out).
-
-    clipping  002 assumes gradients below L = clip_norm without saying how: "record" clips them; "scale" multiplies
-              them by clip_norm / gradient_bound, where no gradient may exceed `gradient_bound`; "none" is 002 as
-              printed, which bounds nothing and has no epsilon.
-    Secure sums hide single uploads; the Guarantee counts the others' noise under view secure_sum.
-    """
-    privatizer = RecordGaussian(
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        bound=bound_named(clipping, ("record", "scale", "none"), gradient_bound),
-    )
-    return assemble(common, {"estimator": "mean", "secure": True}, privatizer=privatizer)
-
-
-def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, **common: Unpack[Common]) -> Algorithm:
-    """Distributed DP-SGD, the baseline of 002: one noisy step a round (`local_steps` must be 1), plain mean."""
-    require_common(common)
+    """Distributed DP-SGD, the baseline of cpfed: one noisy step a round (`local_steps` must be 1), plain mean."""
     if common["local_steps"] != 1:
         raise errors.refuse("local_steps", common["local_steps"], "1 for dp_sgd", "use cpfed for more")
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, {"estimator": "mean"}, privatizer=privatizer)
+    return assemble(common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
 
-def acs_pldp(
+@entry("cpfed", defaults={"estimator": "mean", "secure": True}, presets=_ONE_STEP)
+def cpfed(
     *,
-    clip_norm: float = 1.0,
-    noise_multiplier: Any = 0.0,
-    sampling: str = "weighted",
-    probabilities: Any = None,
-    paid: Any = None,
-    clipping: str = "record",
+    clip_norm: ClipNorm = 1.0,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    clipping: Annotated[Literal["record", "scale", "none"], about("", group="privacy")] = "record",
+    gradient_bound: Annotated[float | None, about("", group="privacy", beside={"clipping": "scale"})] = None,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """ACS-PLDP-FL (003): K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
+    """CPFed: noisy local steps, updates averaged through a secure sum (`secure=False` leaves it out).
 
-    noise_multiplier  one per client: `calibrate` with one epsilon per client finds them;
-    sampling          q of the draws: "weighted" by shares, "uniform", or "optimal": `probabilities`, and what was
-                      `paid` for them, from `optimal_probabilities`: 003's trade of gradient norms against budgets;
-    clipping          "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the
-                      noise for the same privacy.
+    clipping        the paper assumes gradients below L = clip_norm without saying how: "record" clips them; "scale"
+                    multiplies them by clip_norm / gradient_bound; "none" is as printed, which bounds nothing and has no
+                    epsilon
+    gradient_bound  what no gradient exceeds
+    Secure sums hide single uploads; the Guarantee counts the others' noise under view secure_sum.
     """
-    errors.require_choice("sampling", sampling, ("weighted", "uniform", "optimal"))
+    if clipping == "scale" and gradient_bound is None:
+        raise errors.refuse("gradient_bound", "nothing", "given for clipping scale", "say what no gradient exceeds")
+    bound = bound_of(clipping, gradient_bound)
+    return assemble(
+        common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound)
+    )
+
+
+def _weigh_budgets(
+    known: Beforehand,
+    given: Mapping[str, Any],
+    *,
+    strength: Annotated[float, about("lambda, the weight of the budgets", beside={"sampling": "optimal"})] = 1.0,
+    norm_noise: Annotated[
+        float, about("noise on the norms that clients tell; 0: no epsilon", "privacy", beside={"sampling": "optimal"})
+    ] = 0.0,
+) -> dict[str, Any]:
+    """Probabilities of the draws from gradient norms and budgets, where sampling is optimal."""
+    if given.get("sampling") != "optimal":
+        return {}
+    if known.epsilon is None:
+        raise errors.refuse("sampling", "optimal", "used with budgets, which it weighs", "give --epsilon")
+    found = optimal_probabilities(
+        known.data,
+        epsilons=known.epsilon,
+        delta=known.delta or 0.0,
+        rounds=known.rounds,
+        draws=given["cohort_size"],
+        batch_size=given.get("batch_size") or int(np.min(known.data.sizes)),
+        local_steps=given["local_steps"],
+        learning_rate=given["learning_rate"],
+        strength=strength,
+        norm_noise=norm_noise,
+        norm_clip=given["clip_norm"],
+        seed=known.seed,
+        model=known.model,
+    )
+    return {"probabilities": found.probabilities, "paid": found.paid}
+
+
+_BUDGETS = {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0}
+
+
+@entry("acs_pldp", defaults={"cohort": "md"}, presets=_BUDGETS, prepare=_weigh_budgets)
+def acs_pldp(
+    *,
+    clip_norm: ClipNorm = 1.0,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    clipping: Annotated[Literal["record", "batch"], about("", group="privacy")] = "record",
+    sampling: Literal["weighted", "uniform", "optimal"] = "weighted",
+    probabilities: Any = None,
+    paid: Any = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """ACS-PLDP-FL: K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
+
+    noise_multiplier  one per client: `calibrate` with one epsilon per client finds them
+    clipping          "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the
+                      noise for the same privacy
+    sampling          q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
+                      against budgets; from Python `probabilities`, and what was `paid` for them, are given, from
+                      `optimal_probabilities`
+    """
     if (sampling == "optimal") != (probabilities is not None):
         raise errors.refuse(
             "probabilities",
@@ -150,42 +207,43 @@ def acs_pldp(
             "given for sampling optimal, and only then",
             "find them with fedjax_dp.optimal_probabilities",
         )
-    privatizer = RecordGaussian(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_named(clipping, ("record", "batch"))
-    )
+    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
     drawn = {
         "probabilities": None if probabilities is None else np.asarray(probabilities),
         "equal": sampling == "uniform",
         "paid": paid,
     }
-    return assemble(common, {"cohort": "md"}, privatizer=privatizer, drawn=drawn)
+    return assemble(common, privatizer=privatizer, drawn=drawn)
 
 
+@entry(
+    "dp_fedavg_output",
+    defaults={"estimator": "wor_model", "schedule": "inverse_sqrt", "per_step": True},
+    presets={"local_steps": 5, "learning_rate": 0.05},
+)
 def dp_fedavg_output(
     *,
-    clip_norm: float,
-    noise_multiplier: Any = 0.0,
-    noise_space: str = "model",
-    noise_at: str = "last",
-    clipping: str = "batch",
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    clipping: Annotated[Literal["batch", "record"], about("", group="privacy")] = "batch",
+    noise_space: Annotated[Literal["model", "literal"], about("", group="privacy")] = "model",
+    noise_at: Annotated[Literal["last", "every"], about("", group="privacy")] = "last",
     **common: Unpack[Common],
 ) -> Algorithm:
-    """DP-FedAvg of 004: clipped steps, noise at the synchronisation step; estimator `wor_model`, rates per step.
+    """DP-FedAvg with noise on the upload (dp_fedavg_output): clipped steps, noise at the synchronisation step.
 
-    noise_multiplier  z in units of the farthest that the clipped steps can go, G * sum of rates;
+    noise_multiplier  z in units of the farthest that the clipped steps can go, G * sum of rates
+    clipping          "batch" as in the paper, or "record"
     noise_space       "model": that noise joins the uploaded model; "literal": it is multiplied by the learning rate,
-                      as equation (13) prints, and does not give the epsilon it was computed for;
-    noise_at          "last" step of a round, or "every" step;
-    clipping          "batch" as in 004, or "record".
+                      as equation (13) prints, and does not give the epsilon it was computed for
+    noise_at          "last" step of a round, or "every" step
+    Estimator `wor_model`, rates per step.
     """
-    errors.require_choice("noise_space", noise_space, ("model", "literal"))
-    errors.require_choice("noise_at", noise_at, ("last", "every"))
     privatizer = OutputGaussian(
         clip_norm=clip_norm,
         noise_multiplier=noise_multiplier,
-        bound=bound_named(clipping, ("batch", "record")),
+        bound=bound_of(clipping),
         literal=noise_space == "literal",
         every_step=noise_at == "every",
     )
-    own = {"estimator": "wor_model", "schedule": "inverse_sqrt", "per_step": True}
-    return assemble(common, own, privatizer=privatizer)
+    return assemble(common, privatizer=privatizer)

@@ -33,7 +33,7 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.papers import PaperRow
 from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.options import told
+from fedjax_dp.options import about
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
 SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuffled")
@@ -43,39 +43,44 @@ SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuff
 class Release:
     """What is released; the noise or the budget comes on top."""
 
-    steps: Annotated[int | None, told("noisy sums in all (with --rounds: in one round)", "(required)", "INT")] = None
-    delta: Annotated[float | None, told("delta of the guarantee", "(required)", "FLOAT")] = None
-    adjacency: Annotated[str | None, told("add-remove or replace-one", "(required)", "STR")] = None
-    sampling: Annotated[str, told(", ".join(SAMPLING))] = "none"
-    rate: Annotated[float | None, told("for poisson: probability of being drawn", "(none)", "FLOAT")] = None
-    batch_size: Annotated[int | None, told("for the other samplings: drawn at once", "(none)", "INT")] = None
+    steps: Annotated[int | None, about("noisy sums in all (with --rounds: in one round)", default="required")] = None
+    delta: Annotated[float | None, about("delta of the guarantee", default="required")] = None
+    adjacency: Annotated[str | None, about("add-remove or replace-one", default="required")] = None
+    sampling: Annotated[str, about(", ".join(SAMPLING))] = "none"
+    rate: Annotated[float | None, about("for poisson: probability of being drawn")] = None
+    batch_size: Annotated[int | None, about("for the other samplings: drawn at once")] = None
     records: Annotated[
         int | None,
-        told("how many there are (unit client: clients), to draw from and to judge delta by", "(none)", "INT"),
+        about(
+            "how many there are (unit client: clients), to draw from and to judge delta by",
+            default="none",
+            metavar="INT",
+        ),
     ] = None
-    unit: Annotated[str, told("whose presence is hidden: record or client")] = "record"
-    view: Annotated[str, told("who looks: uploads, secure_sum, broadcast or final_model")] = "uploads"
+    unit: Annotated[str, about("whose presence is hidden: record or client")] = "record"
+    view: Annotated[str, about("who looks: uploads, secure_sum, broadcast or final_model")] = "uploads"
     cohort_size: Annotated[
         int | None,
-        told("in other views: clients that each add such noise; with --local-steps", "(none)", "INT"),
+        about("in other views: clients that each add such noise; with --local-steps"),
     ] = None
-    colluders: Annotated[int | None, told("clients of the cohort that help the adversary", "(none)", "INT")] = None
+    colluders: Annotated[int | None, about("clients of the cohort that help the adversary")] = None
     local_steps: Annotated[
-        int | None, told("noisy steps between two uploads; the cohort's noises add up for 1 only", "(none)", "INT")
+        int | None,
+        about("noisy steps between two uploads; the cohort's noises add up for 1 only"),
     ] = None
-    rounds: Annotated[int | None, told("with --participation: rounds, taken part in at random", "(none)", "INT")] = None
-    participation: Annotated[float | None, told("probability of taking part in a round", "(none)", "FLOAT")] = None
-    plot: Annotated[str | None, told("write a picture to this PNG file", "(none)", "FILE")] = None
+    rounds: Annotated[int | None, about("with --participation: rounds, taken part in at random")] = None
+    participation: Annotated[float | None, about("probability of taking part in a round")] = None
+    plot: Annotated[str | None, about("write a picture to this PNG file", metavar="FILE")] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class AccountOptions(Release):
-    noise_multiplier: Annotated[float | None, told("noise std on the sum / clip norm", "(required)", "FLOAT")] = None
+    noise_multiplier: Annotated[float | None, about("noise std on the sum / clip norm", default="required")] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class CalibrateOptions(Release):
-    epsilon: Annotated[float | None, told("the budget, in nats", "(required)", "FLOAT")] = None
+    epsilon: Annotated[float | None, about("the budget, in nats", default="required")] = None
 
 
 def account_command(arguments: list[str]) -> int:
@@ -317,8 +322,8 @@ def claims_command(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsOptions:
-    paper: Annotated[str | None, told("000, 001, 002, 003, 004 or dp-fedavg", "(default: all)", "STR")] = None
-    plot: Annotated[str | None, told("write a picture to this PNG file", "(none)", "FILE")] = None
+    paper: Annotated[str | None, about("000, 001, 002, 003, 004 or dp-fedavg", default="all")] = None
+    plot: Annotated[str | None, about("write a picture to this PNG file", metavar="FILE")] = None
 
 
 def _print_claims(rows: list[PaperRow]) -> None:

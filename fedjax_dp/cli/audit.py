@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 import shlex
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.console import Console
 
@@ -12,13 +12,17 @@ from fedjax_dp import devices
 from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.audits.audit import Audit, audit, require_sane
 from fedjax_dp.audits.hypothesis_test import Outcome
-from fedjax_dp.cli.options import check_plot, parse, take_flag
+from fedjax_dp.audits.setup import CANARY_NAMES
+from fedjax_dp.cli.options import check_plot, take_flag
+from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import report
+from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.options import told
+from fedjax_dp.experiments.population import build_data
 from fedjax_dp.experiments.run import prepare
+from fedjax_dp.options import about
 
 DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
 
@@ -44,42 +48,39 @@ _UNTESTED = "untested  your model, which is not run: this canary chooses gradien
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditOptions(RunConfig):
-    """The run, and how to attack it."""
+class AuditOptions:
+    """How to attack.
 
-    trials: Annotated[int, told("runs in all; some tenths of them only choose the attack")] = USUAL["trials"]
-    one_run: Annotated[
-        int | None,
-        told("one run with so many canaries instead of many runs with one; proves less", "(default: many runs)", "INT"),
-    ] = USUAL["one_run"]
-    canary: Annotated[
-        str,
-        told(
-            "gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of "
-            "your data in your model"
-        ),
-    ] = USUAL["canary"]
-    client: Annotated[int | None, told("whom to attack", "(default: the one with the largest epsilon)", "INT")] = USUAL[
-        "client"
-    ]
-    record: Annotated[int, told("of that client, where single records are hidden")] = USUAL["record"]
-    significance: Annotated[float, told("chance of a wrong VIOLATED, at most")] = USUAL["significance"]
-    claim: Annotated[float | None, told("an epsilon to test instead of the one stated", "(default: none)", "FLOAT")] = (
-        USUAL["claim"]
-    )
-    parameters: Annotated[int, told("of the model that the gradient canary is run in")] = USUAL["parameters"]
-    lanes: Annotated[
-        int | None, told("runs at once on a device", "(default: what fits into its memory, or cache)", "INT")
-    ] = USUAL["lanes"]
-    plot: Annotated[str | None, told("write a picture to this PNG file", "(default: none)", "FILE")] = None
+    trials        runs in all; some tenths of them only choose the attack
+    one_run       one run with so many canaries instead of many runs with one; proves less
+    canary        gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of
+                  your data in your model
+    client        whom to attack
+    record        of that client, where single records are hidden
+    significance  chance of a wrong VIOLATED, at most
+    claim         an epsilon to test instead of the one stated
+    parameters    of the model that the gradient canary is run in
+    lanes         runs at once on a device
+    plot          write a picture to this PNG file
+    """
+
+    trials: int = USUAL["trials"]
+    one_run: Annotated[int | None, about("", default="many runs")] = USUAL["one_run"]
+    canary: Annotated[str, about("", choices=CANARY_NAMES)] = USUAL["canary"]
+    client: Annotated[int | None, about("", default="the one with the largest epsilon")] = USUAL["client"]
+    record: int = USUAL["record"]
+    significance: float = USUAL["significance"]
+    claim: float | None = USUAL["claim"]
+    parameters: int = USUAL["parameters"]
+    lanes: Annotated[int | None, about("", default="what fits into its memory, or cache")] = USUAL["lanes"]
+    plot: Annotated[str | None, about("", metavar="FILE")] = None
 
 
 def audit_command(arguments: list[str]) -> int:
     """Run an audit and print what it found; 1 where what is stated is violated."""
     given = list(arguments)
     as_json, arguments = take_flag(arguments, "--json")
-    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    options, flagged = parse("audit", arguments, AuditOptions(**(configs.read(path) if path else {})), DESCRIPTION)
+    said, options, flagged = asked_with("audit", arguments, DESCRIPTION, AuditOptions)
     check_plot(options.plot)
     require_sane(
         options.canary, options.claim, options.significance, trials=options.trials, lanes=options.lanes
@@ -89,7 +90,7 @@ def audit_command(arguments: list[str]) -> int:
     if idle:
         screen.say(f"of no effect on an audit: {', '.join(idle)}")
     devices.cache_programs()
-    config = configs.resolve(RunConfig(**{name: getattr(options, name) for name in _names(RunConfig)}))
+    config = configs.resolve(said)
     found, promise = _audited(config, options, screen)
     found = dataclasses.replace(found, repeat=_again(given))
     if options.plot:
@@ -98,62 +99,41 @@ def audit_command(arguments: list[str]) -> int:
         plot_audit(found, options.plot)
         screen.say(f"picture in {options.plot}")
     if as_json:
-        own = {name: getattr(options, name) for name in _names(AuditOptions) if name not in _names(RunConfig)}
         content = found.to_dict() | {
-            "options": own,
-            "config": dataclasses.asdict(config),
+            "options": vars(options),
+            "config": config.flat(),
             "versions": report.versions(),
             "device": report.device(),
         }
         print(json.dumps(content, allow_nan=False))
     else:
-        _print(found, promise, options)
+        _print(found, promise, options, config.privacy.participation)
     return int(found.violated)
 
 
-def _names(cls: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
-
-
 def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[Audit, Guarantee]:
-    """The audit of a resolved configuration, and the Guarantee of its run."""
-    data = configs.build_data(config)
-    model = configs.build_model(config, data)
-    algorithm = configs.build_algorithm(config, data)
-    common: dict[str, Any] = {
-        "rounds": config.rounds,
-        "seed": config.seed,
-        "delta": config.delta,
-        "accountant": config.accountant,
-        "view": config.view,
-        "colluders": config.colluders,
-        "model": model,
-    }
+    """The audit of a configuration, and the Guarantee of its run."""
+    data = build_data(config.data)
+    model, algorithm = build_model(config, data), build_algorithm(config, data)
+    rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
     with screen.counter("calibrating noise") as count:
         algorithm, promise = prepare(
-            algorithm,
-            data,
-            epsilon=configs.budgets(config, data),
-            participation=config.participation,
-            sigma_mode=config.sigma_mode,
-            progress=count,
-            **common,
+            algorithm, data, rounds=rounds, seed=seed, terms=terms, model=model, progress=count
         )
+    attack = {name: value for name, value in vars(options).items() if name != "plot"}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         found = audit(
             algorithm,
             data,
-            canary=options.canary,
-            client=options.client,
-            record=options.record,
-            trials=options.trials,
-            one_run=options.one_run,
-            significance=options.significance,
-            claim=options.claim,
-            parameters=options.parameters,
-            lanes=options.lanes,
+            rounds=rounds,
+            seed=seed,
+            model=model,
+            delta=terms.delta,
+            accountant=terms.accountant,
+            view=terms.view,
+            colluders=terms.colluders,
             progress=lambda done, total: show(done, ""),
-            **common,
+            **attack,
         )
     return found, promise
 
@@ -171,7 +151,7 @@ def _again(arguments: list[str]) -> str:
     return shlex.join(words)
 
 
-def _print(found: Audit, promise: Guarantee, options: AuditOptions) -> None:
+def _print(found: Audit, promise: Guarantee, options: AuditOptions, participation: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     sure = f"with confidence {found.confidence}"
     noise = f"at most {found.noise:.3g} times what is stated" if found.noise < 1e3 else "nothing is proved about it"
@@ -180,7 +160,7 @@ def _print(found: Audit, promise: Guarantee, options: AuditOptions) -> None:
     lines = [
         found.verdict,
         f"stated    {found.guarantee}",
-        *_own_statement(found, promise, options),
+        *_own_statement(found, promise, participation),
         *([] if found.claim is None else [f"claimed   epsilon {found.claim:g}, which is what was tested"]),
         f"proved    {_at_least(found.lower)} {sure}; {_runs(found)}",
         *([_IF] if found.lower > found.of_any else []),
@@ -197,12 +177,12 @@ def _print(found: Audit, promise: Guarantee, options: AuditOptions) -> None:
         console.print(line, markup=False)
 
 
-def _own_statement(found: Audit, promise: Guarantee, options: AuditOptions) -> list[str]:
+def _own_statement(found: Audit, promise: Guarantee, participation: str) -> list[str]:
     """What the run itself states of the audited client, where that is another number."""
     own = promise.epsilons[found.client]
     if abs(own - found.epsilon) <= 1e-6 * own:
         return []
-    told = f"its own model and participation {options.participation}"
+    told = f"its own model and participation {participation}"
     return [f"          the run itself states {own:.4g} of client {found.client}, for {told}"]
 
 

@@ -7,15 +7,18 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from fedjax_dp import devices, errors
-from fedjax_dp.cli.options import check_plot, parse, take_flag
+from fedjax_dp.cli.options import check_plot, take_flag
+from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import report
+from fedjax_dp.experiments.build import build_algorithm, build_execution, build_model
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.latency import Latency, latency
-from fedjax_dp.experiments.options import told
+from fedjax_dp.experiments.population import build_data
 from fedjax_dp.gradients import Explanation
 from fedjax_dp.models import explain_gradients
+from fedjax_dp.options import about
 
 DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
 
@@ -25,39 +28,41 @@ SHOWN_CHANGES = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchOptions(RunConfig):
-    """The run, and how to measure it."""
+class BenchOptions:
+    """How to measure.
 
-    turns: Annotated[int, told("how often each variant of the round is timed")] = 7
-    plot: Annotated[str | None, told("write a picture to this PNG file", "(default: none)", "FILE")] = None
+    turns  how often each variant of the round is timed
+    plot   write a picture to this PNG file
+    """
+
+    turns: int = 7
+    plot: Annotated[str | None, about("", metavar="FILE")] = None
 
 
 def bench_command(arguments: list[str]) -> int:
     """Measure and print."""
     as_json, arguments = take_flag(arguments, "--json")
-    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    options, _ = parse("bench", arguments, BenchOptions(**(configs.read(path) if path else {})), DESCRIPTION)
+    said, options, _ = asked_with("bench", arguments, DESCRIPTION, BenchOptions)
     check_plot(options.plot)
     errors.require_count("turns", options.turns)
     screen = Screen()
     devices.cache_programs()
-    names = [field.name for field in dataclasses.fields(RunConfig)]
-    config = configs.resolve(RunConfig(**{name: getattr(options, name) for name in names}))
-    data = configs.build_data(config)
-    model, algorithm = configs.build_model(config, data), configs.build_algorithm(config, data)
+    config = configs.resolve(said)
+    data = build_data(config.data)
+    model, algorithm = build_model(config, data), build_algorithm(config, data)
     with screen.bar("measuring", total=1) as show:
         found = latency(
             algorithm,
             data,
             model,
-            evaluate_every=config.evaluate_every or 0,
-            seed=config.seed,
+            evaluate_every=config.output.evaluate_every,
+            seed=config.data.seed,
             turns=options.turns,
-            execution=configs.build_execution(config, algorithm, data),
+            execution=build_execution(config, algorithm, data),
             show=show,
         )
     how = explain_gradients(model)
-    name = f"{config.algorithm} on {config.dataset}"
+    name = f"{config.algorithm} on {config.data.dataset}"
     if options.plot:
         from fedjax_dp.experiments import plots
 
@@ -65,7 +70,7 @@ def bench_command(arguments: list[str]) -> int:
     if as_json:
         print(json.dumps(to_dict(found, config) | {"gradients": how.to_dict()}, allow_nan=False))
     else:
-        _print(found, how, config.batch_size, name)
+        _print(found, how, config.options.get("batch_size"), name)
     return 0
 
 
@@ -76,7 +81,7 @@ def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
         "disturbed": found.disturbed,
         "floor": found.floor._asdict() | {"ms": found.floor.ms},
         "changes": [change._asdict() for change in found.changes],
-        "config": dataclasses.asdict(config),
+        "config": config.flat(),
         "device": report.device(),
         "versions": report.versions(),
     }

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.options import told
+from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best
@@ -25,9 +25,9 @@ not compared."""
 class BestOptions:
     """What best means."""
 
-    metric: Annotated[str, told("what to compare: a field of the history, as in metrics.json")] = "test_accuracy"
+    metric: Annotated[str, about("what to compare: a field of the history, as in metrics.json")] = "test_accuracy"
     epsilon_at_most: Annotated[
-        float | None, told("largest proved epsilon that the winner may have", "(default: any)", "FLOAT")
+        float | None, about("largest proved epsilon that the winner may have", default="any")
     ] = None
 
 
@@ -65,10 +65,10 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
 
     if not best.config:
         raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
-    known = {field.name for field in dataclasses.fields(configs.RunConfig)}
+    known = configs.options_of()
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
-    return configs.to_toml(configs.RunConfig(**best.config | {"out": None}))
+    return configs.to_toml(best.config | {"out": None})
 
 
 def _told(best: Best, points: int, planned: int | None, statement: str | None, units: int) -> list[str]:

@@ -13,8 +13,8 @@ from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.options import told
 from fedjax_dp.experiments.population import POPULATIONS, PopulationConfig, build_data, kind_of, resolve_population
+from fedjax_dp.options import about
 
 DESCRIPTION = """How a partition spreads a data set over clients.
 
@@ -25,10 +25,8 @@ fedjax-dp data convert DATASET [OPTIONS] --out DIR writes the clients into a sto
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions(PopulationConfig):
-    plot: Annotated[
-        str | None, told("write a picture of clients and labels to this PNG file", "(default: none)", "FILE")
-    ] = None
-    out: Annotated[str | None, told("for convert: a new folder", "(default: none)", "DIR")] = None
+    plot: Annotated[str | None, about("write a picture of clients and labels to this PNG file", metavar="FILE")] = None
+    out: Annotated[str | None, about("for convert: a new folder", metavar="DIR")] = None
 
 
 def data_command(arguments: list[str]) -> int:
@@ -66,7 +64,7 @@ def data_command(arguments: list[str]) -> int:
 
 def _about(options: PopulationConfig) -> str:
     """The partition in words: `partition dirichlet, concentration 0.5, seed 0`."""
-    words = [f"partition {options.partition}"]
+    words = [] if options.partition is None else [f"partition {options.partition}"]
     for name in (
         "labels_per_client",
         "similarity",

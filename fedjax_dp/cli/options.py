@@ -1,19 +1,20 @@
-"""Options of a command are the fields of a dataclass: `--field-name VALUE`."""
+"""Flags of a command: every option is `--its-name VALUE`, described where it is taken (see `fedjax_dp.options`)."""
 
 import contextlib
 import dataclasses
-import io
 import os
 import pathlib
-import typing
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from fedjax_dp import errors
-from fedjax_dp.experiments import options
+from fedjax_dp import errors, options
+from fedjax_dp.options import REQUIRED, Option, Options
 
 T = TypeVar("T")
+HELP = ("-h", "--help", "--help-all")
+_METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR", bool: "true|false"}
 
 
 def take_flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
@@ -33,6 +34,11 @@ def take_option(arguments: list[str], name: str, wanted: str) -> tuple[str | Non
     return None, arguments
 
 
+def take_path(arguments: list[str]) -> str | None:
+    """The first argument, taken off the list, where it is no flag."""
+    return arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+
+
 def check_plot(path: str | None) -> None:
     """Refuses a file that could not be written, before anything is computed for it."""
     if path is None:
@@ -45,39 +51,73 @@ def check_plot(path: str | None) -> None:
 
 
 def parse(command: str, arguments: list[str], default: T, description: str) -> tuple[T, set[str]]:
-    """The dataclass from flags over `default`, and the fields that flags named. `--help` prints and exits."""
-    program, cls = f"fedjax-dp {command}", type(default)
-    if "-h" in arguments or "--help" in arguments:
-        tyro.cli(cls, prog=program, args=["--help"], default=default, description=description)
-    named = _checked_flags(program, arguments, cls)
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(complaint):
-            spelt = [word.capitalize() if word in ("true", "false") else word for word in arguments]
-            return tyro.cli(cls, prog=program, args=spelt, default=default), named
-    except SystemExit:
-        words = "".join(c if c.isascii() and c.isprintable() else " " for c in complaint.getvalue())
-        raise errors.ConfigurationError(f"{' '.join(words.split())[:300]}; see {program} --help") from None
+    """A dataclass from flags over `default`, and the fields that flags named. `--help` prints and exits."""
+    taken = options.of_class(type(default))
+    if set(arguments) & set(HELP):
+        shown = {name: dataclasses.replace(option, default=getattr(default, name)) for name, option in taken.items()}
+        print_help(command, {"options": shown}, description)
+        raise SystemExit(0)
+    said = flags(command, arguments, taken)
+    return dataclasses.replace(default, **said), set(said)  # type: ignore[type-var]
 
 
-def _checked_flags(program: str, arguments: list[str], cls: type) -> set[str]:
-    """Fields named by `--flag value` or `--flag=value`; refuses unknown flags and values of the wrong type."""
-    hints = typing.get_type_hints(cls)
-    flags = {f"--{field.name.replace('_', '-')}": field.name for field in dataclasses.fields(cls)}
-    named, rest = set(), list(arguments)
+def flags(command: str, arguments: list[str], taken: Options) -> dict[str, Any]:
+    """What `--flag value` and `--flag=value` say; refuses unknown flags and values of the wrong type."""
+    by_flag = {option.flag: option for option in taken.values() if option.kinds}
+    said: dict[str, Any] = {}
+    rest = list(arguments)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
         flag = flag.replace("_", "-")
-        if flag not in flags:
-            near = errors.nearest(flag, flags)
+        if flag not in by_flag:
+            near = errors.nearest(flag, by_flag)
             raise errors.refuse(
                 "argument",
                 repr(flag),
-                f"an option of {program}",
-                f"did you mean {near[0]}?" if near else f"{program} --help lists them",
+                f"an option of fedjax-dp {command}",
+                f"did you mean {near[0]}?" if near else f"fedjax-dp {command} --help-all lists them",
             )
         if not equals and not rest:
             raise errors.refuse(flag, "nothing", "followed by a value")
-        options.from_text(flag, value if equals else rest.pop(0), hints[flags[flag]])
-        named.add(flags[flag])
-    return named
+        option = by_flag[flag]
+        said[option.name] = options.from_text(flag, value if equals else rest.pop(0), option)
+    return said
+
+
+def print_help(command: str, groups: Mapping[str, Options], description: str) -> None:
+    """All options of a command, a box for each group."""
+    boxes = {
+        group: dataclasses.make_dataclass(group, [_shown(option) for option in shown.values() if option.kinds])
+        for group, shown in groups.items()
+        if any(option.kinds for option in shown.values())
+    }
+    fields = [(group, box, dataclasses.field(default_factory=box)) for group, box in boxes.items()]
+    everything = dataclasses.make_dataclass(command, fields)
+    print(description, end="\n\n", flush=True)
+    with contextlib.suppress(SystemExit):
+        tyro.cli(
+            everything,
+            prog=f"fedjax-dp {command}",
+            args=["--help"],
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+
+
+def _shown(option: Option) -> tuple[str, Any, Any]:
+    """A field whose help tells of the option."""
+    metavar = option.about.metavar or "|".join(_METAVARS[kind] for kind in option.kinds)
+    hint = f"(default: {_default(option)})"
+    if option.choices:
+        hint = f"({', '.join(option.choices)}; default: {_default(option)})"
+    about = tyro.conf.arg(help=option.about.text, help_behavior_hint=hint, metavar=metavar)
+    return option.name, Annotated[str, about], dataclasses.field(default="")
+
+
+def _default(option: Option) -> str:
+    """The default in words."""
+    value = option.default
+    if option.about.default or value is REQUIRED or value is None:
+        return option.about.default or ("none" if value is None else "to be given")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.options import told
+from fedjax_dp.options import about
 from fedjax_dp.sweeps.records import read_records
 
 DESCRIPTION = """Pictures of a sweep, finished or not.
@@ -21,21 +21,22 @@ class PlotOptions:
 
     kind: Annotated[
         str,
-        told(
+        about(
             "all that apply, overview (one page), axis (the metric against an axis), privacy (against epsilon), heat "
             "(over two axes), curves (against rounds), or parallel (every setting)"
         ),
     ] = "all"
-    x: Annotated[str | None, told("axis, for kinds axis and heat", "(default: each, or those that matter)", "AXIS")] = (
-        None
-    )
-    y: Annotated[str | None, told("second axis, for kind heat", "(default: those that matter)", "AXIS")] = None
-    by: Annotated[
-        str | None, told("axis with a line for each value", "(default: epsilon or algorithm, if swept)", "AXIS")
+    x: Annotated[
+        str | None, about("axis, for kinds axis and heat", default="each, or those that matter", metavar="AXIS")
     ] = None
-    metric: Annotated[str, told("what to draw: a field of the history, as in metrics.json")] = "test_accuracy"
+    y: Annotated[str | None, about("second axis, for kind heat", default="those that matter", metavar="AXIS")] = None
+    by: Annotated[
+        str | None, about("axis with a line for each value", default="epsilon or algorithm, if swept", metavar="AXIS")
+    ] = None
+    metric: Annotated[str, about("what to draw: a field of the history, as in metrics.json")] = "test_accuracy"
     out: Annotated[
-        str | None, told("file (.png, .pdf or .svg) of one picture, or a folder", "(default: SWEEP/plots)", "PATH")
+        str | None,
+        about("file (.png, .pdf or .svg) of one picture, or a folder", default="SWEEP/plots", metavar="PATH"),
     ] = None
 
 

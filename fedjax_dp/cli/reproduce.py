@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.options import told
+from fedjax_dp.options import about
 
 DESCRIPTION = """The tables and figures of the papers: as published, by the paper's literal recipe, by the correct
 reading with the same budget, the epsilon that each proves, and a verdict.
@@ -26,14 +26,14 @@ WIDTH = 170  # of a table where there is no terminal
 
 @dataclasses.dataclass(frozen=True)
 class ReproduceOptions:
-    scale: Annotated[str, told("smoke (seconds), small (minutes) or full (the paper's own)")] = "small"
-    seeds: Annotated[int | None, told("how many", "(default: the scale's)", "INT")] = None
-    panels: Annotated[str, told("only panels whose keys match this pattern, such as 'mnist*'")] = "*"
+    scale: Annotated[str, about("smoke (seconds), small (minutes) or full (the paper's own)")] = "small"
+    seeds: Annotated[int | None, about("how many", default="the scale's")] = None
+    panels: Annotated[str, about("only panels whose keys match this pattern, such as 'mnist*'")] = "*"
     out: Annotated[
-        str | None, told("folder, new or of this reproduction", "(default: reproduced/NAME-SCALE)", "DIR")
+        str | None, about("folder, new or of this reproduction", default="reproduced/NAME-SCALE", metavar="DIR")
     ] = None
     data_dir: Annotated[
-        str | None, told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)", "DIR")
+        str | None, about("folder with data sets", default="$FEDJAX_DP_DATA, else the user cache", metavar="DIR")
     ] = None
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 
 from fedjax_dp import devices
-from fedjax_dp.cli.options import parse, take_flag, take_option
+from fedjax_dp.cli.options import take_flag, take_option
+from fedjax_dp.cli.run_options import asked
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import run_folder
-from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
@@ -30,12 +30,14 @@ def run_command(arguments: list[str]) -> int:
     devices.cache_programs()
     with distributed.joined(group):
         screen = Screen(quiet=not distributed.first())
-        config, names = distributed.together(lambda: _asked(arguments), lambda asked: _told(*asked))
+        said = distributed.together(
+            lambda: asked("run", arguments, DESCRIPTION)[0],
+            lambda said: {name: str(value) for name, value in said.items()},
+        )
         if resume is None:
-            result, config, where = run_folder.start(configs.resolve(config), screen)
+            result, _, where = run_folder.start(configs.resolve(said), screen)
         else:
-            asked = {name: getattr(config, name) for name in names}
-            result, config, where = run_folder.resume(pathlib.Path(resume), asked, screen)
+            result, _, where = run_folder.resume(pathlib.Path(resume), said, screen)
         if as_json and distributed.first():
             print(json.dumps(result, allow_nan=False))
         elif distributed.first():
@@ -52,19 +54,6 @@ def _take_group(arguments: list[str]) -> tuple[distributed.Group | None, list[st
     for name in ("processes", "process", "timeout"):
         words[name], arguments = take_option(arguments, f"--{name}", "a whole number")
     return distributed.group_of(coordinator, **words), arguments
-
-
-def _asked(arguments: list[str]) -> tuple[RunConfig, set[str]]:
-    """The configuration from a file and flags over it, and the fields that they name."""
-    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    given = configs.read(path) if path else {}
-    config, flagged = parse("run", arguments, RunConfig(**given), DESCRIPTION)
-    return config, {*given, *flagged}
-
-
-def _told(config: RunConfig, names: set[str]) -> dict[str, str]:
-    """What processes must have been asked alike."""
-    return {name: str(getattr(config, name)) for name in names}
 
 
 def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
@@ -90,7 +79,7 @@ def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
 
 def _measured(result: dict[str, Any]) -> list[str]:
     """What else is known of the last evaluation; the simulator's own view is labelled so."""
-    last, target = result["history"][-1], result["config"]["target_accuracy"]
+    last, target = result["history"][-1], result["config"].get("target_accuracy")
     clipped, ratio, norm = (last[name] for name in ("clipped", "noise_to_signal", "gradient_norm"))
     lines, probes = [], []
     if result["rounds_to_target"] is not None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.options import told
+from fedjax_dp.options import about
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
@@ -51,12 +51,13 @@ WIDTH = 160  # of a table where there is no terminal
 @dataclasses.dataclass(frozen=True)
 class SweepOptions:
     out: Annotated[
-        str | None, told("folder of the sweep, new or of this sweep", "(default: sweeps/ and the file's name)", "DIR")
+        str | None,
+        about("folder of the sweep, new or of this sweep", default="sweeps/ and the file's name", metavar="DIR"),
     ] = None
-    ray: Annotated[
-        str | None, told("address of a Ray cluster that runs the points, or local", "(default: none)", "ADDRESS")
-    ] = None
-    ray_cpus: Annotated[int, told("cores of a task on the Ray cluster")] = 1
+    ray: Annotated[str | None, about("address of a Ray cluster that runs the points, or local", metavar="ADDRESS")] = (
+        None
+    )
+    ray_cpus: Annotated[int, about("cores of a task on the Ray cluster")] = 1
 
 
 def sweep_command(arguments: list[str]) -> int:

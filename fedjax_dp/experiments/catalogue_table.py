@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data.store import Dataset, FederatedData, federate
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.models import logistic_regression, mlp
@@ -13,27 +13,6 @@ from fedjax_dp.privacy.ledger import natural_view, unit_of, unprotected
 from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.simulation import run_key
 
-SOURCES = {
-    "fedavg": "McMahan et al. 2017",
-    "fedprox": "Li et al. 2020",
-    "scaffold": "Karimireddy et al. 2020",
-    "q_fedavg": "Li et al. 2020",
-    "rfedavg": "001 Algorithm 1",
-    "rfedavg_plus": "001 Algorithm 2",
-    "fedavgm": "Hsu et al. 2019",
-    "fedadam": "Reddi et al. 2021",
-    "fedyogi": "Reddi et al. 2021",
-    "dpnfl": "000 Algorithm 1",
-    "addpnfl": "000 Algorithm 2",
-    "dp_fedavg_local": "000, baseline",
-    "dp_scaffold": "Noble et al. 2022; 000, baseline",
-    "dp_sgd": "002, baseline",
-    "cpfed": "002",
-    "acs_pldp": "003",
-    "dp_fedavg_output": "004",
-    "dp_fedavg": "McMahan et al. 2018; Andrew et al. 2021",
-    "dp_ftrl": "Kairouz et al. 2021",
-}
 FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
 
 
@@ -63,7 +42,7 @@ def _population() -> FederatedData:
 
 def _row(entry: str, data: FederatedData) -> EntryRow:
     options: dict[str, Any] = {"cohort_size": 10, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1}
-    if "noise_multiplier" in options_of(entry):
+    if CATALOGUE[entry].private:
         options |= {"clip_norm": 1.0, "noise_multiplier": 1.0}
     algorithm = CATALOGUE[entry](**options)
     model = mlp((784,), 10) if entry in FEATURED else logistic_regression((784,), 10)
@@ -75,7 +54,7 @@ def _row(entry: str, data: FederatedData) -> EntryRow:
     server = _size(state.optimizer) + _size(state.upload) + _size([memory.server for memory in state.memories])
     return EntryRow(
         entry,
-        SOURCES[entry],
+        CATALOGUE[entry].source,
         unit_of(algorithm).value if private else "none",
         view.value if private else "-",
         server,

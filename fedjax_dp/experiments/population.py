@@ -33,7 +33,7 @@ from fedjax_dp.data import (
 )
 from fedjax_dp.data.loaders import SUFFIXES
 from fedjax_dp.data.projection import low_frequencies, principal_components
-from fedjax_dp.experiments.options import by_dataset, told
+from fedjax_dp.options import about
 
 # The options that mean something for a partition, and on top for the sizes that it is given.
 _SIZED = ("num_clients", "sizes")
@@ -51,6 +51,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "power-law": ("min_records",),
     "zipf": ("min_records", "zipf_exponent"),
 }
+_NAMES = ", ".join(f"{name}:{SUFFIXES[name]}" if name in SUFFIXES else name for name in DATASETS)
 OPTIONS = sorted({name for names in (*PARTITIONS.values(), *SIZES.values()) for name in names})
 
 _COMMON = {
@@ -60,15 +61,15 @@ _COMMON = {
     "concentration_scale": "per_class",
     "zipf_exponent": 1.0,
 }
-_PAPER_000 = _COMMON | {"num_clients": 100, "partition": "labels", "labels_per_client": 7, "min_records": 100}
-_SKEWED = _PAPER_000 | {"partition": "dirichlet", "labels_per_client": 2}
+_LABELS = _COMMON | {"num_clients": 100, "partition": "labels", "labels_per_client": 7, "min_records": 100}
+_SKEWED = _LABELS | {"partition": "dirichlet", "labels_per_client": 2}
 _SMALL = _COMMON | {"num_clients": 10, "partition": "iid", "labels_per_client": 7, "min_records": 50}
 _TWO_CLASSES = _SMALL | {"labels_per_client": 1}
 _NATURAL = _SMALL | {"partition": "natural"}
-# What a data set brings where nothing is said. MNIST and its kin follow paper 000, Adult paper 002.
+# What a data set brings where nothing is said. MNIST and its kin follow dpnfl, Adult cpfed.
 POPULATIONS: dict[str, dict[str, Any]] = {
     "digits": _SMALL,
-    **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_000),
+    **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _LABELS),
     **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10", "cifar10_pca60"), _SKEWED),
     "svhn": _SKEWED | {"num_clients": 20, "min_records": 20},  # the subset is small
     **dict.fromkeys(("adult", "adult_full"), _TWO_CLASSES | {"num_clients": 16}),
@@ -83,62 +84,42 @@ POPULATIONS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class PopulationConfig:
-    """Everything that decides the clients and their records. None: the data set brings it, or it does not apply."""
+    """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
 
-    dataset: Annotated[
-        str,
-        told(", ".join(f"{name}:{SUFFIXES[name]}" if name in SUFFIXES else name for name in DATASETS)),
-    ] = "digits"
-    data_dir: Annotated[
-        str | None, told("folder with data sets", "(default: $FEDJAX_DP_DATA, else the user cache)", "DIR")
-    ] = None
-    seed: Annotated[int, told("decides partition, cohorts, batches, noise and initial model")] = 0
-    num_clients: Annotated[int | None, by_dataset(POPULATIONS, "num_clients", "clients N in the population")] = None
-    partition: Annotated[str | None, by_dataset(POPULATIONS, "partition", ", ".join(PARTITIONS))] = None
-    labels_per_client: Annotated[
-        int | None, by_dataset(POPULATIONS, "labels_per_client", "k, for partition labels")
-    ] = None
-    similarity: Annotated[
-        float | None, by_dataset(POPULATIONS, "similarity", "percent of records dealt at random, partition similarity")
-    ] = None
-    concentration: Annotated[
-        float | None, by_dataset(POPULATIONS, "concentration", "of partition dirichlet; small is heterogeneous")
-    ] = None
-    concentration_scale: Annotated[
-        str | None,
-        by_dataset(POPULATIONS, "concentration_scale", "per_class, or hsu: concentration over the number of classes"),
-    ] = None
-    client_ids: Annotated[
-        str | None,
-        told("for partition given: .npy, or text with a line for each training record", "(default: none)", "FILE"),
-    ] = None
-    sizes: Annotated[str | None, by_dataset(POPULATIONS, "sizes", "records per client: " + ", ".join(SIZES))] = None
-    min_records: Annotated[
-        int | None,
-        by_dataset(POPULATIONS, "min_records", "smallest client, for sizes power-law and zipf; natural drops smaller"),
-    ] = None
-    zipf_exponent: Annotated[float | None, by_dataset(POPULATIONS, "zipf_exponent", "for sizes zipf")] = None
-    pca: Annotated[
-        int | None, told("principal components that replace the features; not private", "(default: none)", "INT")
-    ] = None
-    cosines: Annotated[
-        int | None,
-        told(
-            "so many lowest cosine frequencies a side replace an image; public, learns nothing",
-            "(default: none)",
-            "INT",
-        ),
-    ] = None
-    normalise: Annotated[
-        str | None,
-        told(
-            "public constants: features become (x - MEAN) / STD, before pca and cosines", "(default: none)", "MEAN,STD"
-        ),
-    ] = None
-    holdout: Annotated[
-        float | None,
-        told("pool all records; clients keep this fraction of theirs to test on", "(default: the test set)", "FLOAT"),
-    ] = None
+    data_dir             folder with data sets
+    seed                 decides partition, cohorts, batches, noise and initial model
+    num_clients          clients N in the population
+    labels_per_client    k, for partition labels
+    similarity           percent of records dealt at random, partition similarity
+    concentration        of partition dirichlet; small is heterogeneous
+    concentration_scale  hsu: concentration over the number of classes
+    client_ids           for partition given: .npy, or text with a line for each training record
+    sizes                records per client
+    min_records          smallest client, for sizes power-law and zipf; natural drops smaller
+    zipf_exponent        for sizes zipf
+    pca                  principal components that replace the features; not private
+    cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
+    normalise            public constants: features become (x - MEAN) / STD, before pca and cosines
+    holdout              pool all records; clients keep this fraction of theirs to test on
+    """
+
+    dataset: Annotated[str, about(_NAMES)] = "digits"
+    data_dir: Annotated[str | None, about("", metavar="DIR", default="$FEDJAX_DP_DATA, else the user cache")] = None
+    seed: int = 0
+    num_clients: int | None = None
+    partition: Annotated[str | None, about("how records are spread", choices=PARTITIONS)] = None
+    labels_per_client: int | None = None
+    similarity: float | None = None
+    concentration: float | None = None
+    concentration_scale: Annotated[str | None, about("", choices=("per_class", "hsu"))] = None
+    client_ids: Annotated[str | None, about("", metavar="FILE")] = None
+    sizes: Annotated[str | None, about("", choices=SIZES)] = None
+    min_records: int | None = None
+    zipf_exponent: float | None = None
+    pca: int | None = None
+    cosines: int | None = None
+    normalise: Annotated[str | None, about("", metavar="MEAN,STD")] = None
+    holdout: Annotated[float | None, about("", default="the test set")] = None
 
 
 P = TypeVar("P", bound=PopulationConfig)
@@ -158,6 +139,19 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
             if getattr(config, name) is not None:
                 remedy = "give it to fedjax-dp data convert"
                 raise errors.refuse(name, getattr(config, name), "left out for a store, whose clients are made", remedy)
+    else:
+        config = _divided(config, preset)
+    if config.pca is not None and config.cosines is not None:
+        raise errors.refuse("pca", config.pca, "left out where cosines replace the features", "drop one of them")
+    if config.holdout is not None:
+        errors.require_in_unit_interval("holdout", config.holdout, "leave it out to keep the test set")
+    if isinstance(config.seed, bool) or not 0 <= config.seed < 2**32:
+        raise errors.refuse("seed", config.seed, "an integer in [0, 2^32)")
+    return config
+
+
+def _divided(config: P, preset: Mapping[str, Any]) -> P:
+    """Fill in what the partition needs."""
     partition = preset["partition"] if config.partition is None else config.partition
     errors.require_choice("partition", partition, PARTITIONS)
     taken, reason = PARTITIONS[partition], f"partition {partition}"
@@ -179,12 +173,6 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     )
     for name in {"min_records", "labels_per_client"} & set(taken):
         errors.require_count(name, getattr(config, name))
-    if config.pca is not None and config.cosines is not None:
-        raise errors.refuse("pca", config.pca, "left out where cosines replace the features", "drop one of them")
-    if config.holdout is not None:
-        errors.require_in_unit_interval("holdout", config.holdout, "leave it out to keep the test set")
-    if isinstance(config.seed, bool) or not 0 <= config.seed < 2**32:
-        raise errors.refuse("seed", config.seed, "an integer in [0, 2^32)")
     return config
 
 

@@ -1,6 +1,5 @@
 """What a run leaves behind: one JSON object, a folder, a few lines for people."""
 
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -47,13 +46,13 @@ def _processor() -> str:
 
 def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, Any]:
     """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
-    target = config.target_accuracy
+    target = config.output.target_accuracy
     reached = None if target is None else metrics.rounds_to(result.history, target)
     return {
         "algorithm": config.algorithm,
-        "dataset": config.dataset,
-        "rounds": config.rounds,
-        "seed": config.seed,
+        "dataset": config.data.dataset,
+        "rounds": config.training.rounds,
+        "seed": config.data.seed,
         "test_accuracy": result.test_accuracy,
         "test_loss": result.test_loss,
         "history": [point._asdict() for point in result.history],
@@ -65,7 +64,7 @@ def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, An
         "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
         "versions": versions(),
         "device": device(),
-        "config": dataclasses.asdict(config),
+        "config": config.flat(),
     }
 
 

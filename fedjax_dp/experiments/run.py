@@ -1,7 +1,7 @@
 """A run with its Guarantee: calibrate, simulate, account."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
@@ -9,8 +9,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.guarantees import Budget
 from fedjax_dp.privacy.ledger import noise_of
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
 
@@ -48,47 +48,30 @@ def prepare(
     data: FederatedData,
     *,
     rounds: int,
+    terms: PrivacyTerms,
     seed: int = 0,
-    epsilon: Budget | None = None,
-    delta: float | None = None,
-    accountant: str = "pld",
-    participation: str = "schedule",
-    view: str | None = None,
-    colluders: int = 0,
-    sigma_mode: str = "per_client",
     model: Model | None = None,
+    counted: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Algorithm, Guarantee]:
     """The algorithm with the noise that meets the budget, and its Guarantee, before anything is trained.
 
-    Without `epsilon` the algorithm keeps its own noise. A private algorithm needs `delta`.
+    Without a budget the algorithm keeps its own noise. A private algorithm needs `delta`.
+    counted  how the Guarantee counts rounds: the schedule's, or by the law of any where noise was found for it.
     """
-    options: dict[str, Any] = {
-        "rounds": rounds,
-        "seed": seed,
-        "accountant": accountant,
-        "view": view,
-        "colluders": colluders,
-        "model": model,
-    }
-    if noise_of(algorithm) is not None and delta is None:
+    if noise_of(algorithm) is not None and terms.delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
-    if epsilon is not None:
+    said = vars(terms)
+    if terms.epsilon is not None:
         algorithm = guarantees.calibrate(
-            algorithm,
-            data,
-            epsilon=epsilon,
-            delta=delta,
-            participation=participation,
-            sigma_mode=sigma_mode,
-            progress=progress,
-            **options,
+            algorithm, data, rounds=rounds, seed=seed, model=model, progress=progress, **said
         )
-    counted = "law" if participation == "law" else "schedule"
-    promise = guarantees.guarantee(algorithm, data, delta=delta, participation=counted, **options)
-    return algorithm, promise if epsilon is None else guarantees.over_budget(
-        promise, epsilon, participation, sigma_mode
-    )
+    shown = {name: value for name, value in said.items() if name not in ("epsilon", "sigma_mode")}
+    shown["participation"] = counted or ("law" if terms.participation == "law" else "schedule")
+    promise = guarantees.guarantee(algorithm, data, rounds=rounds, seed=seed, model=model, **shown)
+    if terms.epsilon is None:
+        return algorithm, promise
+    return algorithm, guarantees.over_budget(promise, terms.epsilon, terms.participation, terms.sigma_mode)
 
 
 def run(
@@ -97,34 +80,18 @@ def run(
     *,
     rounds: int,
     seed: int = 0,
-    epsilon: Budget | None = None,
-    delta: float | None = None,
-    accountant: str = "pld",
-    participation: str = "schedule",
-    view: str | None = None,
-    colluders: int = 0,
-    sigma_mode: str = "per_client",
     model: Model | None = None,
     evaluate_every: int | None = None,
     train_metrics: bool = False,
     execution: Execution | None = None,
     on_host: bool = False,
+    **privacy: Unpack[PrivacyOptions],
 ) -> Result:
-    """Train `algorithm` on `data` and say what it promises; see `fdp.calibrate` and `simulate` for the options."""
-    algorithm, promise = prepare(
-        algorithm,
-        data,
-        rounds=rounds,
-        seed=seed,
-        epsilon=epsilon,
-        delta=delta,
-        accountant=accountant,
-        participation=participation,
-        view=view,
-        colluders=colluders,
-        sigma_mode=sigma_mode,
-        model=model,
-    )
+    """Train `algorithm` on `data` and say what it promises.
+
+    How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
+    """
+    algorithm, promise = prepare(algorithm, data, rounds=rounds, seed=seed, terms=terms_from(privacy), model=model)
     simulation = simulate(
         algorithm,
         data,

@@ -18,8 +18,8 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.devices import ASKED
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.experiments import build, plots, population, report
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import plots, population, report
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
@@ -73,10 +73,12 @@ def _write(folder: pathlib.Path, ready: _Ready) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"data": ready.checksum, "configuration": decided(ready.config), **_layout(ready.execution)}
+        about = {"data": ready.checksum, "decided": decided(ready.config), **_layout(ready.execution)}
         report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
         report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
-        report.write_atomically(folder / "config.toml", configs.to_toml(ready.config))  # last: it makes a run folder
+        report.write_atomically(
+            folder / "config.toml", configs.to_toml(ready.config.flat())
+        )  # last: it makes a run folder
     except OSError as error:
         raise errors.refuse("out", str(folder), "a folder that can be written", str(error)) from None
 
@@ -89,9 +91,7 @@ def _check_shared(folder: pathlib.Path) -> None:
 
 def decided(config: RunConfig) -> str:
     """A checksum of what a continued run may not change."""
-    decided = dataclasses.asdict(config)
-    for name in ("out", *FREE):
-        decided.pop(name, None)
+    decided = {name: value for name, value in config.flat().items() if name not in ("out", *FREE)}
     return f"{zlib.crc32(json.dumps(decided, sort_keys=True, default=str).encode()):08x}"
 
 
@@ -125,9 +125,9 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
             metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").is_file() else []
         except (OSError, ValueError) as error:
             raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
-        if not {"data", "configuration", *_layout(ready.execution)} <= about.keys():
+        if not {"data", "decided", *_layout(ready.execution)} <= about.keys():
             raise errors.refuse("run folder", f"{folder}, of another version", "of this one", "start a new run")
-        if about["configuration"] != decided(config):
+        if about["decided"] != decided(config):
             raise errors.refuse(
                 "config.toml of the resumed run",
                 "one that was changed since",
@@ -145,14 +145,14 @@ def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outco
 
     ready, about, history = distributed.together(prepared, lambda made: _facts(folder, made[0]))
     config, now = ready.config, _layout(ready.execution)
-    alike = about["model_devices"] == now["model_devices"] and config.deterministic is not None
+    alike = about["model_devices"] == now["model_devices"] and config.execution.deterministic is not None
     if not alike and any(about[name] != now[name] for name in now):
         before, after = ("{devices} devices, {model_devices} to a model".format(**layout) for layout in (about, now))
         screen.say(f"started on {before}, continued on {after}: equal to rounding")
     checkpoints = Checkpoints(folder)
     done = checkpoints.latest()
     checkpoints.close()
-    screen.say(f"continuing {folder} after round {done or 0} of {config.rounds}")
+    screen.say(f"continuing {folder} after round {done or 0} of {config.training.rounds}")
     return _train(ready, folder, screen, done=done, history=[p for p in history if p.round <= (done or 0)])
 
 
@@ -160,28 +160,29 @@ def _continued(folder: pathlib.Path, asked: dict[str, Any]) -> RunConfig:
     """The configuration of a run folder, with what may change as `asked`."""
     if not (folder / "config.toml").is_file():
         raise errors.refuse("resume", str(folder), "a run folder with a config.toml", "start a run with --out")
-    config = RunConfig(**configs.read(folder / "config.toml"))
+    said = configs.read(folder / "config.toml")
     for name, value in asked.items():
-        if name not in ("out", *FREE) and value != getattr(config, name):
+        if name not in ("out", *FREE) and value != said.get(name):
             raise errors.refuse(
                 f"{name} of the resumed run",
                 value,
-                f"{getattr(config, name)}, as in {folder / 'config.toml'}",
+                f"{said.get(name)}, as in {folder / 'config.toml'}",
                 "leave the option out, or start a new run",
             )
-    return dataclasses.replace(config, **{name: asked[name] for name in FREE if name in asked})
+    return configs.resolve(said | {name: asked[name] for name in FREE if name in asked})
 
 
 def _prepare(config: RunConfig, screen: Screen) -> _Ready:
-    data = configs.build_data(config)
-    model = configs.build_model(config, data)
-    algorithm = configs.build_algorithm(config, data)
-    check(algorithm, data, config.rounds, model)
-    execution = configs.build_execution(config, algorithm, data)
+    data = population.build_data(config.data)
+    model = build.build_model(config, data)
+    algorithm = build.build_algorithm(config, data)
+    check(algorithm, data, config.training.rounds, model)
+    execution = build.build_execution(config, algorithm, data)
     # Said, so that the run goes on alike with another number of processes.
-    config = dataclasses.replace(config, records="host" if configs.records_on_host(config, algorithm) else "devices")
-    if config.records == "host":
-        check_feed(algorithm, bool(config.train_metrics))
+    on_host = build.records_on_host(config, algorithm)
+    config = config.replace(records="host" if on_host else "devices")
+    if on_host:
+        check_feed(algorithm, bool(config.output.train_metrics))
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
         kinds = 0
@@ -194,15 +195,9 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
         algorithm, guarantee = prepare(
             algorithm,
             data,
-            rounds=config.rounds,
-            seed=config.seed,
-            epsilon=configs.budgets(config, data),
-            delta=config.delta,
-            accountant=config.accountant,
-            participation=config.participation,
-            view=config.view,
-            colluders=config.colluders,
-            sigma_mode=config.sigma_mode,
+            rounds=config.training.rounds,
+            seed=config.data.seed,
+            terms=build.terms_of(config, data),
             model=model,
             progress=progress,
         )
@@ -211,7 +206,7 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     if kinds:
         spent = time.perf_counter() - began
         screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
-    return _Ready(config, data, algorithm, model, execution, guarantee, population.checksum(config, data))
+    return _Ready(config, data, algorithm, model, execution, guarantee, population.checksum(config.data, data))
 
 
 def _about(
@@ -219,12 +214,14 @@ def _about(
 ) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     device = report.device()
-    batch = "all their records" if config.batches == "full" else config.batch_size
+    options = config.options
+    batch = options.get("batch_size", "all their records")
     rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))
-    params = model.init(run_key(config.seed))
+    params = model.init(run_key(config.data.seed))
     lines = [
         f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "
-        f"cohort {config.cohort_size}, {config.local_steps} local steps of {batch}, {config.rounds} rounds",
+        f"cohort {options.get('cohort_size', 'its own')}, {options.get('local_steps', 'its own')} local steps of "
+        f"{batch}, {config.training.rounds} rounds",
         f"{execution.devices} {device['platform']} device(s) ({device['kind']})",
     ]
     if execution.devices < device["count"]:
@@ -239,7 +236,7 @@ def _about(
     noise = noise_of(algorithm)
     if noise is not None:
         noises = np.atleast_1d(np.asarray(noise, float))
-        words = f"clip norm {config.clip_norm:g}, noise multiplier {noises.min():.4g} to {noises.max():.4g}"
+        words = f"clip norm {options['clip_norm']:g}, noise multiplier {noises.min():.4g} to {noises.max():.4g}"
         by_record = clips_records(algorithm)
         lines.append(words + (f", clipping by {gradients.describe(model, params, *rows)}" if by_record else ""))
     lines.append(str(traffic(algorithm, model, data)))
@@ -251,32 +248,32 @@ def _train(
 ) -> Outcome:
     config, execution = ready.config, ready.execution
     checkpoints = Checkpoints(folder)
-    on_host = config.records == "host"
-    begun = fresh(ready.algorithm, ready.data, ready.model, config.seed, on_host)
+    on_host, rounds, seed = config.execution.records == "host", config.training.rounds, config.data.seed
+    begun = fresh(ready.algorithm, ready.data, ready.model, seed, on_host)
     state = checkpoints.restore(algorithms.place(begun, execution)) if done else begun
     first, began = done or 0, time.perf_counter()
     try:
-        with screen.bar("training", total=config.rounds, done=first) as show:
+        with screen.bar("training", total=rounds, done=first) as show:
 
             def on_pause(state: ServerState, new: list[Evaluation]) -> None:
                 now = int(state.round)
                 if distributed.first():
                     report.write_json(folder / "metrics.json", [point._asdict() for point in [*history, *new]])
-                if now % config.checkpoint_every == 0 or now == config.rounds:
+                if now % config.output.checkpoint_every == 0 or now == rounds:
                     checkpoints.save(state)
                 show(now, _pace(new, now - first, time.perf_counter() - began))
 
             simulation = simulate(
                 ready.algorithm,
                 ready.data,
-                rounds=config.rounds,
-                seed=config.seed,
+                rounds=rounds,
+                seed=seed,
                 model=ready.model,
-                evaluate_every=config.evaluate_every,
-                train_metrics=bool(config.train_metrics),
+                evaluate_every=config.output.evaluate_every,
+                train_metrics=bool(config.output.train_metrics),
                 execution=execution,
                 start=state,
-                pause_every=config.checkpoint_every,
+                pause_every=config.output.checkpoint_every,
                 on_pause=on_pause,
                 on_host=on_host,
             )
@@ -288,7 +285,7 @@ def _train(
     if not distributed.first():
         return told, config, folder
     report.write_json(folder / "result.json", told)
-    title = f"{config.algorithm} on {config.dataset}, {ready.data.num_clients} clients, seed {config.seed}"
+    title = f"{config.algorithm} on {config.data.dataset}, {ready.data.num_clients} clients, seed {seed}"
     plots.plot_run(result.history, result.guarantee, title, folder / "run.png")
     return told, config, folder
 
@@ -300,8 +297,8 @@ def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
 
 def _free_folder(config: RunConfig) -> pathlib.Path:
     """The asked run folder, or the first free one under runs/."""
-    if config.out is not None:
-        return pathlib.Path(config.out)
-    name = f"{config.dataset.partition(':')[0]}-{config.algorithm}-s{config.seed}"
+    if config.output.out is not None:
+        return pathlib.Path(config.output.out)
+    name = f"{config.data.dataset.partition(':')[0]}-{config.algorithm}-s{config.data.seed}"
     candidates = (pathlib.Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
     return next(path for path in candidates if not path.exists())

@@ -1,5 +1,7 @@
 """Models: what the simulator needs of one, and those of the papers."""
 
+from collections.abc import Callable
+
 from fedjax_dp.gradients import FeatureModel, Model
 from fedjax_dp.models.dense import logistic_regression, mlp
 from fedjax_dp.models.model import NetworkModel, cross_entropy, explain_gradients, mean_loss, model
@@ -8,6 +10,7 @@ from fedjax_dp.models.text import Frozen, lstm, random_embedding
 from fedjax_dp.models.vision import cnn, group_norm_cnn
 
 __all__ = [
+    "ARCHITECTURES",
     "FeatureModel",
     "Frozen",
     "Linen",
@@ -24,3 +27,11 @@ __all__ = [
     "model",
     "random_embedding",
 ]
+
+ARCHITECTURES: dict[str, Callable[..., NetworkModel]] = {
+    "logistic": logistic_regression,
+    "mlp": mlp,
+    "cnn": cnn,
+    "group_norm_cnn": group_norm_cnn,
+    "lstm": lstm,
+}

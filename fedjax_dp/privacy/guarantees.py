@@ -1,7 +1,7 @@
 """The bridge from the simulated value to its Guarantee: what is accounted is what was run."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,11 @@ from fedjax_dp.privacy.ledger import (
 )
 from fedjax_dp.privacy.paper_claims import claims_about
 from fedjax_dp.privacy.paper_noise import PRESCRIBED, prescribed
+from fedjax_dp.privacy.terms import SIGMA_MODES, Budget
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 
 __all__ = ["PARTICIPATION", "calibrate", "guarantee", "ledger_of", "participations"]
-
-
-SIGMA_MODES = ("per_client", "common_worst", *PRESCRIBED)
-Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 
 
 def calibrate(

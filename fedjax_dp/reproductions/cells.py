@@ -1,17 +1,15 @@
 """The runs behind a recipe: one cell for every panel, line, value and reading, and the sweep that holds them all."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data import load
-from fedjax_dp.experiments.config import ENTRY_OPTIONS, RunConfig, resolve
-from fedjax_dp.experiments.options import typed
+from fedjax_dp.experiments.config import RunConfig, options_of, resolve
+from fedjax_dp.options import typed
 from fedjax_dp.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
-from fedjax_dp.sweeps.plan import PRIVATE, SweepConfig, identity
-
-_HINTS = get_type_hints(RunConfig)
+from fedjax_dp.sweeps.plan import SweepConfig, identity, taken_by
 
 
 class CellKey(NamedTuple):
@@ -31,7 +29,7 @@ class Cell(NamedTuple):
 
     def config(self, seed: int) -> RunConfig:
         """The resolved configuration of one seed."""
-        return resolve(RunConfig(**self.fields | {"seed": seed}))
+        return resolve(self.fields | {"seed": seed})
 
 
 def cells_of(
@@ -86,18 +84,17 @@ def _values(recipe: Recipe, panel: Group, scale: Scale) -> list[tuple[float | st
 def _taken(fields: Fields) -> Fields:
     """The fields without those that the algorithm does not take, and with one kind of noise and batches."""
     errors.require_choice("algorithm", fields["algorithm"], CATALOGUE)
-    accepted = options_of(fields["algorithm"])
-    unused = ENTRY_OPTIONS - set(accepted)
-    if "noise_multiplier" not in accepted:
-        unused |= PRIVATE | {"accountant", "participation", "sigma_mode", "view"}
+    entry, known = CATALOGUE[fields["algorithm"]], options_of()
+    for name in fields:
+        errors.require_choice("a field of a recipe", name, known)
+    fields = taken_by(entry, fields)
+    unused = set() if entry.private else {"accountant", "participation", "sigma_mode", "view"}
     if fields.get("batches") == "full":
         unused |= {"batch_size"}
     if fields.get("noise_multiplier") is not None:
         unused |= {"epsilon", "epsilon_high"}
     kept = {name: value for name, value in fields.items() if name not in unused}
-    for name in kept:
-        errors.require_choice("a field of a recipe", name, _HINTS)
-    return {name: typed(name, value, _HINTS[name]) for name, value in kept.items()}  # 1 and 1.0 are the same run
+    return {name: typed(name, value, known[name]) for name, value in kept.items()}  # 1 and 1.0 are the same run
 
 
 def sweep_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None) -> SweepConfig:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import report, run
+from fedjax_dp.experiments.build import terms_of
 from fedjax_dp.experiments.communication import parameters
+from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.ledger import noise_of
 from fedjax_dp.reproductions import features, tables
 from fedjax_dp.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
@@ -169,7 +169,7 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
     for cell in cells:
         if cell.fields.get("participation") != "once":
             continue
-        config = dataclasses.replace(cell.config(0), data_dir=data_dir)
+        config = cell.config(0).replace(data_dir=data_dir)
         key = identity(config)
         if key not in known:
             known[key] = _round_epsilon(config, sources)
@@ -179,34 +179,21 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
     return found
 
 
-def _round_epsilon(config: configs.RunConfig, sources: Sources) -> float | None:
+def _round_epsilon(config: RunConfig, sources: Sources) -> float | None:
     job = job_of(config, sources)
     if noise_of(job.algorithm) is None:
         return None
-    options: dict[str, Any] = {
-        "rounds": config.rounds,
-        "seed": config.seed,
-        "delta": config.delta,
-        "accountant": config.accountant,
-        "view": config.view,
-        "model": job.model,
-    }
-    algorithm, _ = run.prepare(
-        job.algorithm,
-        job.data,
-        epsilon=configs.budgets(config, job.data),
-        participation="once",
-        sigma_mode=config.sigma_mode,
-        **options,
-    )
-    return guarantees.guarantee(algorithm, job.data, participation="once", **options).epsilon
+    terms = dataclasses.replace(terms_of(config, job.data), participation="once")
+    return run.prepare(
+        job.algorithm, job.data, rounds=job.rounds, seed=job.seed, terms=terms, model=job.model, counted="once"
+    )[1].epsilon
 
 
 def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
     """BYTES of every cell."""
     found, sources = {}, Sources()
     for cell in cells:
-        job = job_of(dataclasses.replace(cell.config(0), data_dir=data_dir), sources)
+        job = job_of(cell.config(0).replace(data_dir=data_dir), sources)
         size, features = parameters(job.model, job.data)
         members = job.algorithm.cohort.members(job.data.num_clients)
         found[cell.place, cell.reading] = counted(job.algorithm, size, features or 0, members, job.data.num_clients)
@@ -225,7 +212,7 @@ def _clouds(
             path = folder / RUNS / f"{identity(config)}.npz"
             cloud = features.load(path)
             if cloud is None:
-                cloud = features.cloud_of(job_of(dataclasses.replace(config, data_dir=data_dir), sources))
+                cloud = features.cloud_of(job_of(config.replace(data_dir=data_dir), sources))
                 features.save(cloud, path)
             found[cell.place, cell.reading] = cloud
             show(done + 1, "")

@@ -11,23 +11,19 @@ import math
 import os
 import pathlib
 import tomllib
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
-from fedjax_dp.algorithms import CATALOGUE, options_of
-from fedjax_dp.experiments.config import ENTRY_OPTIONS, RunConfig, resolve
-from fedjax_dp.experiments.options import kinds, typed
+from fedjax_dp.algorithms import CATALOGUE, Entry
+from fedjax_dp.experiments.config import OF_PRIVATE, RunConfig, options_of, resolve
+from fedjax_dp.options import of_class, typed
 from fedjax_dp.sweeps import axes
 from fedjax_dp.sweeps.axes import Values
 
 _ETAS = {"geometric": 1.0, "logarithmic": 0.0}
-PRIVATE = {"epsilon", "epsilon_high", "delta", "noise_multiplier"}  # fields of private algorithms only
 LAWS = ("fixed", "poisson", *_ETAS)
-_HINTS = typing.get_type_hints(RunConfig)
-_INTEGERS = frozenset(name for name, hint in _HINTS.items() if int in kinds(hint))
 # What may not stand in [base], or not vary: what is wanted instead, and the remedy.
 _NOT_BASE = {
     "seed": ("given at the top", "write seeds = 5, or seeds = [3]"),
@@ -110,7 +106,7 @@ def expand(sweep: SweepConfig) -> list[Point]:
     points, refused = [], []
     for index, varied in enumerate(values):
         try:
-            config = resolve(RunConfig(**_shared(sweep.base, varied), **varied))
+            config = resolve(_shared(sweep.base, varied) | varied)
         except errors.ConfigurationError as error:
             refused.append((varied, str(error)))
         else:
@@ -136,9 +132,13 @@ def _shared(base: Values, varied: Values) -> Values:
     algorithm = varied.get("algorithm")
     if algorithm not in CATALOGUE:
         return base
-    taken = options_of(algorithm)
-    unused = ENTRY_OPTIONS - set(taken) | (set() if "noise_multiplier" in taken else PRIVATE)
-    return {name: value for name, value in base.items() if name not in unused}
+    return taken_by(CATALOGUE[algorithm], base)
+
+
+def taken_by(entry: Entry[Any], values: Values) -> Values:
+    """Of values for several algorithms, those that mean something to one."""
+    taken, apart = options_of(entry), () if entry.private else OF_PRIVATE
+    return {name: value for name, value in values.items() if name in taken and name not in apart}
 
 
 def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.ConfigurationError:
@@ -160,9 +160,8 @@ def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.C
 
 def identity(config: RunConfig) -> str:
     """12 hexadecimal digits of what decides a run's result: its fields, but neither its folders nor checkpoints."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     apart = ("data_dir", "out", "checkpoint_every")
-    return _hash({name: value for name, value in fields.items() if value is not None and name not in apart})
+    return _hash({name: value for name, value in config.flat().items() if name not in apart})
 
 
 def checked(sweep: SweepConfig) -> SweepConfig:
@@ -180,7 +179,7 @@ def checked(sweep: SweepConfig) -> SweepConfig:
         if name in varied:
             raise errors.refuse(f"axis {name}", "two of them", "given once", "drop one of them")
         varied[name] = _axis(f"axis {name}", fields, given)
-    parsed = axes.parse(varied, points, integers=_INTEGERS)
+    parsed = axes.parse(varied, points, integers=_integers())
     owners = {name: "[[points]]" for point in points for name in point}
     owners |= {name: f"axis {joined}" for joined in varied for name in axes.fields_of(joined)}
     for name in base:
@@ -194,10 +193,11 @@ def checked(sweep: SweepConfig) -> SweepConfig:
 def _require_number_of_points(sweep: SweepConfig, parsed: Mapping[str, axes.Axis]) -> None:
     """Refuses settings of a random search without one, more points than a sweep may hold, and a single one."""
     copies = len(sweep.seeds)
-    errors.require_choice("trials_law", typed("trials_law", sweep.trials_law, str), LAWS)
-    errors.require_integer("search_seed", typed("search_seed", sweep.search_seed, int), 0, 2**32 - 1)
+    own = of_class(SweepConfig)
+    errors.require_choice("trials_law", typed("trials_law", sweep.trials_law, own["trials_law"]), LAWS)
+    errors.require_integer("search_seed", typed("search_seed", sweep.search_seed, own["search_seed"]), 0, 2**32 - 1)
     if sweep.trials is not None:
-        errors.require_integer("trials", typed("trials", sweep.trials, int), 1, axes.LARGEST // copies)
+        errors.require_integer("trials", typed("trials", sweep.trials, own["trials"]), 1, axes.LARGEST // copies)
         if not parsed:
             raise errors.refuse("trials", sweep.trials, "left out without axes or points to draw from", "add [axes]")
         return
@@ -217,8 +217,12 @@ def _seeds(given: Any) -> tuple[int, ...]:
     return tuple(int(point["seed"]) for point in axes.with_seeds([{}], given))
 
 
+def _integers() -> set[str]:
+    return {name for name, option in options_of().items() if int in option.kinds}
+
+
 def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]]) -> None:
-    errors.require_choice(f"{what}: a field", name, _HINTS)
+    errors.require_choice(f"{what}: a field", name, options_of())
     if name in barred:
         wanted, remedy = barred[name]
         raise errors.refuse(name, f"it in {what}", wanted, remedy)
@@ -231,7 +235,7 @@ def _of_field(what: str, name: str, given: Any, barred: Mapping[str, tuple[str, 
 
 def _typed(what: str, given: Any, field: str) -> Any:
     axes.require_value(what, given)
-    return typed(what, given, _HINTS[field])
+    return typed(what, given, options_of()[field])
 
 
 def _axis(what: str, fields: tuple[str, ...], given: Any) -> Any:
@@ -239,7 +243,7 @@ def _axis(what: str, fields: tuple[str, ...], given: Any) -> Any:
     for field in fields:
         _require_field(what, field, _NOT_VARIED)
     if isinstance(given, Mapping) and len(fields) == 1:
-        if not {int, float} & set(kinds(_HINTS[fields[0]])):
+        if not {int, float} & set(options_of()[fields[0]].kinds):
             raise errors.refuse(what, "a range", "a list, since its values are not numbers", 'such as ["one", "other"]')
         return {
             key: [_typed(what, end, fields[0]) for end in value] if isinstance(value, list | tuple) else value
@@ -261,7 +265,7 @@ def _from_tables(given: Values) -> SweepConfig:
     """The sweep of a TOML file's keys; refuses unknown keys."""
     names = [field.name for field in dataclasses.fields(SweepConfig)]
     for name in given:
-        if name in _HINTS:
+        if name in options_of():
             _require_field("the top table", name, _NOT_BASE)
             raise errors.refuse(name, "it in the top table", "under [base] or [axes], as a field of the runs")
         errors.require_choice("a key", name, names)
@@ -281,7 +285,7 @@ def _require_tables(sweep: SweepConfig) -> None:
 def _seedless(sweep: SweepConfig) -> list[Values]:
     """The points of a checked sweep, before each is run with every seed."""
     if sweep.trials is None:
-        return axes.grid(sweep.axes, sweep.points, integers=_INTEGERS)
+        return axes.grid(sweep.axes, sweep.points, integers=_integers())
     law, trials = law_of(sweep), sweep.trials
     if law is not None:
         trials = law.draw(axes.generator(sweep.search_seed, "number of trials"))
@@ -292,7 +296,7 @@ def _seedless(sweep: SweepConfig) -> list[Values]:
             "at least 1 to run anything",
             "this search ends with no result; trials_law geometric always draws one",
         )
-    return axes.random_points(sweep.axes, trials, sweep.search_seed, sweep.points, integers=_INTEGERS)
+    return axes.random_points(sweep.axes, trials, sweep.search_seed, sweep.points, integers=_integers())
 
 
 def _require_different(points: Iterable[Point]) -> None:

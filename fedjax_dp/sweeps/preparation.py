@@ -10,10 +10,10 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data import FederatedData
-from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.population import PopulationConfig
+from fedjax_dp.experiments.population import PopulationConfig, build_data
 from fedjax_dp.experiments.run import prepare
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.simulation import check
@@ -45,9 +45,9 @@ class Sources:
 
     def of(self, config: PopulationConfig) -> FederatedData:
         """The clients of a resolved configuration."""
-        key = tuple(getattr(config, field.name) for field in dataclasses.fields(PopulationConfig))
+        key = dataclasses.astuple(config)
         if key not in self._built:
-            self._built[key] = self.share(configs.build_data(config))
+            self._built[key] = self.share(build_data(config))
         return self._built[key]
 
     def share(self, data: FederatedData) -> FederatedData:
@@ -83,15 +83,9 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
                 algorithm, promise = prepare(
                     job.algorithm,
                     job.data,
-                    rounds=config.rounds,
-                    seed=config.seed,
-                    epsilon=configs.budgets(config, job.data),
-                    delta=config.delta,
-                    accountant=config.accountant,
-                    participation=config.participation,
-                    view=config.view,
-                    colluders=config.colluders,
-                    sigma_mode=config.sigma_mode,
+                    rounds=config.training.rounds,
+                    seed=config.data.seed,
+                    terms=terms_of(config, job.data),
                     model=job.model,
                 )
                 ready.append(Ready(point, job._replace(algorithm=algorithm), promise))
@@ -105,17 +99,18 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
 
 def job_of(config: RunConfig, sources: Sources) -> Job:
     """A resolved configuration, checked, without its noise yet."""
-    data = sources.of(config)
-    model, algorithm = configs.build_model(config, data), configs.build_algorithm(config, data)
-    check(algorithm, data, config.rounds, model)
+    data = sources.of(config.data)
+    model, algorithm = build_model(config, data), build_algorithm(config, data)
+    rounds, output, execution = config.training.rounds, config.output, config.execution
+    check(algorithm, data, rounds, model)
     return Job(
         algorithm,
         data,
         model,
-        config.rounds,
-        config.seed,
-        config.evaluate_every,
-        bool(config.train_metrics),
-        config.chunk_size,
-        config.deterministic,
+        rounds,
+        config.data.seed,
+        output.evaluate_every,
+        bool(output.train_metrics),
+        execution.chunk_size,
+        execution.deterministic,
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.sweeps.axes import Values, told
 from fedjax_dp.sweeps.engine import Group, Job, PointEnd, Shelf, fastest, grouped
 from fedjax_dp.sweeps.preparation import Ready
@@ -22,7 +23,7 @@ class Entry:
     id: str
     values: Values  # axes, then the seed
     config: Mapping[str, Any]  # everything else that is known of it
-    counted: Mapping[str, Any]  # how its privacy is counted: delta, accountant, participation, view, colluders
+    terms: PrivacyTerms
     job: Job
     guarantee: Guarantee
 
@@ -32,10 +33,10 @@ Keep = Callable[[Record], None]  # called with the record of every point as soon
 
 def entry_of(ready: Ready) -> Entry:
     """A point of configurations as it is run and recorded."""
-    fields = dataclasses.asdict(ready.point.config)
-    config = {name: value for name, value in fields.items() if value is not None}
-    counted = {name: fields[name] for name in ("delta", "accountant", "participation", "view", "colluders")}
-    return Entry(ready.point.index, ready.point.id, ready.point.values, config, counted, ready.job, ready.guarantee)
+    config = ready.point.config
+    terms = dataclasses.replace(config.privacy.terms(ready.job.data.num_clients, config.data.seed), epsilon=None)
+    values = ready.point.values
+    return Entry(ready.point.index, ready.point.id, values, config.flat(), terms, ready.job, ready.guarantee)
 
 
 def record(entry: Entry, outcome: PointEnd) -> Record:

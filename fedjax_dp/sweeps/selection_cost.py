@@ -46,8 +46,8 @@ def cost_of_choosing(
     if not private:
         return None
     settings = len({str(sorted((n, v) for n, v in e.values.items() if n != "seed")) for e in private})
-    views = {(entry.guarantee.view, entry.counted["colluders"]) for entry in private}
-    accountants = {entry.counted["accountant"] for entry in private}
+    views = {(entry.guarantee.view, entry.terms.colluders) for entry in private}
+    accountants = {entry.terms.accountant for entry in private}
     if len(views) > 1:
         return _unknown("its points are counted against different adversaries")
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
@@ -59,7 +59,7 @@ def cost_of_choosing(
         with screen.bar("cost of choosing", total=1) as show:
             cost = selection_cost(
                 ledgers,
-                max(entry.counted["delta"] for entry in private),
+                max(entry.terms.delta or 0.0 for entry in private),
                 accountants.pop() if len(accountants) == 1 else "rdp",
                 trials,
                 drawn=law is not None and known,
@@ -100,15 +100,15 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 
 def _ledger(entry: Entry) -> list[Any]:
-    job, counted = entry.job, entry.counted
+    job, terms = entry.job, entry.terms
     return ledger_of(
         job.algorithm,
         job.data,
         job.rounds,
         job.seed,
-        "law" if counted["participation"] == "law" else "schedule",
-        counted["view"],
-        counted["colluders"],
+        "law" if terms.participation == "law" else "schedule",
+        terms.view,
+        terms.colluders,
         model=job.model,
     )
 

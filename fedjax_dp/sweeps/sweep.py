@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.run import prepare
 from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.sweeps import axes as spans
@@ -85,13 +86,6 @@ def sweep(
     seeds: int | Sequence[int] = 1,
     trials: int | None = None,
     search_seed: int = 0,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    accountant: str = "pld",
-    participation: str = "schedule",
-    view: str | None = None,
-    colluders: int = 0,
-    sigma_mode: str = "per_client",
     model: Model | None = None,
     evaluate_every: int | None = None,
     train_metrics: bool = False,
@@ -99,6 +93,7 @@ def sweep(
     name: str = "sweep",
     out: str | os.PathLike | None = None,
     progress: bool = True,
+    **privacy: Unpack[PrivacyOptions],
 ) -> Sweep:
     """Run an algorithm at every point of `axes`, with every seed, as few compiled programs.
 
@@ -118,14 +113,8 @@ def sweep(
         raise errors.refuse("axes", repr(axes)[:60], "names with lists or ranges", 'such as {"clip_norm": [1.0, 3.0]}')
     axes = {name: _plain(values) for name, values in axes.items()}
     devices.cache_programs()
-    options: dict[str, Any] = {
-        "accountant": accountant,
-        "participation": participation,
-        "view": view,
-        "colluders": colluders,
-        "sigma_mode": sigma_mode,
-    }
-    common: dict[str, Any] = {"rounds": rounds, "epsilon": epsilon, "delta": delta}
+    terms = terms_from(privacy)
+    common: dict[str, Any] = {"rounds": rounds, "epsilon": terms.epsilon, "delta": terms.delta}
     chosen = _seeds(seeds)
     for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):
         if count is not None:
@@ -150,12 +139,14 @@ def sweep(
             value = made(algorithm, varied)
             used = model or logistic_regression(own.record_shape, own.classes)
             check(value, own, run_options["rounds"], used)
-            value, promise = prepare(value, own, seed=values["seed"], model=used, **run_options, **options)
+            counted = dataclasses.replace(terms, epsilon=run_options["epsilon"], delta=run_options["delta"])
+            value, promise = prepare(
+                value, own, rounds=run_options["rounds"], seed=values["seed"], model=used, terms=counted
+            )
         except (TypeError, ValueError) as error:  # a value of a kind that its place cannot take
             refused.append((values, str(error)))
             continue
         job = Job(value, own, used, run_options["rounds"], values["seed"], evaluate_every, train_metrics, chunk_size)
-        counted = options | {"delta": run_options["delta"]}
         identity = str(index) if out is None else _identity(values, job, digests[values["seed"]])
         entries.append(Entry(index, identity, values, run_options, counted, job, promise))
     if refused:

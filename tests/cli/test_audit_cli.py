@@ -14,7 +14,7 @@ from helpers import ragged_data
 import fedjax_dp as fdp
 from fedjax_dp import accounting, cli
 from fedjax_dp.cli.audit import AuditOptions
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.config import GROUPS, options_of
 
 RUN = ["--batches", "full", "--rounds", "2", "--local-steps", "1", "--cohort-size", "10", "--parameters", "8"]
 SMALL = [*RUN, "--trials", "1200", "--lanes", "64"]
@@ -101,11 +101,11 @@ def test_help_lists_the_options_of_run_and_those_of_the_audit(capsys, monkeypatc
     out = capsys.readouterr().out
     names = [field.name for field in dataclasses.fields(AuditOptions)]
     for name in names:
-        assert f"--{name.replace('_', '-')} " in out
-    assert out.count("(default") == len(names)
-    own = set(AuditOptions.__annotations__)
+        assert f"--{name.replace('_', '-')}" in out
+    assert all(group in out for group in GROUPS)
+    own = set(names)
     assert {"trials", "canary", "record", "client", "significance", "claim", "parameters", "lanes", "plot"} <= own
-    assert not own & {field.name for field in dataclasses.fields(RunConfig)}
+    assert not own & set(options_of())
 
 
 BAD = [

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 import fedjax_dp
 from fedjax_dp import algorithms, cli
-from fedjax_dp.experiments import config
+from fedjax_dp.experiments import build, config, population
 from fedjax_dp.rounds import simulation
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
@@ -66,7 +67,7 @@ def test_default_run_trains_privately_well_above_chance(capsys):
 def test_run_folder_holds_everything_and_a_picture_of_the_run():
     assert cli.main(["run", *QUICK, "--out", "here"]) == 0
     folder = pathlib.Path("here")
-    assert config.RunConfig(**config.read(folder / "config.toml")).rounds == 4
+    assert config.read(folder / "config.toml")["rounds"] == 4
     assert [point["round"] for point in json.loads((folder / "metrics.json").read_text())] == [2, 4]
     result = json.loads((folder / "result.json").read_text())
     assert json.loads((folder / "guarantee.json").read_text()) == result["guarantee"]
@@ -104,15 +105,42 @@ def test_toml_and_flags_are_the_same_configuration(capsys):
     assert by_file["guarantee"] == by_flags["guarantee"]
 
 
-def test_help_shows_every_option_with_its_default(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def shown_by(capsys, monkeypatch, *arguments):
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as stop:
-        cli.main(["run", "--help"])
+        cli.main(["run", *arguments])
     assert stop.value.code == 0
-    out = capsys.readouterr().out
-    for name in config.RunConfig.__dataclass_fields__:
-        assert f"--{name.replace('_', '-')}" in out
-    assert out.count("(default") == len(config.RunConfig.__dataclass_fields__)
+    return capsys.readouterr().out
+
+
+def flags_in(out):
+    return set(re.findall(r"^\W (--[a-z0-9-]+)", out, re.MULTILINE))
+
+
+def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
+    out = shown_by(capsys, monkeypatch, "--help")
+    assert len(out.splitlines()) <= 40
+    for group in config.GROUPS:
+        assert f"\n  {group} " in out
+    assert all(name in out for name in algorithms.CATALOGUE)
+
+
+def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypatch):
+    out = shown_by(capsys, monkeypatch, "--help-all")
+    assert flags_in(out) == {option.flag for option in config.options_of().values()}
+    assert len(re.findall(r"default:\s", out)) == len(config.options_of())
+    assert "dp_fedavg: how fast it follows (default: 0.2)" in " ".join(out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("entry", algorithms.CATALOGUE)
+def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monkeypatch, entry):
+    out = shown_by(capsys, monkeypatch, "--algorithm", entry, "--help")
+    of_privacy = {f"--{name.replace('_', '-')}" for name in vars(config.PrivacyConfig())}
+    taken = {option.flag for option in config.options_of(algorithms.CATALOGUE[entry]).values()}
+    assert flags_in(out) == taken - (set() if algorithms.CATALOGUE[entry].private else of_privacy)
+    defaults = config.resolve({"algorithm": entry}).flat()
+    assert f"rounds T (default: {defaults['rounds']})" in out
+    assert "(default: )" not in out
 
 
 BAD = [
@@ -218,9 +246,9 @@ def test_divergence_stops_with_round_and_clients_and_keeps_the_last_good_checkpo
 def arrays_of(folder):
     from fedjax_dp.rounds.checkpoint import Checkpoints
 
-    settings = config.RunConfig(**config.read(folder / "config.toml"))
-    data = config.build_data(settings)
-    value = config.build_algorithm(settings, data)
+    settings = config.resolve(config.read(folder / "config.toml"))
+    data = population.build_data(settings.data)
+    value = build.build_algorithm(settings, data)
     from fedjax_dp.models import logistic_regression
     from fedjax_dp.rounds import algorithm
 
@@ -374,7 +402,7 @@ def test_names_are_public_and_documented():
         _ = fedjax_dp.no_such_name
 
 
-PRIVATE_ENTRIES = [name for name in algorithms.CATALOGUE if "noise_multiplier" in algorithms.options_of(name)]
+PRIVATE_ENTRIES = [name for name, entry in algorithms.CATALOGUE.items() if entry.private]
 
 
 def runs(entry, capsys, *words):

@@ -1,6 +1,5 @@
 """Several processes share a run: the same run as in one, or one line that says why not."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -322,7 +321,7 @@ def started_long(out, port):
 
 def shorten(out, rounds):
     """Make a run of `rounds` out of a longer one, which nobody else may: its configuration is held to its checksum."""
-    config = dataclasses.replace(configs.RunConfig(**configs.read(out / "config.toml")), rounds=rounds)
+    config = configs.read(out / "config.toml") | {"rounds": rounds}
     (out / "config.toml").write_text(configs.to_toml(config))
     about = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps(about | {"configuration": folder.decided(config)}))

@@ -12,7 +12,7 @@ from helpers import ragged_data, states_of
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
-from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.experiments import catalogue_table
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.parts.feature_matching import serialised_bytes
@@ -96,8 +96,8 @@ def test_catalogue_command_prints_the_table(capsys):
 def test_every_entry_documents_itself_and_refuses_unknown_options():
     for name, entry in CATALOGUE.items():
         assert entry.__doc__, name
-        assert catalogue_table.SOURCES[name]
-        needed = {"clip_norm": 1.0} if "clip_norm" in options_of(name) else {}
+        assert entry.source
+        needed = {"clip_norm": 1.0} if "clip_norm" in entry.options else {}
         with pytest.raises(ValueError, match="option must be one of"):
             entry(**COMMON, **needed, colour="red")
 

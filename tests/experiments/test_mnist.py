@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import config
+from fedjax_dp.experiments import build, config, population
 
 pytestmark = pytest.mark.slow
 
 
 def setting(mnist_dir, **changes):
-    resolved = config.resolve(config.RunConfig(dataset="mnist", data_dir=str(mnist_dir), **changes))
-    data = config.build_data(resolved)
-    return resolved, data, config.build_algorithm(resolved, data)
+    resolved = config.resolve({"dataset": "mnist", "data_dir": str(mnist_dir), **changes})
+    data = population.build_data(resolved.data)
+    return resolved.training, data, build.build_algorithm(resolved, data)
 
 
 @pytest.mark.parametrize(("sizes", "reference"), [("equal", 0.895), ("power-law", 0.89)])

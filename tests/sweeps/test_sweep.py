@@ -10,7 +10,7 @@ from helpers import TwoLayerModel, ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.algorithms import CATALOGUE, options_of
+from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.sweeps import engine, program
 from fedjax_dp.sweeps.engine import Group, Job, grouped
@@ -274,7 +274,7 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
 @pytest.mark.parametrize("entry", CATALOGUE)
 def test_every_entry_sweeps_over_its_learning_rate(entry, data):
     options = COMMON | {"local_steps": 1 if entry == "dp_sgd" else 3, "cohort_size": 5 if entry == "dp_ftrl" else 3}
-    options |= {"clip_norm": 0.5, "noise_multiplier": 0.5} if "clip_norm" in options_of(entry) else {}
+    options |= {"clip_norm": 0.5, "noise_multiplier": 0.5} if "clip_norm" in CATALOGUE[entry].options else {}
     model = TwoLayerModel(3, 4) if entry.startswith("rfedavg") else MODEL
     jobs = [Job(CATALOGUE[entry](**options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
     assert len(grouped(jobs)) == 1

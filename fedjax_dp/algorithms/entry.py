@@ -1,0 +1,138 @@
+"""An entry of the catalogue: a constructor, where it comes from, and what it brings."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec
+
+import numpy as np
+
+from fedjax_dp import errors, options
+from fedjax_dp.algorithms.assemble import COMMON, Common
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.options import Options
+from fedjax_dp.rounds.algorithm import Algorithm
+
+P = ParamSpec("P")
+Values = Mapping[str, Any]
+
+
+class Beforehand(NamedTuple):
+    """What is known of a run before its algorithm is made."""
+
+    data: FederatedData
+    model: Model
+    rounds: int
+    epsilon: float | Sequence[float] | np.ndarray | None  # the budget, or one per client
+    delta: float | None
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry(Generic[P]):
+    """A constructor of algorithms whose keyword arguments are its options.
+
+    What they are named, their types, choices and defaults stand in its signature, what they mean in their types or in
+    the rows of its docstring (see `fedjax_dp.options`); `**common: Unpack[Common]` takes what every entry takes.
+
+    source    who proposed it: author and year, or a paper by its short name;
+    defaults  of the common options, where they are others than `Common`'s;
+    presets   what a run has where nothing is said, over what its data set brings;
+    prepare   asks clients something before training: `prepare(beforehand, options, *, ...)` finds more arguments of the
+              constructor, its own keyword arguments are options too.
+    `defaults` and `presets` may be functions of the options that are given; `presets` sees the data set's beside them.
+    """
+
+    constructor: Callable[P, Algorithm]
+    source: str = ""
+    defaults: Values | Callable[[Values], Values] = dataclasses.field(default_factory=dict)
+    presets: Values | Callable[[Values], Values] = dataclasses.field(default_factory=dict)
+    prepare: Callable[..., Values] | None = None
+
+    def __post_init__(self) -> None:
+        made = self.constructor  # looks like it: name, documentation, signature
+        told = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__", "__doc__")}
+        vars(self).update(told, __wrapped__=made)
+
+    def __reduce__(self) -> Any:
+        home = sys.modules.get(self.constructor.__module__)
+        if getattr(home, self.name, None) is self:  # by its name, as functions are pickled
+            return self.name
+        return Entry, (self.constructor, self.source, self.defaults, self.presets, self.prepare)
+
+    @property
+    def name(self) -> str:
+        return self.constructor.__name__
+
+    @functools.cached_property
+    def _arguments(self) -> Options:
+        """Of the constructor, its own before what all take, with the defaults that it has here."""
+        brought, taken = _of(self.defaults, {}), options.of_function(self.constructor, {Common: COMMON})
+        return {
+            name: dataclasses.replace(option, default=brought[name]) if name in brought else option
+            for name, option in taken.items()
+        }
+
+    @functools.cached_property
+    def options(self) -> Options:
+        """Everything that a run may say to it."""
+        return self._arguments | (options.of_function(self.prepare) if self.prepare else {})
+
+    @property
+    def private(self) -> bool:
+        """Whether it takes noise."""
+        return "noise_multiplier" in self.options
+
+    def preset(self, known: Values) -> dict[str, Any]:
+        """What a run has where nothing is said, `known` its data set's presets and what is given."""
+        return dict(_of(self.presets, known))
+
+    def of_run(self, given: Values, known: Beforehand) -> Algorithm:
+        """The algorithm of a run, after its clients were asked what `prepare` asks them."""
+        if self.prepare is None:
+            return self.made(given)
+        own = options.of_function(self.prepare)
+        mine = {name: value for name, value in given.items() if name not in own}
+        asked = {name: value for name, value in given.items() if name in own}
+        return self.made(mine | dict(self.prepare(known, self._filled(mine), **asked)))
+
+    def __call__(self, *args: P.args, **given: P.kwargs) -> Algorithm:
+        """The algorithm of some options.
+
+        Raises: ConfigurationError in one line for options that are unknown, missing, none of their choices, or given
+                where they mean nothing.
+        """
+        if args:
+            raise errors.refuse(self.name, "arguments without a name", "called with options by name")
+        return self.made(given)
+
+    def made(self, given: Values) -> Algorithm:
+        """The same of a mapping."""
+        values = self._filled(given)
+        options.require(self._arguments, values, given, self.name)
+        make: Callable[..., Algorithm] = self.constructor
+        return make(**values)
+
+    def _filled(self, given: Values) -> dict[str, Any]:
+        return {**_of(self.defaults, given), **given}
+
+
+def _of(values: Values | Callable[[Values], Values], given: Values) -> Values:
+    return values(given) if callable(values) else values
+
+
+def entry(
+    source: str = "",
+    *,
+    defaults: Values | Callable[[Values], Values] | None = None,
+    presets: Values | Callable[[Values], Values] | None = None,
+    prepare: Callable[..., Values] | None = None,
+) -> Callable[[Callable[P, Algorithm]], Entry[P]]:
+    """Makes an `Entry` of the constructor below it."""
+
+    def wrap(constructor: Callable[P, Algorithm]) -> Entry[P]:
+        return Entry(constructor, source, defaults or {}, presets or {}, prepare)
+
+    return wrap

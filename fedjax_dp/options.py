@@ -1,0 +1,201 @@
+"""An option is written once, where it is taken: name, type and default in a signature, its text beside it.
+
+The text stands in the type, `Annotated[float, about("how fast")]`, or in the docstring, in lines such as
+`clip_rate  how fast`. Configurations, flags, help, checks and the axes of sweeps are read off from there.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fedjax_dp import errors
+
+KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+REQUIRED = inspect.Parameter.empty
+_ROW = re.compile(r"(\w+) {2,}(\S.*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What is told of an option beside its type and default; goes into `Annotated`."""
+
+    text: str
+    group: str | None = None  # under which it stands in help
+    choices: Collection[str] | None = None  # names that it may have
+    beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # it means something only where these are so
+    metavar: str | None = None
+    default: str | None = None  # in words, where no value says it
+
+    def __repr__(self) -> str:  # in signatures
+        return repr(self.text)
+
+
+about = About
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option as its owner describes it."""
+
+    name: str
+    hint: Any
+    default: Any  # REQUIRED: there is none
+    about: About
+
+    @functools.cached_property
+    def kinds(self) -> tuple[type, ...]:
+        """The scalar types that it may have; empty where only Python can say it, as with arrays."""
+        found: dict[type, None] = {}
+        for kind in _members(self.hint):
+            if typing.get_origin(kind) is typing.Literal:
+                found |= dict.fromkeys(map(type, typing.get_args(kind)))
+            elif kind in KIND_NAMES:
+                found[kind] = None
+        return tuple(found)
+
+    @functools.cached_property
+    def choices(self) -> Collection[str] | None:
+        """The names that it may have, where it has only some."""
+        listed = [name for kind in _members(self.hint) for name in typing.get_args(kind) if isinstance(name, str)]
+        return listed or self.about.choices
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    def check(self, value: Any) -> None:
+        """Refuse a name that is none of its choices; None stands for the default."""
+        if self.choices is not None and not (value is None and type(None) in _members(self.hint)):
+            errors.require_choice(self.name, value, self.choices)
+
+    def missing(self, values: Mapping[str, Any]) -> str | None:
+        """`cohort is md`, where this option means nothing beside `values`; None where it means something."""
+        for name, wanted in self.about.beside.items():
+            allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+            if values.get(name) not in allowed:
+                told = (str(value).lower() if isinstance(value, bool) else str(value) for value in allowed)
+                return f"{name} is {' or '.join(told)}"
+        return None
+
+
+Options = dict[str, Option]
+
+
+def of_class(cls: type, defaults: Mapping[str, Any] | None = None) -> Options:
+    """The options that the fields of a dataclass, or the keys of a TypedDict, are; `defaults` of the latter."""
+    told, found = _rows(cls), Options()
+    own: dict[str, Any] = {}
+    if dataclasses.is_dataclass(cls):
+        own = {field.name: _default(field) for field in dataclasses.fields(cls)}
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        found[name] = _option(name, hint, {**own, **(defaults or {})}.get(name, REQUIRED), told)
+    return found
+
+
+def of_function(function: Callable[..., Any], common: Mapping[Any, Options] | None = None) -> Options:
+    """The options that the keyword arguments of a function are.
+
+    `common` are the options behind `**rest: Unpack[Rest]`, by the class `Rest`.
+    """
+    hints, told, found = typing.get_type_hints(function, include_extras=True), _rows(function), Options()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {})
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            found[name] = _option(name, hints.get(name, Any), parameter.default, told)
+    return found
+
+
+def require(taken: Options, values: Mapping[str, Any], given: Mapping[str, Any], whose: str) -> None:
+    """Refuse `values` that options cannot have, of which some were `given`: unknown, missing, without a meaning."""
+    for name in given:
+        errors.require_choice("option", name, taken)
+    lacking = [name for name, option in taken.items() if option.default is REQUIRED and name not in values]
+    if lacking:
+        remedy = "add " + ", ".join(f"{name}=" for name in lacking)
+        raise errors.refuse(", ".join(lacking), "nothing", f"given to {whose}", remedy)
+    for name, value in values.items():
+        taken[name].check(value)
+    require_meant(taken, values, given)
+
+
+def require_meant(taken: Options, values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse what was `given` though it means nothing beside the other values; saying its default is harmless."""
+    effective = {name: option.default for name, option in taken.items()} | dict(values)
+    for name in given:
+        option, value = taken[name], given[name]
+        without = option.missing(effective) if option.about.beside else None
+        if without and value is not None and value is not False and value != option.default:
+            raise errors.refuse(name, value, f"left out unless {without}", "drop it")
+
+
+def typed(what: str, given: Any, option: Option) -> Any:
+    """`given` as the option's type; an integer may stand for a float, nothing else is converted."""
+    if float in option.kinds and isinstance(given, int) and not isinstance(given, bool):
+        return float(given)
+    if type(given) not in option.kinds:
+        raise errors.refuse(what, repr(given), _wanted(option))
+    return given
+
+
+def from_text(what: str, text: str, option: Option) -> Any:
+    """The value of an option from the words of a flag; refuses what is not of its type."""
+    for kind in option.kinds:
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        with contextlib.suppress(ValueError):
+            if kind is not bool:
+                return kind(text)
+    raise errors.refuse(what, repr(text), _wanted(option))
+
+
+def _wanted(option: Option) -> str:
+    return KIND_NAMES[option.kinds[0]] if option.kinds else "left to Python: no text says it"
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType | typing._UnionGenericAlias) else (hint,)  # type: ignore[attr-defined]
+
+
+def _option(name: str, hint: Any, default: Any, told: Mapping[str, str]) -> Option:
+    while typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+        hint = typing.get_args(hint)[0]
+    found = About("")
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *more = typing.get_args(hint)
+        found = next((entry for entry in more if isinstance(entry, About)), found)
+    if name in told:  # the owner's own words
+        found = dataclasses.replace(found, text=told[name])
+    return Option(name, hint, default, found)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return REQUIRED if field.default is dataclasses.MISSING else field.default
+
+
+def _rows(owner: Any) -> dict[str, str]:
+    """The texts of a docstring's rows, `name  text`, by name; a row goes on in lines that begin where its text does."""
+    rows: dict[str, str] = {}
+    name, column = "", 0
+    if isinstance(owner, type):
+        for base in reversed(owner.__mro__[1:-1]):
+            rows |= _rows(base)
+    for line in (inspect.cleandoc(owner.__doc__ or "")).splitlines():
+        found = _ROW.fullmatch(line)
+        if found:
+            name, column = found[1], found.start(2)
+            rows[name] = found[2]
+        elif name and line[:column].isspace():
+            rows[name] += f" {line.strip()}"
+        else:
+            name = ""
+    return {name: text.rstrip(";.") for name, text in rows.items()}

@@ -1,0 +1,80 @@
+"""How privacy is counted: the budget, against whom, by which accountant, for which rounds."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, TypedDict
+
+import numpy as np
+
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import View
+from fedjax_dp.options import about, of_class
+from fedjax_dp.privacy.ledger import PARTICIPATION
+from fedjax_dp.privacy.paper_noise import PRESCRIBED
+
+SIGMA_MODES = ("per_client", "common_worst", *PRESCRIBED)
+Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyTerms:
+    """How privacy is counted.
+
+    epsilon        budget, one for all or one per client; the noise is found that meets it
+    delta          of the budget and of the Guarantee
+    accountant     pld is rigorous; integer noise needs rdp
+    participation  schedule: each client's own number of rounds under the seed, which the run must use; law: any seed,
+                   delta averaged over the draw of cohorts; worst: every round; expected: the mean number, as papers do
+                   (clients drawn more often exceed the budget, and the Guarantee shows by how much); once: a single
+                   round, so that the budget is of each round by itself
+    sigma_mode     per_client: each its own noise; common_worst: all that of the client that needs most; or what a
+                   paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
+    view           who must learn nothing, unless given the strongest adversary that the algorithm hides from; uploads:
+                   the server sees every message, so sampling clients amplifies nothing; in the others the others' noise
+                   helps where it is known to add up
+    colluders      clients of each cohort that help the adversary, in views other than uploads
+    """
+
+    epsilon: Budget | None = None
+    delta: float | None = None
+    accountant: Annotated[str, about("", choices=accounting.ACCOUNTANTS)] = "pld"
+    participation: Annotated[str, about("", choices=PARTICIPATION)] = "schedule"
+    sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
+    view: Annotated[str | None, about("", choices=[known.value for known in View], default="the algorithm's")] = None
+    colluders: int = 0
+
+    def budgets(self, num_clients: int) -> list[float]:
+        """Epsilon of every client.
+
+        Raises: ConfigurationError unless there is one positive number, or one for each.
+        """
+        budgets = np.asarray(self.epsilon, float)
+        if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
+            raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
+        for budget in budgets.ravel():
+            errors.require_positive("epsilon", budget)
+        return np.broadcast_to(budgets, (num_clients,)).tolist()
+
+
+class PrivacyOptions(TypedDict, total=False):
+    """The fields of `PrivacyTerms` as keyword arguments of a function."""
+
+    epsilon: Budget | None
+    delta: float | None
+    accountant: str
+    participation: str
+    sigma_mode: str
+    view: str | None
+    colluders: int
+
+
+def terms_from(said: PrivacyOptions) -> PrivacyTerms:
+    """The terms of keyword arguments.
+
+    Raises: ConfigurationError for names that are none, and values that are none of their choices.
+    """
+    known = of_class(PrivacyTerms)
+    for name, value in said.items():
+        errors.require_choice("option", name, known)
+        known[name].check(value)
+    return PrivacyTerms(**said)

@@ -1,0 +1,150 @@
+"""An entry is written in one place: configuration, flags, help, checks, table and axes follow from it."""
+
+import json
+import pathlib
+import pickle
+from typing import Annotated, Literal, Unpack
+
+import pytest
+
+import fedjax_dp as fdp
+from fedjax_dp import cli
+from fedjax_dp.algorithms import CATALOGUE, Common, Entry, assemble, entry
+from fedjax_dp.algorithms.assemble import ClipNorm, NoiseMultiplier
+from fedjax_dp.experiments import catalogue_table, config
+from fedjax_dp.options import about
+from fedjax_dp.parts.corrections import Proximal
+from fedjax_dp.parts.record_privacy import RecordGaussian
+from fedjax_dp.sweeps.plan import SweepConfig, expand
+
+COMMON = {"cohort_size": 2, "batch_size": 3, "local_steps": 1, "learning_rate": 0.1}
+
+
+@entry("Somebody 2026, Algorithm 1", defaults={"estimator": "mean"}, presets={"local_steps": 3})
+def pulled(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    pull: float = 0.1,
+    form: Literal["half", "full"] = "half",
+    slack: Annotated[float, about("", beside={"form": "full"})] = 0.0,
+    **common: Unpack[Common],
+) -> fdp.Algorithm:
+    """DP-SGD pulled to the received model (somebody, 2026).
+
+    pull   how strongly
+    form   "half" or "full" of the square
+    slack  taken off the pull
+    """
+    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    strength = pull if form == "half" else 2 * (pull - slack)
+    return assemble(common, privatizer=privatizer, corrections=(Proximal(strength=strength),))
+
+
+@pytest.fixture(autouse=True)
+def _added(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setitem(CATALOGUE, "pulled", pulled)
+
+
+def run(capsys, *flags):
+    assert cli.main(["run", "--algorithm", "pulled", "--rounds", "2", "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_its_options_are_flags_fields_of_a_file_and_axes_of_a_sweep(capsys):
+    by_flags = run(capsys, "--pull", "0.3", "--form", "full", "--slack", "0.1", "--out", "a")
+    assert {"pull": 0.3, "form": "full", "slack": 0.1, "local_steps": 3}.items() <= by_flags["config"].items()
+    assert by_flags["guarantee"]["epsilon"] <= 4
+    text = pathlib.Path("a/config.toml").read_text()
+    pathlib.Path("b.toml").write_text(text.replace('out = "a"', 'out = "b"'))
+    assert cli.main(["run", "b.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["history"] == by_flags["history"]
+    points = expand(SweepConfig(base={"algorithm": "pulled"}, axes={"pull": {"log": [0.1, 10.0], "points": 3}}))
+    assert [point.config.options["pull"] for point in points] == [0.1, 1.0, 10.0]
+
+
+def test_its_help_and_its_row_of_the_catalogue_are_made(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--algorithm", "pulled", "--help"])
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "pulled: DP-SGD pulled to the received model (somebody, 2026)." in out
+    assert "--pull FLOAT how strongly (default: 0.1)" in out
+    assert '--form STR "half" or "full" of the square (half, full; default: half)' in out
+    assert "--bands" not in out
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    assert "pulled" in capsys.readouterr().out
+    row = next(row for row in catalogue_table.rows() if row.entry == "pulled")
+    assert (row.source, row.unit, row.view) == ("Somebody 2026, Algorithm 1", "record", "uploads")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--algorithm", "pulled", "--slack", "0.1"], "slack must be left out unless form is full, got 0.1; drop it"),
+        (["--algorithm", "pulled", "--form", "hal"], "form must be one of half, full, got 'hal'; did you mean half?"),
+        (["--algorithm", "pulled", "--pul", "1"], "did you mean --pull?"),
+        (["--algorithm", "pulled", "--pull", "much"], "--pull must be a number, got 'much'"),
+        (["--pull", "1.0"], "pull must be left out for dpnfl, which does not take it, got 1.0; it belongs to pulled"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(capsys, flags, told):
+    assert cli.main(["run", *flags]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_from_python_an_entry_is_a_function_that_checks_its_options():
+    made = pulled(clip_norm=1.0, **COMMON)
+    assert isinstance(made, fdp.Algorithm)
+    assert made == pulled(clip_norm=1.0, **COMMON, estimator="mean")
+    for wrong, told in (
+        ({}, "clip_norm, cohort_size, batch_size, local_steps, learning_rate must be given to pulled, got nothing"),
+        ({**COMMON, "clip_norm": 1.0, "pul": 1.0}, "option must be one of clip_norm, .* did you mean pull"),
+        ({**COMMON, "clip_norm": 1.0, "cohort": "poison"}, "cohort must be one of .* did you mean poisson"),
+        ({**COMMON, "clip_norm": 1.0, "slack": 1.0}, "slack must be left out unless form is full"),
+        ({**COMMON, "clip_norm": 1.0, "ring_bits": 64}, "ring_bits must be left out unless secure is true"),
+    ):
+        with pytest.raises(fdp.ConfigurationError, match=told):
+            pulled(**wrong)
+    with pytest.raises(fdp.ConfigurationError, match="options by name"):
+        pulled(1.0)
+
+
+def test_an_entry_looks_like_its_constructor_and_can_be_sent():
+    assert pickle.loads(pickle.dumps(pulled)) is pulled
+    assert pickle.loads(pickle.dumps(fdp.dpnfl)) is fdp.dpnfl
+    assert pulled.__name__ == "pulled"
+    assert "how strongly" in pulled.__doc__
+
+
+def test_every_option_of_every_entry_is_told_in_words():
+    for name, one in CATALOGUE.items():
+        assert one.source, name
+        for option in one.options.values():
+            assert option.about.text or not option.kinds, f"{name}: {option.name}"
+
+
+def test_what_follows_from_what_is_said_says_the_same_again():
+    for dataset in config.PRESETS:
+        named = f"{dataset}:x" if dataset in ("npz", "tfds", "store") else dataset
+        for name in CATALOGUE:
+            for more in ({}, {"batches": "full"}, {"noise_multiplier": 1.0} if CATALOGUE[name].private else {}):
+                found = config.resolve({"dataset": named, "algorithm": name, **more})
+                assert config.resolve(found.flat()) == found
+
+
+def test_a_bare_function_of_options_is_an_entry_too():
+    def bare(*, rate: float, **common: Unpack[Common]) -> fdp.Algorithm:
+        """A function.
+
+        rate  of the server
+        """
+        return assemble(common, server=fdp.Server(hyperparameters={"learning_rate": rate}))
+
+    made = Entry(bare)
+    assert made.name == "bare"
+    assert made.options["rate"].about.text == "of the server"
+    assert not made.private
+    assert made(rate=1.0, **COMMON) == fdp.fedavg(**COMMON)
