@@ -120,7 +120,7 @@ def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike) -> None:
         axes.plot([1, ratio], [height, height], color=color, lw=2)
         axes.plot(ratio, height, "o", color=color, ms=4)
     axes.set_yticks(range(len(shown)))
-    axes.set_yticklabels([f"{row.paper} {row.claim.source}: {row.setting}" for row in shown], fontsize=7)
+    axes.set_yticklabels([f"{row.paper}, {row.claim.source}: {row.setting}" for row in shown], fontsize=7)
     axes.set(ylim=(len(shown) - 0.4, -0.6), xscale="log", xlabel="noise by the paper / noise that suffices")
     axes.axvline(1, color="0.3", lw=0.8)
     for side, words in ((-6, "too little noise"), (6, "more than needed")):
