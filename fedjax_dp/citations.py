@@ -20,7 +20,7 @@ class Paper:
     title: str
     venue: str | None = None
     year: int | None = None
-    identifier: str | None = None  # "doi ..." or "arXiv:..."
+    doi: str | None = None
 
     @property
     def short(self) -> str:
@@ -29,7 +29,8 @@ class Paper:
         return f"{family} et al." + ("" if self.year is None else f" {self.year}")
 
     def __str__(self) -> str:
-        place = ", ".join(str(part) for part in (self.venue, self.year, self.identifier) if part is not None)
+        parts = (self.venue, self.year, self.doi and f"doi {self.doi}")
+        place = ", ".join(str(part) for part in parts if part is not None)
         return f"{', '.join(self.authors)}: {self.title}." + (f" {place}." if place else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ CITATIONS = {
             "Differentially Private Federated Learning on Non-iid Data: Convergence Analysis and Adaptive Optimization",
             "IEEE Transactions on Knowledge and Data Engineering",
             2024,
-            "doi 10.1109/TKDE.2024.3379001",
+            "10.1109/TKDE.2024.3379001",
         ),
         Paper(
             "rfedavg",
@@ -65,8 +66,8 @@ CITATIONS = {
             "cpfed",
             ("Rui Hu", "Yanmin Gong", "Yuanxiong Guo"),
             "CPFed: Communication-Efficient and Privacy-Preserving Federated Learning",
-            year=2020,
-            identifier="arXiv:2003.13761",
+            "arXiv:2003.13761",
+            2020,
         ),
         Paper(
             "acs_pldp",
@@ -79,7 +80,7 @@ CITATIONS = {
             "Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings",
             "Mathematics 13(3), 497",
             2025,
-            "doi 10.3390/math13030497",
+            "10.3390/math13030497",
         ),
     )
 }

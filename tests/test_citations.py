@@ -10,6 +10,7 @@ import pytest
 from fedjax_dp import cli
 from fedjax_dp.accounting.papers import PAPERS
 from fedjax_dp.citations import CITATIONS, markdown
+from fedjax_dp.experiments import config as configs
 from fedjax_dp.privacy.paper_noise import PRESCRIBED
 from fedjax_dp.reproductions.recipe import BEST, read_recipe, recipes
 
@@ -31,7 +32,7 @@ def test_citations_are_those_that_are_known():
         "Chen et al.",
         "Li et al. 2025",
     ]
-    assert str(CITATIONS["cpfed"]).endswith("Privacy-Preserving Federated Learning. 2020, arXiv:2003.13761.")
+    assert str(CITATIONS["cpfed"]).endswith("Privacy-Preserving Federated Learning. arXiv:2003.13761, 2020.")
     assert str(CITATIONS["acs_pldp"]).endswith("Adaptive Client Sampling.")
 
 
@@ -50,6 +51,16 @@ def test_catalogue_and_readme_cite_every_paper(capsys):
     cited = json.loads(printed(capsys, "catalogue", "--json"))["citations"]
     assert {paper["name"]: paper["citation"] for paper in cited} == {name: str(p) for name, p in CITATIONS.items()}
     assert markdown() in (ROOT / "README.md").read_text().split("\n## Citations\n")[1]
+
+
+def test_a_run_of_before_the_names_is_refused_with_the_choices(capsys, tmp_path):
+    config = configs.resolve(configs.RunConfig(dataset="digits", epsilon=1.0, sigma_mode="dpnfl"))
+    text = configs.to_toml(config).replace('sigma_mode = "dpnfl"', 'sigma_mode = "paper_000"')
+    assert "paper_000" in text
+    (tmp_path / "config.toml").write_text(text)
+    assert cli.main(["run", "--resume", str(tmp_path)]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert f"one of per_client, common_worst, {', '.join(PRESCRIBED)}, got 'paper_000'" in told
 
 
 def printed(capsys, *arguments):

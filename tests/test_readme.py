@@ -171,7 +171,7 @@ def test_secure_sums_take_the_measured_time():
 
 def test_audited_recipes_are_the_recorded_ones():
     told = json.loads((ROOT / "benchmarks" / "results" / "errata.json").read_text())
-    rows = re.findall(r"^\| (00\d): (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", README, re.M)
+    rows = re.findall(r"^\| (\w+): (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", README, re.M)
     assert [list(row) for row in rows] == [
         [
             row["paper"],
