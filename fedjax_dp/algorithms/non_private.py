@@ -22,7 +22,7 @@ def fedavg(**common: Unpack[Common]) -> Algorithm:
 def fedprox(*, mu: float = 1.0, prox_form: str = "half", **common: Unpack[Common]) -> Algorithm:
     """FedAvg whose steps are pulled to the received model by mu/2 |w - w_start|^2 (Li et al. 2020).
 
-    prox_form  "half": gradient mu (w - w_start); "full": mu |w - w_start|^2, as in 001's code, so twice that.
+    prox_form  "half": gradient mu (w - w_start); "full": mu |w - w_start|^2, as in rfedavg's code, so twice that.
     """
     errors.require_choice("prox_form", prox_form, ("half", "full"))
     return assemble(common, {}, corrections=(Proximal(strength=mu * (1 if prox_form == "half" else 2)),))
@@ -53,7 +53,7 @@ def control_variates(controls: str, warm_start: bool) -> ControlVariates:
 def q_fedavg(*, q: float = 1.0, fair_norm: str = "update", **common: Unpack[Common]) -> Algorithm:
     """q-FedAvg (Li et al. 2020, "Fair resource allocation"): clients of large loss count more; q = 0 is the mean.
 
-    fair_norm  "update": the norm of L Delta_k; "weighted": of F_k^q L Delta_k, a mistake in 001's code.
+    fair_norm  "update": the norm of L Delta_k; "weighted": of F_k^q L Delta_k, a mistake in rfedavg's code.
     """
     errors.require_choice("fair_norm", fair_norm, ("update", "weighted"))
     return assemble(common, {}, aggregate=FairRatio(q=q, of_weighted=fair_norm == "weighted"))
@@ -70,15 +70,15 @@ def rfedavg(
     feature_noise: float = 0.0,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """rFedAvg (001 Algorithm 1): local steps also pull the mean feature towards the other clients'.
+    """rFedAvg (rfedavg, Algorithm 1): local steps also pull the mean feature towards the other clients'.
 
-    feature_strength  lambda, on the mean over the others (001's text drops 1/(N-1) in places; its code divides);
-    delta_at          "local_after": delta^k at the client's own trained model, as 001's theory and code have it;
+    feature_strength  lambda, on the mean over the others (rfedavg's text drops 1/(N-1) in places; its code divides);
+    delta_at          "local_after": delta^k at the client's own trained model, as rfedavg's theory and code have it;
                       "global_before": at the received model, as line 10 prints;
     delta_scope       "participants": targets from this round's cohort; "all": the last delta of every client;
-    leave_one_out     False keeps a client's own delta in its target, as 001's code does;
-    delta_batch       records that delta is a mean of; 0 takes all (001's code: one batch);
-    feature_noise     sigma_2 of 001's privacy evaluation, with features clipped to `feature_clip_norm`; no epsilon
+    leave_one_out     False keeps a client's own delta in its target, as rfedavg's code does;
+    delta_batch       records that delta is a mean of; 0 takes all (rfedavg's code: one batch);
+    feature_noise     sigma_2 of rfedavg's privacy evaluation, with features clipped to `feature_clip_norm`; no epsilon
                       follows, because model uploads carry no noise.
     """
     errors.require_choice("delta_at", delta_at, ("local_after", "global_before"))
@@ -104,7 +104,7 @@ def rfedavg_plus(
     feature_noise: float = 0.0,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """rFedAvg+ (001 Algorithm 2): as rFedAvg, but every delta is taken at the same new model, in a second exchange.
+    """rFedAvg+ (rfedavg, Algorithm 2): as rFedAvg, but every delta is taken at one new model, in a second exchange.
 
     A client receives one target instead of the table of all deltas.
     """
@@ -125,7 +125,7 @@ def _features(clip_norm: float, noise: float, common: Mapping[str, Any]) -> Feat
         return PlainFeatures()
     require_common(common)
     if common["batch_size"] is None:
-        raise errors.refuse("feature_noise", noise, "0 for full batches", "001 divides the noise by the batch size")
+        raise errors.refuse("feature_noise", noise, "0 for full batches", "rfedavg divides the noise by the batch size")
     return NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(common["batch_size"]))
 
 

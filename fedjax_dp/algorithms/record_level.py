@@ -12,21 +12,21 @@ from fedjax_dp.parts.server_optimizers import SECOND_MOMENTS, Server
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.schedules import SCHEDULES
 
-_OF_000: dict[str, Any] = {"schedule": "inverse_sqrt", "l2": 1e-3}
+_OF_DPNFL: dict[str, Any] = {"schedule": "inverse_sqrt", "l2": 1e-3}
 
 
 def dpnfl(
     *, clip_norm: float, noise_multiplier: Any = 0.0, momentum: float = 0.0, **common: Unpack[Common]
 ) -> Algorithm:
-    """DPNFL (000 Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
+    """DPNFL (dpnfl, Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
 
-    `noise_multiplier` z is the noise on the sum over the clip norm (000's sigma is z G / B); one number, or one per
+    `noise_multiplier` z is the noise on the sum over the clip norm (dpnfl's sigma is z G / B); one number, or one per
     client. `calibrate` finds it for a budget; at its default of 0 there is no privacy, and the Guarantee says so.
     The server adds the update, or with `momentum` the running sum v <- momentum v + Delta.
     Defaults: schedule inverse_sqrt, l2 = 1e-3.
     """
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, _OF_000, privatizer=privatizer, server=add_update(momentum=momentum))
+    return assemble(common, _OF_DPNFL, privatizer=privatizer, server=add_update(momentum=momentum))
 
 
 def addpnfl(
@@ -41,27 +41,27 @@ def addpnfl(
     second_moment: str = "delta",
     **common: Unpack[Common],
 ) -> Algorithm:
-    """AdDPNFL (000 Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
+    """AdDPNFL (dpnfl, Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
 
-    second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (000's displayed equation,
+    second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (dpnfl's displayed equation,
                    whose first steps are up to ten times larger);
-    nu_init        where the second moment starts, pi^2 unless given (000: at least pi^2).
+    nu_init        where the second moment starts, pi^2 unless given (dpnfl: at least pi^2).
     Both rates follow `schedule`.
     """
     errors.require_choice("second_moment", second_moment, SECOND_MOMENTS)
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
     numbers |= {} if nu_init is None else {"nu_init": nu_init}
-    schedule = common.get("schedule", _OF_000["schedule"])
+    schedule = common.get("schedule", _OF_DPNFL["schedule"])
     errors.require_choice("schedule", schedule, SCHEDULES)
     server = Server(hyperparameters=numbers, factory=SECOND_MOMENTS[second_moment], schedule=SCHEDULES[schedule])
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, _OF_000, privatizer=privatizer, server=server)
+    return assemble(common, _OF_DPNFL, privatizer=privatizer, server=server)
 
 
 def dp_fedavg_local(*, clip_norm: float, noise_multiplier: Any = 0.0, **common: Unpack[Common]) -> Algorithm:
-    """DPFedAvg at record level, the baseline of 000: DPNFL's steps, updates averaged by records (`renorm`)."""
+    """DPFedAvg at record level, the baseline of dpnfl: DPNFL's steps, updates averaged by records (`renorm`)."""
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, {**_OF_000, "estimator": "renorm"}, privatizer=privatizer)
+    return assemble(common, {**_OF_DPNFL, "estimator": "renorm"}, privatizer=privatizer)
 
 
 def dp_scaffold(
@@ -100,10 +100,10 @@ def cpfed(
     gradient_bound: float | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """CPFed (002): noisy local steps, updates averaged through a secure sum (`secure=False` leaves it out).
+    """CPFed (cpfed): noisy local steps, updates averaged through a secure sum (`secure=False` leaves it out).
 
-    clipping  002 assumes gradients below L = clip_norm without saying how: "record" clips them; "scale" multiplies
-              them by clip_norm / gradient_bound, where no gradient may exceed `gradient_bound`; "none" is 002 as
+    clipping  cpfed assumes gradients below L = clip_norm without saying how: "record" clips them; "scale" multiplies
+              them by clip_norm / gradient_bound, where no gradient may exceed `gradient_bound`; "none" is cpfed as
               printed, which bounds nothing and has no epsilon.
     Secure sums hide single uploads; the Guarantee counts the others' noise under view secure_sum.
     """
@@ -116,7 +116,7 @@ def cpfed(
 
 
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: Any = 0.0, **common: Unpack[Common]) -> Algorithm:
-    """Distributed DP-SGD, the baseline of 002: one noisy step a round (`local_steps` must be 1), plain mean."""
+    """Distributed DP-SGD, the baseline of cpfed: one noisy step a round (`local_steps` must be 1), plain mean."""
     require_common(common)
     if common["local_steps"] != 1:
         raise errors.refuse("local_steps", common["local_steps"], "1 for dp_sgd", "use cpfed for more")
@@ -134,11 +134,11 @@ def acs_pldp(
     clipping: str = "record",
     **common: Unpack[Common],
 ) -> Algorithm:
-    """ACS-PLDP-FL (003): K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
+    """ACS-PLDP-FL (acs_pldp): K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
 
     noise_multiplier  one per client: `calibrate` with one epsilon per client finds them;
     sampling          q of the draws: "weighted" by shares, "uniform", or "optimal": `probabilities`, and what was
-                      `paid` for them, from `optimal_probabilities`: 003's trade of gradient norms against budgets;
+                      `paid` for them, from `optimal_probabilities`: acs_pldp's trade of gradient norms against budgets;
     clipping          "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the
                       noise for the same privacy.
     """
@@ -170,13 +170,13 @@ def dp_fedavg_output(
     clipping: str = "batch",
     **common: Unpack[Common],
 ) -> Algorithm:
-    """DP-FedAvg of 004: clipped steps, noise at the synchronisation step; estimator `wor_model`, rates per step.
+    """DP-FedAvg of dp_fedavg_output: clipped steps, noise in the last; estimator `wor_model`, rates per step.
 
     noise_multiplier  z in units of the farthest that the clipped steps can go, G * sum of rates;
     noise_space       "model": that noise joins the uploaded model; "literal": it is multiplied by the learning rate,
                       as equation (13) prints, and does not give the epsilon it was computed for;
     noise_at          "last" step of a round, or "every" step;
-    clipping          "batch" as in 004, or "record".
+    clipping          "batch" as in dp_fedavg_output, or "record".
     """
     errors.require_choice("noise_space", noise_space, ("model", "literal"))
     errors.require_choice("noise_at", noise_at, ("last", "every"))

@@ -36,8 +36,8 @@ MODELS: dict[str, Callable[..., NetworkModel]] = {
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 ENTRY_OPTIONS = {name for entry in CATALOGUE for name in options_of(entry)}
 
-# What a data set brings where nothing is said, beside its population. MNIST and its kin follow paper 000.
-_PAPER_000 = {
+# What a data set brings where nothing is said, beside its population. MNIST and its kin follow the dpnfl paper.
+_PAPER_DPNFL = {
     "rounds": 50,
     "cohort_size": 10,
     "batch_size": 10,
@@ -63,7 +63,7 @@ _SMALL = {
 }
 _LARGE = _SMALL | {"rounds": 50, "cohort_size": 10, "delta": 1e-4}
 _TRAINING: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_000),
+    **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_DPNFL),
     **dict.fromkeys(("adult", "adult_full"), _LARGE),
     **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10_pca60"), _LARGE | {"learning_rate": 0.1}),
     "cifar10": _LARGE | {"model": "group_norm_cnn"},
@@ -164,16 +164,14 @@ class RunConfig(PopulationConfig):
     ] = None
     accountant: Annotated[
         str | None,
-        told(
-            "pld (rigorous), or rdp, gaussian, zcdp, tcdp (paper 000's)", "(default: pld; rdp for shared noise)", "STR"
-        ),
+        told("pld (rigorous), or rdp, gaussian, zcdp, tcdp (dpnfl's)", "(default: pld; rdp for shared noise)", "STR"),
     ] = None
     participation: Annotated[
         str, told("rounds each client is calibrated for: schedule, law (any schedule), expected, worst or once")
     ] = "schedule"
     sigma_mode: Annotated[
         str,
-        told("per_client, common_worst (the noise of who needs most), or as printed: paper_000, _002, _003, _004"),
+        told("per_client, common_worst (the noise of who needs most), or dpnfl, cpfed, acs_pldp, dp_fedavg_output"),
     ] = "per_client"
     view: Annotated[
         str | None,

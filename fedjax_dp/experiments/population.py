@@ -60,15 +60,15 @@ _COMMON = {
     "concentration_scale": "per_class",
     "zipf_exponent": 1.0,
 }
-_PAPER_000 = _COMMON | {"num_clients": 100, "partition": "labels", "labels_per_client": 7, "min_records": 100}
-_SKEWED = _PAPER_000 | {"partition": "dirichlet", "labels_per_client": 2}
+_PAPER_DPNFL = _COMMON | {"num_clients": 100, "partition": "labels", "labels_per_client": 7, "min_records": 100}
+_SKEWED = _PAPER_DPNFL | {"partition": "dirichlet", "labels_per_client": 2}
 _SMALL = _COMMON | {"num_clients": 10, "partition": "iid", "labels_per_client": 7, "min_records": 50}
 _TWO_CLASSES = _SMALL | {"labels_per_client": 1}
 _NATURAL = _SMALL | {"partition": "natural"}
-# What a data set brings where nothing is said. MNIST and its kin follow paper 000, Adult paper 002.
+# What a data set brings where nothing is said. MNIST and its kin follow the dpnfl paper, Adult the cpfed paper.
 POPULATIONS: dict[str, dict[str, Any]] = {
     "digits": _SMALL,
-    **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_000),
+    **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _PAPER_DPNFL),
     **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10", "cifar10_pca60"), _SKEWED),
     "svhn": _SKEWED | {"num_clients": 20, "min_records": 20},  # the subset is small
     **dict.fromkeys(("adult", "adult_full"), _TWO_CLASSES | {"num_clients": 16}),
