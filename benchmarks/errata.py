@@ -36,7 +36,7 @@ def clients(count, size):
 
 
 def factor_13():
-    """000's proof loses a factor 13 of rho on the way; noise found from that line is sqrt(13) times too small."""
+    """dpnfl's proof loses a factor 13 of rho on the way; noise found from that line is sqrt(13) times too small."""
     algorithm = fdp.dpnfl(
         cohort_size=None,
         batch_size=10,
@@ -48,7 +48,7 @@ def factor_13():
         schedule="constant",
     )
     return {
-        "paper": "000",
+        "paper": "dpnfl",
         "literal": "tCDP line without its factor 13",
         "claim": 0.3,
         "algorithm": algorithm,
@@ -61,7 +61,7 @@ def factor_13():
 
 
 def expected_participation():
-    """002 counts T r / N rounds; a client that is drawn in all T spends more than the budget."""
+    """cpfed counts T r / N rounds; a client that is drawn in all T spends more than the budget."""
     algorithm = fdp.cpfed(
         cohort_size=None,
         batch_size=None,
@@ -73,7 +73,7 @@ def expected_participation():
         secure=False,
     )
     return {
-        "paper": "002",
+        "paper": "cpfed",
         "literal": "expected participation, client drawn every round",
         "claim": 10.0,
         "algorithm": algorithm,
@@ -86,7 +86,7 @@ def expected_participation():
 
 
 def batch_clip():
-    """003's Algorithm 1 clips the mean gradient of a batch and adds the noise of clipped records, 1/m of what it takes.
+    """acs_pldp's Algorithm 1 clips a batch's mean gradient and adds the noise of clipped records, 1/m of what it takes.
 
     At an eighth of the paper's records and batch (750 and 64), which leaves its sampling rate and claim as they are.
     """
@@ -100,7 +100,7 @@ def batch_clip():
     }
     claimed = fdp.acs_pldp(**options, noise_multiplier=noise)
     return {
-        "paper": "003",
+        "paper": "acs_pldp",
         "literal": "batch clipped, noise of clipped records",
         "claim": 16.0,
         "algorithm": WRONG["clip_per_batch"](claimed),
@@ -114,7 +114,7 @@ def batch_clip():
 
 
 def noise_inside_rate(claim, noise):
-    """004's equation (13) multiplies the noise by the learning rate; one synchronisation, as the claim is per round."""
+    """dp_fedavg_output's equation (13): noise times the learning rate; one upload, as the claim is per round."""
     algorithm = fdp.dp_fedavg_output(
         cohort_size=None,
         batch_size=10,
@@ -126,7 +126,7 @@ def noise_inside_rate(claim, noise):
         noise_space="literal",
     )
     return {
-        "paper": "004",
+        "paper": "dp_fedavg_output",
         "literal": "noise inside the learning rate 0.04",
         "claim": claim,
         "algorithm": algorithm,

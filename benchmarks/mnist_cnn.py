@@ -1,9 +1,9 @@
-"""FedAvg with the CNN on MNIST, cross-silo, as in 001's Table I: 20 clients, all in every round, similarity 0% or 10%.
+"""FedAvg with the CNN on MNIST, cross-silo, as rfedavg's Table I: 20 clients, all in every round, similarity 0 or 10%.
 
     python benchmarks/mnist_cnn.py --similarity 0 --rounds 200 --out benchmarks/results/mnist_cnn_0.json
 
-5 local steps, rate 0.1, images normalised with mean 0.1307 and deviation 0.3081. 001 reports 97.07 and 98.85 percent
-after 60 rounds of 5 of what its text calls steps and its code runs as epochs (150 steps of 100 records here).
+5 local steps, rate 0.1, images normalised with mean 0.1307 and deviation 0.3081. rfedavg reports 97.07 and 98.85
+percent after 60 rounds of 5 of what its text calls steps and its code runs as epochs (150 steps of 100 records here).
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--similarity", type=float, choices=PUBLISHED, required=True)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=32, help="001 has 100, which takes three times as long")
+    parser.add_argument("--batch-size", type=int, default=32, help="rfedavg has 100, which takes three times as long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Every table and figure of the papers at one scale, and how long each takes.
 
     python benchmarks/papers.py                        # what is missing under results/papers, at scale small
-    python benchmarks/papers.py 000/table2 --scale full --panels 'syn*'
+    python benchmarks/papers.py dpnfl/table2 --scale full --panels 'syn*'
 
 Each recipe runs in a process of its own. Tables and figures go to results/papers/NAME; results/papers/index.json holds
 seconds, peak memory and how many numbers were reproduced, results/papers/README.md the same to look at.

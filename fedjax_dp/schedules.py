@@ -10,7 +10,7 @@ def constant(t: jax.Array) -> jax.Array:
 
 
 def inverse_sqrt(t: jax.Array) -> jax.Array:
-    """1 / sqrt(1 + t) (000)."""
+    """1 / sqrt(1 + t) (dpnfl)."""
     return 1 / jnp.sqrt(1 + t.astype(jnp.float32))
 
 

@@ -9,7 +9,7 @@ import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
-    {"devices", "errors", "prng", "schedules"},
+    {"citations", "devices", "errors", "prng", "schedules"},
     {"accounting", "options", "pytrees"},
     {"data", "execution", "gradients", "statistics"},
     {"models"},

@@ -83,7 +83,7 @@ ACCOUNTANTS = {
         Accountant(
             "zcdp", "zCDP, sampling ignored, Canonne-Kamath-Steinke conversion (rigorous, looser)", zcdp.price, 1e-6
         ),
-        Accountant("tcdp", "tCDP as in paper 000 (valid where its conditions hold, loose)", tcdp.price, 1e-9),
+        Accountant("tcdp", "tCDP as in the dpnfl paper (valid where its conditions hold, loose)", tcdp.price, 1e-9),
     )
 }
 

@@ -1,10 +1,8 @@
 """The papers' claims on the papers' own configurations: what they say, what can be proved, and the verdict."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import theorems
@@ -20,49 +18,10 @@ from fedjax_dp.accounting.events import (
     RandomParticipation,
     WithoutReplacement,
 )
-from fedjax_dp.accounting.guarantee import Claim, Verdict, finite
-from fedjax_dp.accounting.participation import lemma1_003, participation_quantile, participation_tail
+from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
+from fedjax_dp.accounting.participation import acs_pldp_lemma1, participation_quantile, participation_tail
 
 RO = Adjacency.REPLACE_ONE
-
-
-@dataclasses.dataclass(frozen=True)
-class PaperRow:
-    """One claim on one configuration. Noise is in the paper's own unit (see `noise_unit`)."""
-
-    paper: str
-    setting: str
-    claim: Claim
-    provable: float | None  # epsilon that the rigorous accountant proves of the paper's noise, at the claim's delta
-    noise: float | None = None  # that the paper's calibration asks for
-    tight: float | None = None  # that the rigorous accountant asks for, at the same budget
-    noise_unit: str = ""
-    details: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    @property
-    def noise_ratio(self) -> float | None:
-        """The paper's noise over the noise that suffices: above 1 wasteful, below 1 not private enough."""
-        return self.noise / self.tight if self.noise and self.tight else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: an infinite epsilon is null, and `provable_is_infinite` says so."""
-        infinite = self.provable is not None and math.isinf(self.provable)
-        return {
-            "paper": self.paper,
-            "setting": self.setting,
-            "claim": self.claim.source,
-            "verdict": self.claim.verdict.value,
-            "reason": self.claim.reason,
-            "delta": self.claim.delta,
-            "claimed_epsilon": self.claim.epsilon,
-            "provable_epsilon": None if self.provable is None else finite(self.provable),
-            "provable_is_infinite": infinite,
-            "noise": self.noise,
-            "tight_noise": self.tight,
-            "noise_unit": self.noise_unit,
-            "noise_ratio": self.noise_ratio,
-            "details": self.details,
-        }
 
 
 def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | None = None) -> list[PaperRow]:
@@ -90,32 +49,32 @@ def _fixed_size(batch: int, records: int, count: int, noise: float = 1.0) -> Gau
     return GaussianSteps(noise, WithoutReplacement(batch, records), RO, count)
 
 
-# 000: DPNFL and AdDPNFL ------------------------------------------------------------------------------------------
+# dpnfl: DPNFL and AdDPNFL ------------------------------------------------------------------------------------------
 
-BUDGET_000 = (0.3, 1e-2)
+BUDGET_DPNFL = (0.3, 1e-2)
 
 
-def _paper_000() -> Tasks:
+def _dpnfl() -> Tasks:
     settings = (("MNIST", 600, 10, 300), ("CIFAR10", 500, 50, 50), ("SVHN", 730, 50, 50))
     for data, records, batch, steps in settings:
         for rounds in (20, 50, 100):
-            yield functools.partial(_lemma2_000, f"{data}, T={rounds}", batch, records, rounds // 10, steps)
-    yield functools.partial(_lemma2_000, "MNIST, T=50, n=99", 10, 99, 5, 300)
+            yield functools.partial(_dpnfl_lemma2, f"{data}, T={rounds}", batch, records, rounds // 10, steps)
+    yield functools.partial(_dpnfl_lemma2, "MNIST, T=50, n=99", 10, 99, 5, 300)
     for data, records, batch, steps in settings:
         for rounds in (20, 50, 100):
-            yield functools.partial(_theorem5_000, f"{data}, T={rounds}", batch, records, rounds // 10, steps)
+            yield functools.partial(_dpnfl_theorem5, f"{data}, T={rounds}", batch, records, rounds // 10, steps)
 
 
-def _lemma2_000(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
-    epsilon, delta = BUDGET_000
+def _dpnfl_lemma2(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
+    epsilon, delta = BUDGET_DPNFL
     event, source = _fixed_size(batch, records, participations * steps), "Lemmas 2-4 (tCDP)"
     tight = noise_multiplier_for(event, epsilon, delta) / batch
     unit = "sigma on the mean gradient, G = 1"
     try:
-        noise = theorems.lemma2_000_noise(epsilon, delta, event.sampling, event.count)  # type: ignore[arg-type]
+        noise = theorems.dpnfl_lemma2_noise(epsilon, delta, event.sampling, event.count)  # type: ignore[arg-type]
     except NotCoveredError as error:
         claim = Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}")
-        return PaperRow("000", setting, claim, None, None, tight, unit)
+        return PaperRow("dpnfl", setting, claim, None, None, tight, unit)
     reason = (
         "conditions met (rate <= 0.1, rho <= 0.1 in a step); holds for a client drawn the mean number of times, "
         "not for one drawn more often"
@@ -128,69 +87,71 @@ def _lemma2_000(setting: str, batch: int, records: int, participations: int, ste
         "ratio_to_poisson": noise / noise_multiplier_for(poisson, epsilon, delta),
     }
     claim = Claim(source, epsilon, delta, Verdict.CONDITIONAL, reason)
-    return PaperRow("000", setting, claim, epsilon_of(event.scaled(noise), delta), noise / batch, tight, unit, details)
+    return PaperRow(
+        "dpnfl", setting, claim, epsilon_of(event.scaled(noise), delta), noise / batch, tight, unit, details
+    )
 
 
-def _theorem5_000(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
+def _dpnfl_theorem5(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
     event = _fixed_size(batch, records, participations * steps)
-    noise = theorems.lemma2_000_noise(*BUDGET_000, event.sampling, event.count)  # type: ignore[arg-type]
-    epsilon, delta = theorems.theorem5_000(event.scaled(noise))
+    noise = theorems.dpnfl_lemma2_noise(*BUDGET_DPNFL, event.sampling, event.count)  # type: ignore[arg-type]
+    epsilon, delta = theorems.dpnfl_theorem5(event.scaled(noise))
     rate = batch / records
     limit = 6.5 * event.count * rate**2 * math.log(1 / rate)
     reason = (
         "one point of the curve, not a calibration: whatever the noise, its epsilon stays between the two bounds, so "
-        f"the target {BUDGET_000[0]} is out of reach"
+        f"the target {BUDGET_DPNFL[0]} is out of reach"
     )
     claim = Claim("Theorem 5", epsilon, max(delta, 1e-300), Verdict.HOLDS, reason)  # a larger delta is as true
     bounds = {"lowest_epsilon": limit / 2, "highest_epsilon": limit}
-    return PaperRow("000", setting, claim, None, noise / batch, None, "sigma on the mean gradient, G = 1", bounds)
+    return PaperRow("dpnfl", setting, claim, None, noise / batch, None, "sigma on the mean gradient, G = 1", bounds)
 
 
-# 001: rFedAvg and rFedAvg+ ---------------------------------------------------------------------------------------
+# rfedavg: rFedAvg and rFedAvg+ -------------------------------------------------------------------------------------
 
 
-def _paper_001() -> Tasks:
-    yield _uploads_001
+def _rfedavg() -> Tasks:
+    yield _rfedavg_uploads
     for records, batch in ((600, 100), (100, 32)):
         for noise in (1.0, 5.0):
-            yield functools.partial(_feature_map_001, records, batch, noise)
+            yield functools.partial(_rfedavg_feature_map, records, batch, noise)
 
 
-def _uploads_001() -> PaperRow:
+def _rfedavg_uploads() -> PaperRow:
     reason = "the model uploads carry no noise, so the noise on the feature map protects nothing"
-    return PaperRow("001", "any", Claim("no theorem", None, 1e-5, Verdict.WRONG, reason), math.inf)
+    return PaperRow("rfedavg", "any", Claim("no theorem", None, 1e-5, Verdict.WRONG, reason), math.inf)
 
 
-def _feature_map_001(records: int, batch: int, noise: float) -> PaperRow:
+def _rfedavg_feature_map(records: int, batch: int, noise: float) -> PaperRow:
     event = GaussianSteps(noise * records / batch, FullBatch(), RO, 100)
     reason = "the release of the feature map alone, if each record's features are clipped to C2; uploads not counted"
     claim = Claim("no theorem; feature map alone", None, 1e-5, Verdict.CONDITIONAL, reason)
     setting = f"n={records}, L={batch}, sigma2={noise:g}, T=100"
-    return PaperRow("001", setting, claim, epsilon_of(event, 1e-5), noise, None, "sigma2")
+    return PaperRow("rfedavg", setting, claim, epsilon_of(event, 1e-5), noise, None, "sigma2")
 
 
-# 002: CPFed ------------------------------------------------------------------------------------------------------
+# cpfed: CPFed ------------------------------------------------------------------------------------------------------
 
-BUDGET_002, RECORDS_002 = (10.0, 1e-4), 2441
+BUDGET_CPFED, RECORDS_CPFED = (10.0, 1e-4), 2441
 
 
-def _paper_002() -> Tasks:
+def _cpfed() -> Tasks:
     for secure in (False, True):
         for rounds, steps in ((20, 10), (50, 5), (20, 2)):
-            for batch in (1, 50, 100, RECORDS_002):
+            for batch in (1, 50, 100, RECORDS_CPFED):
                 config = theorems.Cpfed(rounds, steps, num_clients=16, cohort_size=10, batch_size=batch)
-                yield functools.partial(_theorem1_002, config, secure)
+                yield functools.partial(_cpfed_theorem1, config, secure)
 
 
-def _theorem1_002(config: theorems.Cpfed, secure: bool) -> PaperRow:
-    (epsilon, delta), batch, rounds = BUDGET_002, config.batch_size, config.rounds
+def _cpfed_theorem1(config: theorems.Cpfed, secure: bool) -> PaperRow:
+    (epsilon, delta), batch, rounds = BUDGET_CPFED, config.batch_size, config.rounds
     sigma = config.sigma(epsilon, delta, secure=secure)
-    each = _fixed_size(batch, RECORDS_002, config.local_steps)
+    each = _fixed_size(batch, RECORDS_CPFED, config.local_steps)
     event = RandomParticipation(each, config.cohort_size / config.num_clients, rounds)
-    always = _fixed_size(batch, RECORDS_002, config.local_steps * rounds)
+    always = _fixed_size(batch, RECORDS_CPFED, config.local_steps * rounds)
     tight, tight_always = (noise_multiplier_for(e, epsilon, delta) / batch for e in (event, always))
     provable = epsilon_of(event.scaled(sigma * batch), delta)
-    if batch == RECORDS_002:  # full batches: the client that is drawn in every round, where the mean fails
+    if batch == RECORDS_CPFED:  # full batches: the client that is drawn in every round, where the mean fails
         provable, tight = epsilon_of(always.scaled(sigma * batch), delta), tight_always
     details = {
         "tight_every_round": tight_always,
@@ -200,18 +161,18 @@ def _theorem1_002(config: theorems.Cpfed, secure: bool) -> PaperRow:
         # what would do if the cohort's noises added up over all local steps
         details["tight_if_noises_added"] = tight / math.sqrt(config.cohort_size)
         details["ratio_if_noises_added"] = sigma * math.sqrt(config.cohort_size) / tight
-        verdict, reason = _judge_secure_002(config, sigma, delta)
+        verdict, reason = _cpfed_judge_secure(config, sigma, delta)
     else:
         details["ratio_every_round"] = sigma / tight_always
-        verdict, reason = _judge_002(config, batch, details["epsilon_every_round"])
+        verdict, reason = _cpfed_judge(config, batch, details["epsilon_every_round"])
     name = "Theorem 1, secure aggregation" if secure else "Theorem 1, no secure aggregation"
-    setting = f"T={rounds}, tau={config.local_steps}, B={'m, K=T' if batch == RECORDS_002 else batch}"
+    setting = f"T={rounds}, tau={config.local_steps}, B={'m, K=T' if batch == RECORDS_CPFED else batch}"
     claim = Claim(name, epsilon, delta, verdict, reason)
-    return PaperRow("002", setting, claim, provable, sigma, tight, "sigma on the mean gradient, L = 1", details)
+    return PaperRow("cpfed", setting, claim, provable, sigma, tight, "sigma on the mean gradient, L = 1", details)
 
 
-def _judge_002(config: theorems.Cpfed, batch: int, every_round: float) -> tuple[Verdict, str]:
-    if batch == RECORDS_002:
+def _cpfed_judge(config: theorems.Cpfed, batch: int, every_round: float) -> tuple[Verdict, str]:
+    if batch == RECORDS_CPFED:
         reason = (
             f"participation is counted by its mean: a client drawn in all {config.rounds} rounds has {every_round:.4g}"
         )
@@ -221,10 +182,10 @@ def _judge_002(config: theorems.Cpfed, batch: int, every_round: float) -> tuple[
     )
 
 
-def _judge_secure_002(config: theorems.Cpfed, sigma: float, delta: float) -> tuple[Verdict, str]:
+def _cpfed_judge_secure(config: theorems.Cpfed, sigma: float, delta: float) -> tuple[Verdict, str]:
     """With full batches a linear loss among clients that forget their start attains more than the theorem allows."""
     steps, cohort = config.local_steps, config.cohort_size
-    if config.batch_size == RECORDS_002:
+    if config.batch_size == RECORDS_CPFED:
         noise = sigma * config.batch_size / 2 * math.sqrt((steps + cohort - 1) / steps)
         attained = epsilon_of(GaussianSteps(2 * noise, FullBatch(), RO, steps * config.rounds), delta)
         return Verdict.WRONG, (
@@ -237,50 +198,49 @@ def _judge_secure_002(config: theorems.Cpfed, sigma: float, delta: float) -> tup
     )
 
 
-# 003: ACS-PLDP-FL ------------------------------------------------------------------------------------------------
+# acs_pldp: ACS-PLDP-FL ---------------------------------------------------------------------------------------------
 
-DELTA_003, STEPS_003 = 1e-5, 5
+DELTA_ACS, STEPS_ACS = 1e-5, 5
 
 
-def _paper_003() -> Tasks:
+def _acs() -> Tasks:
     for constant in (1, 2):
         for data, records, draws, participations in (("MNIST", 6000, 210, 53), ("EMNIST", 7815, 700, 26)):
             for epsilon in (16.0, 24.0, 32.0):
-                yield functools.partial(_theorem1_003, data, records, draws, participations, constant, epsilon)
+                yield functools.partial(_acs_theorem1, data, records, draws, participations, constant, epsilon)
     for draws, rate, tail in ((210, 0.1, 2.5e-6), (700, 0.01, 2.5e-6), (210, 0.01, 0.01), (70, 0.005, 0.01)):
-        yield functools.partial(_lemma1_003, draws, rate, tail)
+        yield functools.partial(_acs_lemma1, draws, rate, tail)
 
 
-def _theorem1_003(data: str, records: int, draws: int, participations: int, constant: int, epsilon: float) -> PaperRow:
-    batch, count = 512, participations * STEPS_003
-    noise = theorems.theorem1_003_noise(
+def _acs_theorem1(data: str, records: int, draws: int, participations: int, constant: int, epsilon: float) -> PaperRow:
+    batch, count = 512, participations * STEPS_ACS
+    noise = theorems.acs_pldp_theorem1_noise(
         epsilon,
-        DELTA_003,
+        DELTA_ACS,
         rate=batch / records,
         participations=participations,
         draws=draws,
-        local_steps=STEPS_003,
+        local_steps=STEPS_ACS,
         constant=constant,
     )
     event = _fixed_size(batch, records, count)
     # the paper keeps a quarter of delta for clients drawn more often than T*
-    tight = noise_multiplier_for(event, epsilon, 0.75 * DELTA_003) / 2
+    tight = noise_multiplier_for(event, epsilon, 0.75 * DELTA_ACS) / 2
     spent = event.scaled(2 * noise)
-    provable, attained = epsilon_of(spent, DELTA_003), epsilon_of(spent, DELTA_003, ATTAINED)
+    provable, attained = epsilon_of(spent, DELTA_ACS), epsilon_of(spent, DELTA_ACS, ATTAINED)
     if attained > epsilon:
         verdict, reason = Verdict.WRONG, f"two real neighbours attain {attained:.4g}"
     else:
         verdict = Verdict.HEURISTIC
         reason = "the paper gives an order of magnitude without a constant; also, q is computed from unprotected norms"
-    claim = Claim(f"Theorem 1 with constant {constant}", epsilon, DELTA_003, verdict, reason)
+    claim = Claim(f"Theorem 1 with constant {constant}", epsilon, DELTA_ACS, verdict, reason)
     setting = f"{data}, T*={participations}, epsilon {epsilon:g}"
-    return PaperRow(
-        "003", setting, claim, provable, noise, tight, "sigma_i in units of S = 2C/m", {"attained_epsilon": attained}
-    )
+    unit, details = "sigma_i in units of S = 2C/m", {"attained_epsilon": attained}
+    return PaperRow("acs_pldp", setting, claim, provable, noise, tight, unit, details)
 
 
-def _lemma1_003(draws: int, rate: float, tail: float) -> PaperRow:
-    bound = lemma1_003(draws, rate, tail)
+def _acs_lemma1(draws: int, rate: float, tail: float) -> PaperRow:
+    bound = acs_pldp_lemma1(draws, rate, tail)
     true_tail, quantile = participation_tail(draws, rate, bound), participation_quantile(draws, rate, tail)
     if true_tail <= tail:
         verdict, reason = Verdict.CONDITIONAL, f"the bound exceeds the exact quantile {quantile} here"
@@ -288,43 +248,44 @@ def _lemma1_003(draws: int, rate: float, tail: float) -> PaperRow:
         verdict, reason = Verdict.WRONG, f"exceeded with probability {true_tail:.3g}, above {tail:g}"
     claim = Claim("Lemma 1 (participations)", None, tail, verdict, reason)
     details = {"bound": bound, "exact_quantile": quantile, "exact_tail": true_tail}
-    return PaperRow("003", f"KR={draws}, q={rate:g}, tail {tail:g}", claim, None, details=details)
+    return PaperRow("acs_pldp", f"KR={draws}, q={rate:g}, tail {tail:g}", claim, None, details=details)
 
 
-# 004: DP-FedAvg in heterogeneous settings ------------------------------------------------------------------------
+# dp_fedavg_output: DP-FedAvg in heterogeneous settings -------------------------------------------------------------
 
-DELTA_004, ROUNDS_004 = 1e-5, 10
+DELTA_OUTPUT, ROUNDS_OUTPUT = 1e-5, 10
 
 
-def _paper_004() -> Tasks:
-    yield _lemma2_004
-    for theorem in (_theorem1_004, _theorem2_004, _literal_004):
+def _output() -> Tasks:
+    yield _output_lemma2
+    for theorem in (_output_theorem1, _output_theorem2, _output_literal):
         for data, records in (("MNIST", 600), ("Adult", 325)):
             for epsilon in (0.5, 1.0, 2.0, 5.0):
                 yield functools.partial(theorem, data, records, epsilon)
 
 
-def _lemma2_004() -> PaperRow:
+def _output_lemma2() -> PaperRow:
     reason = "the update moves by at most 2 G sum eta <= 4 Q G eta; needs clipping in every step, not only the last"
-    return PaperRow("004", "any", Claim("Lemma 2 (sensitivity)", None, DELTA_004, Verdict.CONDITIONAL, reason), None)
+    claim = Claim("Lemma 2 (sensitivity)", None, DELTA_OUTPUT, Verdict.CONDITIONAL, reason)
+    return PaperRow("dp_fedavg_output", "any", claim, None)
 
 
-def _event_004(records: int, count: int) -> GaussianSteps:
+def _output_event(records: int, count: int) -> GaussianSteps:
     """The paper's reading of a round: 5 batches of 10 as one sample of 50; its sensitivity 4 Q G eta as 2 C."""
     return _fixed_size(50, records, count)
 
 
-def _least_004(spent: GaussianSteps) -> float:
+def _output_least(spent: GaussianSteps) -> float:
     """Attained with half the paper's sensitivity: 2 Q G eta is what a constant learning rate can reach."""
-    return epsilon_of(spent.scaled(2.0), DELTA_004, ATTAINED)
+    return epsilon_of(spent.scaled(2.0), DELTA_OUTPUT, ATTAINED)
 
 
-def _theorem1_004(data: str, records: int, epsilon: float) -> PaperRow:
-    event, rate = _event_004(records, 1), 50 / records
-    noise = theorems.theorem1_004_noise(epsilon, DELTA_004, rate)
-    tight = noise_multiplier_for(event, epsilon, DELTA_004) / 2
+def _output_theorem1(data: str, records: int, epsilon: float) -> PaperRow:
+    event, rate = _output_event(records, 1), 50 / records
+    noise = theorems.dp_fedavg_output_theorem1_noise(epsilon, DELTA_OUTPUT, rate)
+    tight = noise_multiplier_for(event, epsilon, DELTA_OUTPUT) / 2
     spent = event.scaled(2 * noise)
-    provable, least = epsilon_of(spent, DELTA_004), _least_004(spent)
+    provable, least = epsilon_of(spent, DELTA_OUTPUT), _output_least(spent)
     inner = epsilon / (2 * rate)
     reason = f"condition not met: needs epsilon / (2q) <= 1, got {inner:.3g}"
     if least > epsilon:
@@ -334,42 +295,49 @@ def _theorem1_004(data: str, records: int, epsilon: float) -> PaperRow:
         verdict = Verdict.CONDITIONAL
         if provable > epsilon:
             reason += "; its own sensitivity gives more than claimed, the factor 2 in Lemma 2 saves the number"
-    details = {"epsilon_at_sensitivity_2QG_eta": epsilon_of(spent.scaled(2.0), DELTA_004)}
-    claim = Claim("Theorem 1 (one round)", epsilon, DELTA_004, verdict, reason)
+    details = {"epsilon_at_sensitivity_2QG_eta": epsilon_of(spent.scaled(2.0), DELTA_OUTPUT)}
+    claim = Claim("Theorem 1 (one round)", epsilon, DELTA_OUTPUT, verdict, reason)
     unit = "z = noise on the model / (4 Q G eta)"
-    return PaperRow("004", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit, details)
+    return PaperRow("dp_fedavg_output", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit, details)
 
 
-def _theorem2_004(data: str, records: int, epsilon: float) -> PaperRow:
-    rate, one_round = 50 / records, theorems.theorem1_004_noise(epsilon, DELTA_004, 50 / records)
-    claimed = theorems.theorem2_004_epsilon(epsilon, rate, ROUNDS_004)
-    spent = _event_004(records, ROUNDS_004).scaled(2 * one_round)
-    provable, least = epsilon_of(spent, DELTA_004), _least_004(spent)
+def _output_theorem2(data: str, records: int, epsilon: float) -> PaperRow:
+    rate, one_round = 50 / records, theorems.dp_fedavg_output_theorem1_noise(epsilon, DELTA_OUTPUT, 50 / records)
+    claimed = theorems.dp_fedavg_output_theorem2_epsilon(epsilon, rate, ROUNDS_OUTPUT)
+    spent = _output_event(records, ROUNDS_OUTPUT).scaled(2 * one_round)
+    provable, least = epsilon_of(spent, DELTA_OUTPUT), _output_least(spent)
     reason = (
-        f"c0 is not given; {ROUNDS_004} rounds need c0 = {provable / claimed:.3g}; even releases of sensitivity "
+        f"c0 is not given; {ROUNDS_OUTPUT} rounds need c0 = {provable / claimed:.3g}; even releases of sensitivity "
         f"2 Q G eta attain {_told(least)}"
     )
     verdict = Verdict.WRONG if least > claimed else Verdict.HEURISTIC
-    claim = Claim("Theorem 2 (all rounds) with c0 = 1", claimed, DELTA_004, verdict, reason)
+    claim = Claim("Theorem 2 (all rounds) with c0 = 1", claimed, DELTA_OUTPUT, verdict, reason)
     details = {"c0": provable / claimed}
     return PaperRow(
-        "004", f"{data}, epsilon {epsilon:g}, K={ROUNDS_004}", claim, provable, one_round, None, "", details
+        "dp_fedavg_output",
+        f"{data}, epsilon {epsilon:g}, K={ROUNDS_OUTPUT}",
+        claim,
+        provable,
+        one_round,
+        None,
+        "",
+        details,
     )
 
 
-def _literal_004(data: str, records: int, epsilon: float) -> PaperRow:
+def _output_literal(data: str, records: int, epsilon: float) -> PaperRow:
     rate_of_learning = 0.04 if data == "MNIST" else 0.01
-    noise = theorems.theorem1_004_noise(epsilon, DELTA_004, 50 / records) * rate_of_learning
-    spent = _event_004(records, 1).scaled(2 * noise)
-    provable, least = epsilon_of(spent, DELTA_004), _least_004(spent)
+    noise = theorems.dp_fedavg_output_theorem1_noise(epsilon, DELTA_OUTPUT, 50 / records) * rate_of_learning
+    spent = _output_event(records, 1).scaled(2 * noise)
+    provable, least = epsilon_of(spent, DELTA_OUTPUT), _output_least(spent)
     reason = (
         f"the noise is multiplied by the learning rate {rate_of_learning:g}: even a release of sensitivity 2 Q G eta "
         f"attains {_told(least)}"
     )
-    claim = Claim("equation (13) as printed (one round)", epsilon, DELTA_004, Verdict.WRONG, reason)
-    tight = noise_multiplier_for(_event_004(records, 1), epsilon, DELTA_004) / 2
+    claim = Claim("equation (13) as printed (one round)", epsilon, DELTA_OUTPUT, Verdict.WRONG, reason)
+    tight = noise_multiplier_for(_output_event(records, 1), epsilon, DELTA_OUTPUT) / 2
     unit = "z = noise on the model / (4 Q G eta)"
-    return PaperRow("004", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit)
+    return PaperRow("dp_fedavg_output", f"{data}, epsilon {epsilon:g}", claim, provable, noise, tight, unit)
 
 
 # DPFedAvg and DP-SGD: the moments accountant on what was not sampled as it assumes --------------------------------
@@ -378,7 +346,7 @@ def _literal_004(data: str, records: int, epsilon: float) -> PaperRow:
 def _moments() -> Tasks:
     for setting, batch, records, steps, noise, delta in (
         ("q=0.01, T=1000", 100, 10000, 1000, 2.0, 1e-5),
-        ("000's MNIST, T=50", 10, 600, 1500, 0.6, 1e-2),
+        ("dpnfl's MNIST, T=50", 10, 600, 1500, 0.6, 1e-2),
         ("B=64 of 6000, T=1000", 64, 6000, 1000, 2.0, 1e-5),
     ):
         yield functools.partial(_moments_row, setting, batch, records, steps, noise, delta)
@@ -399,10 +367,10 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
 
 
 PAPERS: dict[str, Callable[[], Tasks]] = {
-    "000": _paper_000,
-    "001": _paper_001,
-    "002": _paper_002,
-    "003": _paper_003,
-    "004": _paper_004,
+    "dpnfl": _dpnfl,
+    "rfedavg": _rfedavg,
+    "cpfed": _cpfed,
+    "acs_pldp": _acs,
+    "dp_fedavg_output": _output,
     "dp-fedavg": _moments,
 }

@@ -1,4 +1,4 @@
-"""How often a client takes part: exact binomial tails, and paper 003's approximation of them."""
+"""How often a client takes part: exact binomial tails, and the acs_pldp paper's approximation of them."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import scipy
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import GaussianSteps
 
-# 003's k, which it does not give: the logistic curve of slope k stands in for the normal distribution function
+# acs_pldp's k, which it does not give: the logistic curve of slope k stands in for the normal distribution function
 LOGISTIC_SLOPE = 1.702  # closest everywhere (error below 0.0095)
 WAISSI_ROSSIN_SLOPE = 0.9 * math.sqrt(math.pi)  # 1.5952: closest at the mean, and budgets for more participations
 
@@ -30,11 +30,11 @@ def participation_tail(rounds: int, rate: float, bound: float) -> float:
     return float(scipy.stats.binom.sf(math.floor(bound), rounds, rate))
 
 
-def lemma1_003(draws: int, rate: float, tail: float, slope: float = LOGISTIC_SLOPE) -> float:
-    """003's bound on participations: mean + ln((1 - tail) / tail) sqrt(draws q (1 - q)) / k.
+def acs_pldp_lemma1(draws: int, rate: float, tail: float, slope: float = LOGISTIC_SLOPE) -> float:
+    """acs_pldp's bound on participations: mean + ln((1 - tail) / tail) sqrt(draws q (1 - q)) / k.
 
     A normal law in place of the binomial, a logistic curve in place of the normal: too small where draws * q is small.
-    Source: 003, Lemma 1 and equation (4).
+    Source: acs_pldp, Lemma 1 and equation (4).
     """
     _check(draws, rate, tail)
     errors.require_positive("slope", slope)

@@ -1,4 +1,4 @@
-"""How often to draw clients that have privacy budgets of their own (paper 003).
+"""How often to draw clients that have privacy budgets of their own (acs_pldp).
 
 A client with a small budget adds much noise, so it should be drawn less often than its gradient alone suggests.
 """
@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.participation import LOGISTIC_SLOPE, lemma1_003
+from fedjax_dp.accounting.participation import LOGISTIC_SLOPE, acs_pldp_lemma1
 
 RAREST = 1e-6  # of the uniform probability: nobody is drawn less often, so no weight p / (K q) is without bound
 NEWTON_STEPS = 6  # from a relative error below 0.27 to rounding: each step leaves less than 1.5 error^2
@@ -26,7 +26,7 @@ def sampling_probabilities(
     Zeros:  a client with p G = p B = 0 does not care, and gets the least probability, or an equal part of what is left
             where all others are at 1 / draws. Refusing it would stop a run whose gradients vanish; q = 0 would bias it.
     Raises: ConfigurationError if draws > N, or for numbers that are negative or not finite.
-    Source: 003's sampling problem, by the conditions of Karush, Kuhn and Tucker: each q is 1 / draws or the root of
+    Source: acs_pldp's sampling problem, by the conditions of Karush, Kuhn, Tucker: each q is 1 / draws or the root of
             p^2 G^2 / q^2 + (strength / 2) p^2 B^2 / q^(3/2) = nu, and nu makes the sum 1. It increases in p G and in
             p B (Theorem 3).
 
@@ -84,7 +84,7 @@ def noise_terms(epsilons: np.ndarray, rates: np.ndarray, draws: int, rounds: int
     """B = sqrt(ln(1/d') ln(1/d'') ln(1/d''')) s / epsilon per client, d' = delta / (2 K R), d'' = d''' = delta / 4.
 
     Shapes: `epsilons` (budgets, in nats) and `rates` s (batch size over records) are `(N,)` or numbers; returns `(N,)`.
-    Limits: an infinite budget has no noise term. Source: 003, Theorem 1; K R is draws times rounds.
+    Limits: an infinite budget has no noise term. Source: acs_pldp, Theorem 1; K R is draws times rounds.
     """
     epsilons, rates = np.atleast_1d(np.asarray(epsilons, float)), _numbers("rates", np.atleast_1d(rates))
     if not np.all(epsilons > 0):
@@ -99,17 +99,17 @@ def noise_terms(epsilons: np.ndarray, rates: np.ndarray, draws: int, rounds: int
 def budgeted_participations(
     probabilities: np.ndarray, draws: int, rounds: int, delta: float, slope: float = LOGISTIC_SLOPE
 ) -> np.ndarray:
-    """003's T*: how often each client may be drawn in `rounds` rounds of `draws`, but for a chance of delta / 4.
+    """acs_pldp's T*: how often each client may be drawn in `rounds` rounds of `draws`, but for a chance of delta / 4.
 
-    Shapes: `probabilities` `(N,)`, of one draw; returns `(N,)`, not whole. `slope` is as in `lemma1_003`.
+    Shapes: `probabilities` `(N,)`, of one draw; returns `(N,)`, not whole. `slope` is as in `acs_pldp_lemma1`.
     An approximation that is too small for clients drawn rarely: `participation_quantile` is exact.
-    Source: 003, Lemma 1 and equation (4).
+    Source: acs_pldp, Lemma 1 and equation (4).
     """
     errors.require_count("draws", draws)
     errors.require_count("rounds", rounds)
     errors.require_in_unit_interval("delta", delta)
     rates = np.atleast_1d(np.asarray(probabilities, float)).tolist()
-    return np.array([lemma1_003(draws * rounds, rate, delta / 4, slope) for rate in rates])
+    return np.array([acs_pldp_lemma1(draws * rounds, rate, delta / 4, slope) for rate in rates])
 
 
 def _numbers(what: str, values: np.ndarray) -> np.ndarray:

@@ -78,7 +78,7 @@ class WithReplacement:
 
 @dataclasses.dataclass(frozen=True)
 class AnyStep:
-    """Drawn in at least one of `steps` batches, when one release covers all of them (paper 004's noised upload).
+    """Drawn in at least one of `steps` batches, when one release covers all of them (dp_fedavg_output's upload).
 
     The clip norm is then the bound on what one member can change over all its appearances.
     """

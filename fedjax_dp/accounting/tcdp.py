@@ -1,7 +1,7 @@
-"""Truncated concentrated differential privacy (tCDP): the accounting that paper 000 states.
+"""Truncated concentrated differential privacy (tCDP): the accounting that the dpnfl paper states.
 
 Source: Bun, Dwork, Rothblum, Steinke 2018 (BDRS), "Composable and versatile privacy via truncated CDP", as quoted in
-000's Lemmas 2-4. `rho` is in nats per order, `omega` the largest order for which the bound holds.
+dpnfl's Lemmas 2-4. `rho` is in nats per order, `omega` the largest order for which the bound holds.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Tcdp:
     omega: float = math.inf
 
     def times(self, count: int) -> "Tcdp":
-        """Composition: rhos add, the smallest omega holds (BDRS Lemma 2, 000's Lemma 3)."""
+        """Composition: rhos add, the smallest omega holds (BDRS Lemma 2, dpnfl's Lemma 3)."""
         return Tcdp(self.rho * count, self.omega)
 
     def plus(self, other: "Tcdp") -> "Tcdp":
@@ -43,7 +43,7 @@ class Tcdp:
         return self if rate else Tcdp(0.0)
 
     def epsilon(self, delta: float) -> float:
-        """Conversion to (epsilon, delta), both branches of BDRS Lemma 6 (000's Lemma 2 is the first branch only).
+        """Conversion to (epsilon, delta), both branches of BDRS Lemma 6 (dpnfl's Lemma 2 is the first branch only).
 
         Raises: TcdpConditionError if omega is not above 1, where tCDP says nothing.
         """
@@ -60,7 +60,7 @@ class Tcdp:
 
 
 def subsample(part: Tcdp, rate: float) -> Tcdp:
-    """Amplification by fixed-size sampling without replacement (BDRS Theorem 12, 000's Lemma 4).
+    """Amplification by fixed-size sampling without replacement (BDRS Theorem 12, dpnfl's Lemma 4).
 
     Raises: TcdpConditionError unless 0 < rate <= 0.1, 0 < rho <= 0.1, ln(1/rate) >= 3 rho (2 + log2(1/rho)) and
             min(omega, ln(1/rate) / (2 rho)) >= 3.
@@ -83,7 +83,7 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
 
 
 def price(event: Event) -> Callable[[Release], Tcdp]:
-    """(rho, omega) of one release of a step: 000's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
+    """(rho, omega) of one release of a step: dpnfl's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
 
     Raises: TcdpConditionError where the subsampling theorem does not apply.
     """

@@ -18,12 +18,12 @@ from fedjax_dp.accounting.zcdp import zcdp_budget, zcdp_epsilon_standard
 
 
 def tcdp_of(steps: GaussianSteps) -> Tcdp:
-    """000's accounting of one client: rho = 26 K tau G^2 / (n^2 sigma^2) and its omega (Lemmas 3 and 4)."""
+    """dpnfl's accounting of one client: rho = 26 K tau G^2 / (n^2 sigma^2) and its omega (Lemmas 3 and 4)."""
     return total(steps, price(steps))
 
 
-def theorem5_000(steps: GaussianSteps) -> tuple[float, float]:
-    """(epsilon, delta) as 000's Theorem 5 prints them: rho (2 omega - 1) and exp(-rho (omega - 1)^2).
+def dpnfl_theorem5(steps: GaussianSteps) -> tuple[float, float]:
+    """(epsilon, delta) as dpnfl's Theorem 5 prints them: rho (2 omega - 1) and exp(-rho (omega - 1)^2).
 
     One boundary point of the curve, not a rule for choosing the noise: at usual settings epsilon is above 10.
     """
@@ -31,8 +31,8 @@ def theorem5_000(steps: GaussianSteps) -> tuple[float, float]:
     return spent.rho * (2 * spent.omega - 1), math.exp(-spent.rho * (spent.omega - 1) ** 2)
 
 
-def lemma2_000_noise(epsilon: float, delta: float, sampling: WithoutReplacement, count: float) -> float:
-    """000's calibration, as a noise multiplier: z = B sqrt(26 K tau / rho*) / n.
+def dpnfl_lemma2_noise(epsilon: float, delta: float, sampling: WithoutReplacement, count: float) -> float:
+    """dpnfl's calibration, as a noise multiplier: z = B sqrt(26 K tau / rho*) / n.
 
     `count` is K tau, which may be an expectation and so need not be an integer.
     Raises: TcdpConditionError when a condition of Lemmas 2 or 4 fails at the resulting noise.
@@ -41,13 +41,13 @@ def lemma2_000_noise(epsilon: float, delta: float, sampling: WithoutReplacement,
     noise_multiplier = sampling.batch_size * math.sqrt(26 * count / rho) / sampling.records
     one = tcdp_of(GaussianSteps(noise_multiplier, sampling, Adjacency.REPLACE_ONE, 1))
     if math.log(1 / delta) > (one.omega - 1) ** 2 * rho:
-        raise TcdpConditionError(f"000's Lemma 2 needs delta >= exp(-(omega-1)^2 rho), got delta {delta:g}; raise it")
+        raise TcdpConditionError(f"dpnfl's Lemma 2 needs delta >= exp(-(omega-1)^2 rho), got delta {delta:g}; raise it")
     return noise_multiplier
 
 
 @dataclasses.dataclass(frozen=True)
 class Cpfed:
-    """A configuration of 002 (CPFed) with gradients bounded by 1: `cohort_size` of `num_clients` clients a round."""
+    """A configuration of CPFed with gradients bounded by 1: `cohort_size` of `num_clients` clients a round."""
 
     rounds: int
     local_steps: int
@@ -61,11 +61,11 @@ class Cpfed:
         return 2 * self.local_steps / (honest * self.batch_size**2 * sigma**2)
 
     def rho(self, sigma: float, *, secure: bool) -> float:
-        """002's Theorem 1: the expected number of rounds, T r / n, times the round's rho."""
+        """cpfed's Theorem 1: the expected number of rounds, T r / n, times the round's rho."""
         return self.rounds * self.cohort_size / self.num_clients * self.rho_of_round(sigma, secure=secure)
 
     def epsilon(self, sigma: float, delta: float, *, secure: bool) -> float:
-        """002's Theorem 1, by the standard conversion."""
+        """cpfed's Theorem 1, by the standard conversion."""
         return zcdp_epsilon_standard(self.rho(sigma, secure=secure), delta)
 
     def sigma(self, epsilon: float, delta: float, *, secure: bool) -> float:
@@ -73,10 +73,10 @@ class Cpfed:
         return math.sqrt(self.rho(1.0, secure=secure) / zcdp_budget(epsilon, delta))
 
 
-def theorem1_003_noise(
+def acs_pldp_theorem1_noise(
     epsilon: float, delta: float, *, rate: float, participations: float, draws: int, local_steps: int, constant: int
 ) -> float:
-    """003's Theorem 1, in units of its sensitivity 2C/m: s sqrt(T* E ln(1/delta') ln(1/delta'')) / epsilon.
+    """acs_pldp's Theorem 1, in units of its sensitivity 2C/m: s sqrt(T* E ln(1/delta') ln(1/delta'')) / epsilon.
 
     `draws` is K R; delta' = delta / (2 K R), delta'' = delta / 4. The paper prints an order of magnitude only.
     `constant` 1 takes it literally; 2 restores the two factors sqrt(2), and 1.25 / delta', of the theorems it rests on.
@@ -87,14 +87,17 @@ def theorem1_003_noise(
     return constant * rate * math.sqrt(participations * local_steps * log_inner * math.log(1 / outer)) / epsilon
 
 
-def theorem1_004_noise(epsilon: float, delta: float, rate: float) -> float:
-    """004's Theorem 1, in units of its sensitivity 4 Q G eta: the classical Gaussian at (epsilon / (2q), delta / q)."""
+def dp_fedavg_output_theorem1_noise(epsilon: float, delta: float, rate: float) -> float:
+    """dp_fedavg_output's Theorem 1, in units of its sensitivity 4 Q G eta.
+
+    The classical Gaussian at (epsilon / (2q), delta / q).
+    """
     errors.require_positive("epsilon", epsilon)
     return math.sqrt(2 * math.log(1.25 * rate / delta)) * 2 * rate / epsilon
 
 
-def theorem2_004_epsilon(epsilon: float, rate: float, participations: float) -> float:
-    """004's Theorem 2 with c0 = 1: c0 q epsilon sqrt(K / (1 - q)) after K rounds taken part in; c0 is not given."""
+def dp_fedavg_output_theorem2_epsilon(epsilon: float, rate: float, participations: float) -> float:
+    """dp_fedavg_output's Theorem 2: c0 q epsilon sqrt(K / (1 - q)) after K rounds taken part in; c0 is taken for 1."""
     return rate * epsilon * math.sqrt(participations / (1 - rate))
 
 

@@ -60,8 +60,8 @@ def seen(
 
     The second row is amplification by iteration (Feldman et al. 2018, arXiv:1808.06651, Theorem 22; as a Gaussian
     trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278; integer noise falls in the third), and cannot be improved
-    in general: a client with a linear loss among clients whose step forgets its start attains it. Paper 002 counts
-    h z^2 there.
+    in general: a client with a linear loss among clients whose step forgets its start attains it. The cpfed paper
+    counts h z^2 there.
 
     That a record's client may hide in the cohort is not counted: another client's whole update, which may differ by
     more than one record's clip norm, can show who took part. Amplification by client sampling belongs to events of unit

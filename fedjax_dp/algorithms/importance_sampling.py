@@ -1,4 +1,4 @@
-"""003's client sampling: how often to draw whom, from the clients' gradient norms and personal budgets."""
+"""acs_pldp's client sampling: how often to draw whom, from the clients' gradient norms and personal budgets."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,13 +42,13 @@ def optimal_probabilities(
     seed: int = 0,
     model: Model | None = None,
 ) -> Sampling:
-    """003's optimal q: min sum p^2 G^2 / q + strength p^2 B^2 / sqrt(q), q at most 1/K (`accounting.personal`).
+    """acs_pldp's optimal q: min sum p^2 G^2 / q + strength p^2 B^2 / sqrt(q), q at most 1/K (`accounting.personal`).
 
     Every client first takes two rounds of local steps that nobody sees and tells one number, the mean norm G_i of its
     batches' gradients.
-    norm_noise  0: as 003 does, the norms leave the clients as they are; no epsilon covers that, and the Guarantee of an
-                algorithm with these probabilities says so. z > 0: each norm is clipped to `norm_clip` and noise of
-                standard deviation z * norm_clip joins the mean, which is one Gaussian release per client, counted.
+    norm_noise  0: as acs_pldp does, the norms leave the clients as they are; no epsilon covers that, and the Guarantee
+                of an algorithm with these probabilities says so. z > 0: each norm is clipped to `norm_clip` and noise
+                of standard deviation z * norm_clip joins the mean, which is one Gaussian release per client, counted.
     """
     errors.require_not_negative("norm_noise", norm_noise)
     errors.require_positive("norm_clip", norm_clip)

@@ -30,7 +30,8 @@ from fedjax_dp.accounting import (
     guarantee,
     seen,
 )
-from fedjax_dp.accounting.papers import PaperRow
+from fedjax_dp.accounting.guarantee import PaperRow
+from fedjax_dp.accounting.papers import PAPERS
 from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
@@ -322,7 +323,7 @@ def claims_command(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsOptions:
-    paper: Annotated[str | None, about("000, 001, 002, 003, 004 or dp-fedavg", default="all")] = None
+    paper: Annotated[str | None, about("", choices=PAPERS, default="all")] = None
     plot: Annotated[str | None, about("write a picture to this PNG file", metavar="FILE")] = None
 
 

@@ -1,9 +1,13 @@
-"""`fedjax-dp catalogue`: every algorithm in a table."""
+"""`fedjax-dp catalogue`: every algorithm in a table, and the papers cited in full."""
 
 import json
 
-from fedjax_dp import errors
+from fedjax_dp import citations, errors
 from fedjax_dp.cli.options import take_flag
+
+USAGE = """usage: fedjax-dp catalogue [--json]
+
+Every algorithm: source, privacy, state and bytes per round; below, the papers cited in full."""
 
 
 def catalogue_command(arguments: list[str]) -> int:
@@ -14,11 +18,12 @@ def catalogue_command(arguments: list[str]) -> int:
     if arguments and arguments[0] not in ("-h", "--help"):
         raise errors.refuse("argument", repr(arguments[0]), "--json or nothing for fedjax-dp catalogue")
     if arguments:
-        print("usage: fedjax-dp catalogue [--json]\n\nEvery algorithm: source, privacy, state and bytes per round.")
+        print(USAGE)
         return 0
     table = catalogue_table.rows()
     if as_json:
-        print(json.dumps({"catalogue": [row._asdict() for row in table]}))
+        cited = [paper.to_dict() for paper in citations.CITATIONS.values()]
+        print(json.dumps({"catalogue": [row._asdict() for row in table], "citations": cited}))
     else:
-        print(catalogue_table.markdown(table))
+        print(f"{catalogue_table.markdown(table)}\n\n## Citations\n\n{citations.markdown()}")
     return 0

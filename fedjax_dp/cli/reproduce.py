@@ -18,7 +18,7 @@ from fedjax_dp.options import about
 DESCRIPTION = """The tables and figures of the papers: as published, by the paper's literal recipe, by the correct
 reading with the same budget, the epsilon that each proves, and a verdict.
 
-usage: fedjax-dp reproduce lists them; fedjax-dp reproduce NAME [OPTIONS] [--json] runs one, such as 000/table2, and
+usage: fedjax-dp reproduce lists them; fedjax-dp reproduce NAME [OPTIONS] [--json] runs one, such as dpnfl/table2, and
 writes table.md, table.csv, table.json and figure.png; the same command goes on with one that was stopped. --json prints
 one JSON object on stdout and nothing else."""
 WIDTH = 170  # of a table where there is no terminal

@@ -43,7 +43,7 @@ def hold_out(
     """Each client keeps `fraction` of its own records as its part of the test set, which replaces the data set's.
 
     Returns the data set, the clients' training rows and, for each test record, the client whose part it is: what
-    `federate` takes. Meant for `pooled` data (002: Adult, 16 clients of 3,052 records, 2,441 of them to train on).
+    `federate` takes. Meant for `pooled` data (cpfed: Adult, 16 clients of 3,052 records, 2,441 of them to train on).
     """
     train, test = split_each(clients, fraction, seed)
     rows = np.concatenate(test)

@@ -21,7 +21,7 @@ def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) 
 
     Sizes differ by at most one record and every record is used. 0 gives each client few labels, 100 is iid. Test labels
     cut with the same number of clients give client k the same part of the sorted labels, as its own test part.
-    Source: Karimireddy et al. 2020, arXiv:1910.06378, section 7; 001 and its published code.
+    Source: Karimireddy et al. 2020, arXiv:1910.06378, section 7; rfedavg and its published code.
     """
     errors.require_count("num_clients", num_clients)
     if not 0 <= percent <= 100:
@@ -44,7 +44,7 @@ def dirichlet(
     order. `concentration` is the Dirichlet parameter of each class (`per_class`), or multiplies the uniform
     distribution over classes (`hsu`), which makes the parameter concentration / classes. If a client has no
     probability on any class that is left, it draws evenly from those.
-    Source: Hsu et al. 2019, arXiv:1909.06335, section 3; 000.
+    Source: Hsu et al. 2019, arXiv:1909.06335, section 3; dpnfl.
     """
     check_total(labels, sizes)
     errors.require_positive("concentration", concentration)
@@ -71,8 +71,8 @@ def dirichlet(
 def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
     """Every client holds records of one class; classes get clients in proportion to their records.
 
-    Adult with 100 clients of 325 records gives 76 and 24 (004). Larger clients choose first; each takes the class that
-    is furthest behind its share and still has enough records.
+    Adult with 100 clients of 325 records gives 76 and 24 (dp_fedavg_output). Larger clients choose first; each takes
+    the class that is furthest behind its share and still has enough records.
     """
     check_total(labels, sizes)
     rng = np.random.default_rng(seed)

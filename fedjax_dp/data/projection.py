@@ -1,4 +1,4 @@
-"""Fewer features in front of a model: principal components, as in 000, or the low frequencies of images."""
+"""Fewer features in front of a model: principal components, as in dpnfl, or the low frequencies of images."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ BLOCK = 8192  # records at once
 
 
 def principal_components(dataset: Dataset, count: int, fit_rows: np.ndarray | None = None) -> Dataset:
-    """Every record as its first `count` principal components of the pooled training records, centred (000, section V).
+    """Every record as its first `count` principal components of all training records, centred (dpnfl, section V).
 
     `fit_rows` are the training records that they are computed from, all unless given. That is done without privacy;
     `learnt` says so, and a Guarantee repeats it.

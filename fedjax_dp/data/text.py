@@ -19,7 +19,7 @@ LENGTH = 25  # words of a message; longer ones are cut
 PADDING, UNKNOWN = 0, 1
 TEST_FRACTION = 0.1  # of every user's messages; users with one message keep it
 
-# The "basic english" tokeniser of 001's published code: lower case, marks apart from words, some marks dropped.
+# The "basic english" tokeniser of rfedavg's published code: lower case, marks apart from words, some marks dropped.
 _MARKS = str.maketrans({mark: f" {mark} " for mark in ".,()!?"} | {"'": " ' ", '"': None, ";": " ", ":": " "})
 
 
@@ -52,7 +52,7 @@ def sent140(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     """Messages as indices into a vocabulary of the training messages; label 1 is positive.
 
     Each user's messages are split before anything else, so that no test message shapes the vocabulary and none is in
-    a client's training records (001's published code splits afterwards).
+    a client's training records (rfedavg's published code splits afterwards).
     """
     folders = places([name], data_dir)
     path = first_file(folders, (FILE,))

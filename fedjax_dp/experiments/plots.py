@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
-from fedjax_dp.accounting.papers import PaperRow
+from fedjax_dp.accounting.guarantee import PaperRow
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.experiments.latency import Latency
@@ -111,7 +111,8 @@ def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike) -> None:
     """Each paper's noise over the noise that suffices, coloured by verdict, as a PNG. Below 1 is too little noise."""
     shown = [row for row in rows if row.noise_ratio]
     if not shown:
-        raise errors.refuse("plot", str(path), "asked for a paper with calibrated noise", "use 000, 002, 003 or 004")
+        wanted, remedy = "asked for a paper with calibrated noise", "use dpnfl, cpfed, acs_pldp or dp_fedavg_output"
+        raise errors.refuse("plot", str(path), wanted, remedy)
     figure, axes = plt.subplots(figsize=(9, 1.4 + 0.21 * len(shown)), layout="constrained")
     for height, row in enumerate(shown):
         ratio = row.noise_ratio or 1.0
@@ -119,7 +120,7 @@ def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike) -> None:
         axes.plot([1, ratio], [height, height], color=color, lw=2)
         axes.plot(ratio, height, "o", color=color, ms=4)
     axes.set_yticks(range(len(shown)))
-    axes.set_yticklabels([f"{row.paper} {row.claim.source}: {row.setting}" for row in shown], fontsize=7)
+    axes.set_yticklabels([f"{row.paper}, {row.claim.source}: {row.setting}" for row in shown], fontsize=7)
     axes.set(ylim=(len(shown) - 0.4, -0.6), xscale="log", xlabel="noise by the paper / noise that suffices")
     axes.axvline(1, color="0.3", lw=0.8)
     for side, words in ((-6, "too little noise"), (6, "more than needed")):

@@ -21,7 +21,7 @@ class _Softmax(nn.Module):
 
 
 def logistic_regression(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
-    """Multinomial logistic regression on flattened features, started at zero (000's LR; 7,850 parameters on MNIST)."""
+    """Multinomial logistic regression on flattened features, started at zero (dpnfl's LR; 7,850 numbers on MNIST)."""
     return NetworkModel(Linen(_Softmax(classes)), tuple(record_shape))
 
 
@@ -42,7 +42,7 @@ class _Mlp(nn.Module):
 def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> NetworkModel:
     """A multilayer perceptron; its features are the last hidden layer.
 
-    000's network is hidden=(1200,) on 60 principal components (85,210 parameters), 002's hidden=(64, 32) on Adult's 102
-    columns (8,738).
+    dpnfl's network is hidden=(1200,) on 60 principal components (85,210 parameters), cpfed's hidden=(64, 32) on Adult's
+    102 columns (8,738).
     """
     return NetworkModel(Linen(_Mlp(tuple(hidden), classes)), tuple(record_shape))

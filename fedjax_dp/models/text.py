@@ -13,7 +13,7 @@ from fedjax_dp import errors
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import Linen
 
-VOCABULARY, WIDTH = 3000, 300  # of 001's text model
+VOCABULARY, WIDTH = 3000, 300  # of rfedavg's text model
 
 
 class Frozen:
@@ -73,7 +73,7 @@ class _Lstm(nn.Module):
 def lstm(
     record_shape: tuple[int, ...], classes: int, embedding: Frozen | None = None, hidden: int = 256, layers: int = 2
 ) -> NetworkModel:
-    """001's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, where PyTorch keeps two.
+    """rfedavg's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, PyTorch keeps two.
 
     embedding  word vectors `Frozen((vocabulary, width))`, such as GloVe 6B 300d; unless given, random ones.
     """

@@ -35,9 +35,9 @@ class _Cnn(nn.Module):
 
 
 def cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
-    """McMahan's network, the CNN of 001 and, as 003 gives no sizes, of 003.
+    """McMahan's network, the CNN of rfedavg and, as acs_pldp gives no sizes, of acs_pldp.
 
-    1,663,370 parameters on 28x28 and 10 labels. Its features (001's phi) are the 512 units before the output.
+    1,663,370 parameters on 28x28 and 10 labels. Its features (rfedavg's phi) are the 512 units before the output.
     """
     _require_image(record_shape, 4)
     return NetworkModel(Linen(_Cnn(classes)), tuple(record_shape))

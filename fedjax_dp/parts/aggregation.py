@@ -4,11 +4,11 @@ m_i: how often client i was drawn; E m_i: its expectation, from the cohort's law
 
 | name | a_i / divisor | with | is, in the papers |
 |---|---|---|---|
-| wor_delta | m_i p_i / E m_i | uniform cohorts | w + (N/r) sum_S p_i Delta_i (000 Algorithm 1) |
-| | | draws by shares (MD) | (1/K) sum w_i over the multiset (Li et al. 2020, 004's WR) |
-| | | draws by given probabilities | w + sum p_i / (K q_i) Delta_i (003) |
+| wor_delta | m_i p_i / E m_i | uniform cohorts | w + (N/r) sum_S p_i Delta_i (dpnfl, Algorithm 1) |
+| | | draws by shares (MD) | (1/K) sum w_i over the multiset (Li et al. 2020, dp_fedavg_output's WR) |
+| | | draws by given probabilities | w + sum p_i / (K q_i) Delta_i (acs_pldp) |
 | | | Poisson cohorts | over the public expected size |
-| wor_model | the same | uniform cohorts | (N/r) sum_S p_i w_i: also rescales the model (000 IV-B, 004) |
+| wor_model | the same | uniform cohorts | (N/r) sum_S p_i w_i: also rescales the model (dpnfl, dp_fedavg_output) |
 | full, biased | m_i p_i | all clients, or those drawn | w + sum_S p_i Delta_i |
 | renorm | m_i p_i / sum_S m_j p_j | any | sum_S p_i w_i / sum_S p_j |
 | precision | m_i v_i / sum_S m_j v_j, v_i = p_i min(p_i, 2/N) | any | leans to large clients, which have less noise |
@@ -216,7 +216,7 @@ class FairRatio:
 
     L = 1 / learning rate, F_k = loss of the received model on all of client k's records, and
     h_k = q F_k^(q-1) |L Delta_k|^2 + L F_k^q. q = 0 is `mean`.
-    of_weighted  the squared norm is that of F_k^q L Delta_k, a mistake in 001's code.
+    of_weighted  the squared norm is that of F_k^q L Delta_k, a mistake in rfedavg's code.
     """
 
     q: float

@@ -92,7 +92,7 @@ class Dropout(Answers):
 @value
 @restates(Answers)
 class FirstResponders(Answers):
-    """The first `size` clients of an over-drawn `cohort` to answer (000's "first r that respond"); stragglers are cut.
+    """The first `size` clients of an over-drawn `cohort` to answer (dpnfl: "first r that respond"); others are cut.
 
     A client's answer takes `latency` times an exponential time. With equal latencies who is first is uniform.
     """

@@ -40,7 +40,7 @@ class Batches(Protocol):
 
 @value
 class FixedBatches:
-    """`size` distinct records, uniform without replacement, drawn afresh for every step (papers 000, 002)."""
+    """`size` distinct records, uniform without replacement, drawn afresh for every step (dpnfl, cpfed)."""
 
     size: int = structure()
 
@@ -65,7 +65,7 @@ class FixedBatches:
 
 @value
 class ReplacementBatches:
-    """`size` records drawn uniformly with replacement (004's WR): a record may count more than once."""
+    """`size` records drawn uniformly with replacement (dp_fedavg_output's WR): a record may count more than once."""
 
     size: int = structure()
 

@@ -88,7 +88,7 @@ class ClipRecords:
 
 @value
 class ClipBatch:
-    """The mean gradient of the batch is scaled down to `clip_norm` (003 as printed, 004); unit C, not C / B.
+    """The batch's mean gradient is scaled to `clip_norm` (acs_pldp as printed, dp_fedavg_output); unit C, not C / B.
 
     One record may turn the whole mean around, so the same privacy takes B times the noise of `ClipRecords`.
     """
@@ -113,7 +113,7 @@ class ClipBatch:
 
 @value
 class ScaleGradients:
-    """Every gradient times clip_norm / gradient_bound, unclipped (002's Lipschitz assumption); unit C / B.
+    """Every gradient times clip_norm / gradient_bound, unclipped (cpfed's Lipschitz assumption); unit C / B.
 
     `gradient_bound` is a number that no record's gradient may exceed; nothing checks it. Softmax regression on features
     of norm at most R has sqrt(2 (R^2 + 1)). Scaling gradients is, up to the learning rate, scaling the features.
@@ -137,7 +137,7 @@ class ScaleGradients:
 
 @value
 class Unbounded:
-    """The plain mean gradient with noise all the same (002 as printed). Unit C / B, which bounds nothing."""
+    """The plain mean gradient with noise all the same (cpfed as printed). Unit C / B, which bounds nothing."""
 
     gap = "gradients are noised but not clipped, so one record may change them without limit"
     assumption = None

@@ -213,8 +213,9 @@ class PoissonCohort:
 class MultinomialCohort:
     """`draws` independent draws with replacement: a multiset of clients.
 
-    probabilities  of a client in one draw `(num_clients,)` for importance sampling (003); None draws by the shares (MD
-                   sampling of Li et al. 2020, Scheme I; 004's WR), or, if `equal`, everybody alike;
+    probabilities  of a client in one draw `(num_clients,)` for importance sampling (acs_pldp); None draws by the shares
+                   (MD sampling of Li et al. 2020, Scheme I; dp_fedavg_output's WR), or, if `equal`, everybody
+                   alike;
     paid           the event by which each client told what `probabilities` are made of; None if nobody knows;
     public         on the word of whoever sets it, `probabilities` are made of public numbers alone;
     one_by_one     False: a client that is drawn m times trains once and its message counts m times; True: it trains m
@@ -243,8 +244,8 @@ class MultinomialCohort:
         if self.probabilities is None or self.public or self.paid is not None:
             return None
         return (
-            "cohorts are drawn by given probabilities, and nothing covers what these tell of the records (003 makes "
-            "them of the clients' gradient norms): find them with norm_noise above 0, or draw by shares"
+            "cohorts are drawn by given probabilities, and nothing covers what these tell of the records (acs_pldp "
+            "makes them of the clients' gradient norms): find them with norm_noise above 0, or draw by shares"
         )
 
     def members(self, num_clients: int) -> int:

@@ -1,4 +1,4 @@
-"""Feature matching of rFedAvg and rFedAvg+ (paper 001): clients pull their mean features to those of the others."""
+"""Feature matching of rFedAvg and rFedAvg+ (rfedavg): clients pull their mean features to those of the others."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Ste
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
-SERIALISATION = 760  # bytes that 001's table III counts on top of a vector of features
+SERIALISATION = 760  # bytes that rfedavg's table III counts on top of a vector of features
 
 WHEN = ("local_after", "global_before", "global_after")
 SCOPES = ("participants", "all")
@@ -47,9 +47,9 @@ class PlainFeatures:
 
 @value
 class NoisyFeatures:
-    """001's privacy evaluation: each record's features are clipped to `clip_norm`, noise joins their mean.
+    """rfedavg's privacy evaluation: each record's features are clipped to `clip_norm`, noise joins their mean.
 
-    The noise has standard deviation noise_multiplier * clip_norm / batch_size per coordinate, as 001 states it. No
+    The noise has standard deviation noise_multiplier * clip_norm / batch_size per coordinate, as rfedavg states it. No
     epsilon follows, because the model's uploads carry no noise.
     """
 
@@ -77,15 +77,15 @@ class NoisyFeatures:
 class FeatureMatching(Correction):
     """The gradient of strength * |mean feature of the batch - target|^2; the target is the others' mean features.
 
-    Features are the layer before the output, delta^k their mean over client k's records. 001 prints the penalty against
-    each other client and the penalty against their mean; the gradients are the same.
+    Features are the layer before the output, delta^k their mean over client k's records. rfedavg prints the penalty
+    against each other client and the penalty against their mean; the gradients are the same.
     when           whose model delta is taken at: "local_after", the client's own after its steps (rFedAvg);
-                   "global_before", the received one (001 Algorithm 1, line 10, as printed); "global_after", the new
-                   one, in a second exchange (rFedAvg+);
+                   "global_before", the received one (rfedavg, Algorithm 1, line 10, as printed); "global_after", the
+                   new one, in a second exchange (rFedAvg+);
     scope          "participants": targets are means over this round's cohort; "all": over all clients, by their last
                    delta;
-    leave_one_out  the client's own delta is left out of its target; False: kept in, as in 001's code;
-    one_batch      delta of so many records drawn at random instead of all; 0 takes all (001's code takes a batch).
+    leave_one_out  the client's own delta is left out of its target; False: kept in, as in rfedavg's code;
+    one_batch      delta of so many records drawn at random instead of all; 0 takes all (rfedavg's code takes a batch).
     """
 
     strength: float
@@ -142,7 +142,7 @@ class FeatureMatching(Correction):
     def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
         if self.when != "global_after":
             return memory
-        asked = upcoming() if self.scope == "participants" else members  # 001's code asks those who train next
+        asked = upcoming() if self.scope == "participants" else members  # rfedavg's code asks those who train next
         return Memory(clients=kept(memory.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
 
     def _mean_features(
@@ -187,5 +187,5 @@ class FeatureMatching(Correction):
 
 
 def serialised_bytes(vectors: int, features: int) -> int:
-    """Bytes of so many vectors of features as 001's table III counts them, with what PyTorch adds to each."""
+    """Bytes of so many vectors of features as rfedavg's table III counts them, with what PyTorch adds to each."""
     return vectors * (4 * features + SERIALISATION)

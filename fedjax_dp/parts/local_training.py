@@ -69,7 +69,7 @@ class LocalRule:
 
 
 def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformation:
-    """g / (sqrt(s) + eps) with s <- decay s + (1 - decay) g^2, as PyTorch does (001's text model)."""
+    """g / (sqrt(s) + eps) with s <- decay s + (1 - decay) g^2, as PyTorch does (rfedavg's text model)."""
     return optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False)
 
 
@@ -84,7 +84,8 @@ LOCAL_RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
 class LocalSgd:
     """`steps` (tau) steps, or epochs for `EpochBatches`: w <- w - rate * rule(privatized gradient + corrections).
 
-    schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ... (004).
+    schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ...
+              (dp_fedavg_output).
     """
 
     learning_rate: float

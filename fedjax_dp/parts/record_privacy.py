@@ -144,14 +144,15 @@ class RecordGaussian:
 
 @value
 class OutputGaussian:
-    """Paper 004: every step is clipped, and what leaves the client is noised once, in the last step of the round.
+    """dp_fedavg_output: every step is clipped, and what leaves the client is noised once, in a round's last step.
 
     The clipped steps move the model by at most D = C * sum of the round's learning rates, so exchanging a record moves
     the upload by at most 2 D, whatever the steps in between do.
     noise_multiplier  z >= 0, a number or one per client: the noise on the upload has standard deviation z D;
-    bound             `ClipBatch` as in 004, or `ClipRecords`;
-    literal           the noise is multiplied by the learning rate, as 004's equation (13) prints: it is too small by
-                      that factor and does not give the epsilon it was computed for. The Guarantee counts what is there;
+    bound             `ClipBatch` as in dp_fedavg_output, or `ClipRecords`;
+    literal           the noise is multiplied by the learning rate, as dp_fedavg_output's equation (13) prints: it is
+                      too small by that factor and does not give the epsilon it was computed for. The Guarantee
+                      counts what is there;
     every_step        noise of that size in each step; only the last one is counted.
     """
 
@@ -205,7 +206,10 @@ class OutputGaussian:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        told = ("noise is multiplied by the learning rate (004 as printed) and counted at the run's smallest rate",)
+        told = (
+            "noise is multiplied by the learning rate (dp_fedavg_output as printed) and counted at the run's smallest "
+            "rate",
+        )
         return (*(told if self.literal else ()), *(() if self.bound.assumption is None else (self.bound.assumption,)))
 
     def check(self, num_clients: int) -> None:

@@ -80,7 +80,7 @@ def _adaptive(
 
 
 def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
-    """000 Algorithm 2: mu = b1 mu + (1-b1) Delta, nu = b2 nu + (1-b2) Delta^2, w += rate mu / (sqrt(nu) + pi).
+    """dpnfl, Algorithm 2: mu = b1 mu + (1-b1) Delta, nu = b2 nu + (1-b2) Delta^2, w += rate mu / (sqrt(nu) + pi).
 
     No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Numbers: learning_rate, b1, b2, pi, [nu_init].
     The same rule is FedAdam of Reddi et al. 2021 (arXiv:2003.00295, Algorithm 2), where pi is called tau.
@@ -89,7 +89,7 @@ def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
 
 
 def adaptive_mu(**numbers: Any) -> optax.GradientTransformation:
-    """The displayed equation of 000 instead of its Algorithm 2: nu = b2 nu + (1-b2) mu^2."""
+    """The displayed equation of dpnfl instead of its Algorithm 2: nu = b2 nu + (1-b2) mu^2."""
     return _adaptive(lambda gradient, mu: mu, numbers)
 
 

@@ -62,10 +62,10 @@ def calibrate(
                    "law": any seed, delta averaged over the draw of cohorts; "worst": every round;
                    "expected": the mean number, as the papers do (clients drawn more often exceed the budget, and the
                    Guarantee shows by how much);
-                   "once": a single round, so that the budget is of each round by itself, as in 004.
+                   "once": a single round, so that the budget is of each round by itself, as in dp_fedavg_output.
     accountant     "pld" (rigorous), or another of `accounting.ACCOUNTANTS`; integer noise needs "rdp".
     sigma_mode     "per_client": each its own noise; "common_worst": all take the noise of the client that needs most;
-                   "paper_000", "paper_002", "paper_003", "paper_004": what that paper's theorem prints (see
+                   "dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output": what that paper's theorem prints (see
                    `paper_noise`). It is not known to meet the budget, and the Guarantee shows what it gives.
     view           who must learn nothing: see `guarantee`.
     progress       called with (client kinds done, client kinds in all).

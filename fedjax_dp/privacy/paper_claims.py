@@ -20,12 +20,12 @@ from fedjax_dp.accounting.events import each
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy.ledger import last_rates, training_of, unit_of
 from fedjax_dp.privacy.paper_noise import (
+    acs_pldp_theorem1,
     clips_records,
     draws_batches,
-    has_theorem1_003,
+    has_acs_pldp_theorem1,
     noises_steps,
     noises_uploads,
-    theorem1_003,
 )
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -54,7 +54,7 @@ def claims_about(
     """The claims of every paper whose theorem speaks of this combination of parts."""
     run = Run(algorithm, data, rounds, seed, delta, epsilons, ledger)
     return tuple(
-        claim for theorem in (_tcdp_000, _zcdp_002, _output_004, _personal_003, _moments) for claim in theorem(run)
+        claim for theorem in (_dpnfl, _cpfed, _dp_fedavg_output, _acs_pldp, _moments) for claim in theorem(run)
     )
 
 
@@ -72,8 +72,8 @@ def _without_replacement(algorithm: Algorithm, data: FederatedData) -> bool:
     return isinstance(hidden, WithoutReplacement) and algorithm.cohort.fixed
 
 
-def _tcdp_000(run: Run) -> tuple[Claim, ...]:
-    """000's theorem at realised participation, and as the paper applies it: at the mean, to the busiest client."""
+def _dpnfl(run: Run) -> tuple[Claim, ...]:
+    """dpnfl's theorem at realised participation, and as the paper applies it: at the mean, to the busiest client."""
     algorithm, delta = run.algorithm, run.delta
     by_record = clips_records(algorithm)
     plain = not algorithm.transport.secret and not any(c.warm for c in algorithm.local.corrections)
@@ -81,7 +81,7 @@ def _tcdp_000(run: Run) -> tuple[Claim, ...]:
         return ()
     realised = training_of(algorithm, run.data, run.rounds, run.seed, view="uploads")
     expected = training_of(algorithm, run.data, run.rounds, run.seed, "expected", view="uploads")
-    source = "000 Lemmas 2-4 (tCDP)"
+    source = "dpnfl, Lemmas 2-4 (tCDP)"
     try:
         spent = accounting.epsilons_of(realised, delta, "tcdp")
         assumed = accounting.epsilons_of(expected, delta, "tcdp")
@@ -108,8 +108,8 @@ def _tcdp_000(run: Run) -> tuple[Claim, ...]:
     )
 
 
-def _zcdp_002(run: Run) -> tuple[Claim, ...]:
-    """002's Theorem 1: the mean number of rounds, and the cohort's noise as if every local step were linear."""
+def _cpfed(run: Run) -> tuple[Claim, ...]:
+    """cpfed's Theorem 1: the mean number of rounds, and the cohort's noise as if every local step were linear."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
     if not (noises_steps(algorithm) and algorithm.transport.secret and draws_batches(algorithm)):
         return ()
@@ -128,11 +128,11 @@ def _zcdp_002(run: Run) -> tuple[Claim, ...]:
         reason = f"counts the mean number of rounds; {proved:.4g} is proved for the busiest client"
     if steps > 1:
         reason += "; with more than one local step the cohort's noise does not add up as it assumes"
-    return (Claim("002 Theorem 1 (zCDP, secure sum)", claimed, run.delta, verdict, reason),)
+    return (Claim("cpfed, Theorem 1 (zCDP, secure sum)", claimed, run.delta, verdict, reason),)
 
 
-def _output_004(run: Run) -> tuple[Claim, ...]:
-    """004's Theorem 1 for one round, from the noise that stands in the algorithm, for the client it promises least."""
+def _dp_fedavg_output(run: Run) -> tuple[Claim, ...]:
+    """dp_fedavg_output's Theorem 1 for one round, from the algorithm's noise, for the client it promises least."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
     if not noises_uploads(algorithm):
         return ()
@@ -144,7 +144,7 @@ def _output_004(run: Run) -> tuple[Claim, ...]:
         rate = min(steps * batch / records, 1.0)
         in_their_unit = noise * rates.sum() / (4 * steps * rates[-1])  # of 4 Q G eta
         if in_their_unit:
-            claimed = theorems.theorem1_004_noise(1.0, run.delta, rate) / in_their_unit
+            claimed = theorems.dp_fedavg_output_theorem1_noise(1.0, run.delta, rate) / in_their_unit
             first = last_rates(algorithm, run.data.largest, 1)
             one = privatizer.event(noise, algorithm.local.batches, records, steps, first)
             claims.append((claimed, accounting.epsilon_of(one, run.delta), _attained(one, run.delta), rate))
@@ -161,15 +161,17 @@ def _output_004(run: Run) -> tuple[Claim, ...]:
         reason = f"condition not met: epsilon / (2q) <= 1, which is {claimed / (2 * rate):.3g}; {proved:.4g} is proved"
     else:
         verdict, reason = Verdict.HEURISTIC, f"conditions not met, but above the {proved:.4g} proved for one round"
-    return (Claim("004 Theorem 1 (one round, first rates)", claimed, run.delta, verdict, reason, rounds=1),)
+    return (
+        Claim("dp_fedavg_output, Theorem 1 (one round, first rates)", claimed, run.delta, verdict, reason, rounds=1),
+    )
 
 
-def _personal_003(run: Run) -> tuple[Claim, ...]:
-    """003's Theorem 1 with constant 1, for the client whose proved epsilon exceeds its claim most."""
+def _acs_pldp(run: Run) -> tuple[Claim, ...]:
+    """acs_pldp's Theorem 1 with constant 1, for the client whose proved epsilon exceeds its claim most."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
-    if not has_theorem1_003(algorithm):
+    if not has_acs_pldp_theorem1(algorithm):
         return ()
-    needed = theorem1_003(algorithm, run.data, run.rounds, run.delta)
+    needed = acs_pldp_theorem1(algorithm, run.data, run.rounds, run.delta)
     ledger = training_of(algorithm, run.data, run.rounds, run.seed, view="uploads")  # the claim is about it alone
     proved = accounting.epsilons_of(ledger, run.delta)
     noises = privatizer.client_noise(run.data.num_clients)
@@ -184,7 +186,7 @@ def _personal_003(run: Run) -> tuple[Claim, ...]:
         verdict, reason = Verdict.CONDITIONAL, f"{proved[client]:.4g} is proved for client {client}"
     else:
         verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {proved[client]:.4g}"
-    told = f"003 Theorem 1 with constant 1, client {client}"
+    told = f"acs_pldp, Theorem 1 with constant 1, client {client}"
     return (Claim(told, claimed, run.delta, verdict, reason, client),)
 
 

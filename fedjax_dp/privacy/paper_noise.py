@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import WithoutReplacement, theorems, zcdp
-from fedjax_dp.accounting.participation import lemma1_003
+from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy.ledger import last_rates
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -35,8 +35,8 @@ class Theorem(NamedTuple):
     noise: Callable[[Algorithm, FederatedData, int, np.ndarray, float], np.ndarray]
 
 
-def has_theorem1_003(algorithm: Algorithm) -> bool:
-    """Whether 003's Theorem 1 speaks of these parts: draws with replacement, batches of one size, noise on records."""
+def has_acs_pldp_theorem1(algorithm: Algorithm) -> bool:
+    """Whether acs_pldp's Theorem 1 speaks of these parts: draws with replacement, equal batches, noise on records."""
     return not algorithm.cohort.base.once and noises_steps(algorithm) and draws_batches(algorithm)
 
 
@@ -47,7 +47,7 @@ def noises_steps(algorithm: Algorithm) -> bool:
 
 
 def noises_uploads(algorithm: Algorithm) -> bool:
-    """Whether 004's Theorem 1 speaks of these parts: noise on what is uploaded, batches of one size."""
+    """Whether dp_fedavg_output's Theorem 1 speaks of these parts: noise on what is uploaded, batches of one size."""
     return algorithm.local.privatizer.on_upload and draws_batches(algorithm)
 
 
@@ -63,10 +63,10 @@ def draws_batches(algorithm: Algorithm) -> bool:
     return isinstance(algorithm.local.batches.sampling(2**31), WithoutReplacement)
 
 
-def theorem1_003(algorithm: Algorithm, data: FederatedData, rounds: int, delta: float) -> np.ndarray:
-    """Noise multipliers at epsilon 1 by 003's Theorem 1 with constant 1 `(num_clients,)`; they scale by 1 / epsilon.
+def acs_pldp_theorem1(algorithm: Algorithm, data: FederatedData, rounds: int, delta: float) -> np.ndarray:
+    """Noise multipliers at epsilon 1 by acs_pldp's Theorem 1, constant 1, `(num_clients,)`; they scale by 1 / epsilon.
 
-    In units of the clip norm: 003's sensitivity is 2C/m, whatever is clipped.
+    In units of the clip norm: acs_pldp's sensitivity is 2C/m, whatever is clipped.
     """
     cohort: Any = algorithm.cohort.base
     batches = algorithm.local.batches
@@ -75,11 +75,11 @@ def theorem1_003(algorithm: Algorithm, data: FederatedData, rounds: int, delta: 
     return np.array(
         [
             2
-            * theorems.theorem1_003_noise(
+            * theorems.acs_pldp_theorem1_noise(
                 1.0,
                 delta,
                 rate=batches.divisor(records) / records,
-                participations=lemma1_003(draws, float(chance), delta / 4),
+                participations=acs_pldp_lemma1(draws, float(chance), delta / 4),
                 draws=draws,
                 local_steps=algorithm.local.steps,
                 constant=1,
@@ -99,20 +99,20 @@ def _rounds_taken(algorithm: Algorithm, data: FederatedData, rounds: int) -> np.
     return rounds * np.broadcast_to(np.asarray(rates, float), (data.num_clients,))
 
 
-def _lemma2_000(
+def _dpnfl_lemma2(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """000, Lemmas 2 to 4: z = B sqrt(26 K tau / rho*) / n."""
+    """dpnfl, Lemmas 2 to 4: z = B sqrt(26 K tau / rho*) / n."""
     batches = algorithm.local.batches
     steps = _rounds_taken(algorithm, data, rounds) * algorithm.local.steps
     budgets = np.array([zcdp.zcdp_budget(epsilon, delta) for epsilon in epsilons])
     return batches.divisor(data.largest) * np.sqrt(26 * steps / budgets) / np.asarray(data.sizes, float)
 
 
-def _theorem1_002(
+def _cpfed_theorem1(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """002, Theorem 1: the whole cohort's noise protects every step where sums are secure, else each its own."""
+    """cpfed, Theorem 1: the whole cohort's noise protects every step where sums are secure, else each its own."""
     batches = algorithm.local.batches
     batch, members = batches.divisor(data.largest), algorithm.cohort.members(data.num_clients)
     setting = theorems.Cpfed(rounds, algorithm.local.steps, data.num_clients, members, batch)
@@ -120,27 +120,27 @@ def _theorem1_002(
     return np.array([setting.sigma(epsilon, delta, secure=secure) * batch for epsilon in epsilons])
 
 
-def _theorem1_003(
+def _acs_pldp_theorem1(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    return theorem1_003(algorithm, data, rounds, delta) / epsilons
+    return acs_pldp_theorem1(algorithm, data, rounds, delta) / epsilons
 
 
-def _theorem1_004(
+def _dp_fedavg_output_theorem1(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """004, Theorem 1: budgets are of one round; noise in units of the farthest that clipped steps go, not 4 Q G eta."""
+    """dp_fedavg_output, Theorem 1: budgets of one round; noise in units of how far clipped steps go, not 4 Q G eta."""
     batches = algorithm.local.batches
     steps, rates = algorithm.local.steps, np.asarray(algorithm.local.rates(0, data.largest), float)
     unit = 4 * steps * last_rates(algorithm, data.largest, 1)[0] / rates.sum()
     sampled = np.minimum(steps * batches.divisor(data.largest) / np.asarray(data.sizes, float), 1.0)
     pairs = zip(epsilons, sampled, strict=True)
-    return unit * np.array([theorems.theorem1_004_noise(epsilon, delta, rate) for epsilon, rate in pairs])
+    return unit * np.array([theorems.dp_fedavg_output_theorem1_noise(epsilon, delta, rate) for epsilon, rate in pairs])
 
 
 PRESCRIBED = {
-    "paper_000": Theorem("noise on batches of clipped records, such as dpnfl's", _clips_fixed, _lemma2_000),
-    "paper_002": Theorem("noise on batches of clipped records, such as cpfed's", _clips_fixed, _theorem1_002),
-    "paper_003": Theorem("acs_pldp, whose theorem it is", has_theorem1_003, _theorem1_003),
-    "paper_004": Theorem("dp_fedavg_output, whose theorem it is", noises_uploads, _theorem1_004),
+    "dpnfl": Theorem("noise on batches of clipped records, such as dpnfl's", _clips_fixed, _dpnfl_lemma2),
+    "cpfed": Theorem("noise on batches of clipped records, such as cpfed's", _clips_fixed, _cpfed_theorem1),
+    "acs_pldp": Theorem("acs_pldp, whose theorem it is", has_acs_pldp_theorem1, _acs_pldp_theorem1),
+    "dp_fedavg_output": Theorem("dp_fedavg_output, whose theorem it is", noises_uploads, _dp_fedavg_output_theorem1),
 }

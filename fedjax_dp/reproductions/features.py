@@ -1,4 +1,4 @@
-"""What the last hidden layers of local models make of their own clients' records (001, Fig. 1)."""
+"""What the last hidden layers of local models make of their own clients' records (rfedavg, Fig. 1)."""
 
 import pathlib
 from typing import Any, NamedTuple

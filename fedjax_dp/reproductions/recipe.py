@@ -33,10 +33,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.citations import CITATIONS
 
 Fields = dict[str, Any]
 READINGS = ("literal", "correct")
 SCALES = ("smoke", "small", "full")
+BEST = "best"  # beside the papers: what this project reaches in their settings
 FIGURES = ("final", "rounds", "along", "features")
 _OF_PANEL = ("title", "along", "values", "records", *READINGS)
 _OF_LINE = ("title", "chosen", "without", "panels", "readings", *READINGS)
@@ -71,7 +73,7 @@ class Scale:
 class Recipe:
     """A table or a figure of a paper."""
 
-    name: str  # 000/table2
+    name: str  # dpnfl/table2
     title: str
     source: str
     figure: str
@@ -103,7 +105,7 @@ _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "reading
 
 
 def recipes() -> list[str]:
-    """All recipes, by paper, tables after figures."""
+    """All recipes, by paper, tables after figures; those of BEST at the end."""
     folder = importlib.resources.files("fedjax_dp.reproductions") / "recipes"
     found = [
         f"{paper.name}/{file.name.removesuffix('.toml')}"
@@ -115,11 +117,12 @@ def recipes() -> list[str]:
     return sorted(found, key=_order)
 
 
-def _order(name: str) -> tuple[bool, str, str, int]:
+def _order(name: str) -> tuple[int, str, int]:
     paper, item = name.split("/")
+    papers = [*CITATIONS, BEST]
     word = item.rstrip("0123456789")
     number = item[len(word) :]
-    return (not paper.isdecimal(), paper, word, int(number or 0))
+    return papers.index(paper), word, int(number or 0)
 
 
 def read_recipe(name: str) -> Recipe:

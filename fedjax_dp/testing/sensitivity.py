@@ -82,9 +82,9 @@ def check_sensitivity(
     subject  an algorithm with its data. Noise on records: the mean gradient of every local step, at random models, in
              runs of the same keys without noise; a record that is drawn is exchanged, or left out of its batch, as the
              adjacency of the ledger's event says; clients have one record more than a batch, so that it is drawn
-             often, and once where batches are drawn with replacement. Noise on the upload (004): the whole update.
-             Noise on whole clients: the mean of updates, one client's records being exchanged for the worst, or its
-             message missing.
+             often, and once where batches are drawn with replacement. Noise on the upload (dp_fedavg_output): the whole
+             update. Noise on whole clients: the mean of updates, one client's records being exchanged for the worst,
+             or its message missing.
              Or a function from records (a pytree of arrays with a leading axis) to a vector, by JAX, with
              `sensitivity`, `adjacency` and some `records`; by add-remove it is also called with one record less;
     wrong    programs that the same check must reject; those that do not apply are left out. By default clipping 10%
@@ -247,7 +247,7 @@ def _worst_features(data: FederatedData, rng: np.random.Generator, trials: int) 
 
 
 def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[Setup], adjacency: Adjacency) -> Report:
-    """What 004's upload moves by, over the clipped steps' reach, one client alone."""
+    """What dp_fedavg_output's upload moves by, over the clipped steps' reach, one client alone."""
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     ends = [np.asarray(instruments.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)

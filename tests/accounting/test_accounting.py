@@ -45,7 +45,7 @@ from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
 from fedjax_dp.accounting.losses import discretise
 from fedjax_dp.accounting.pairs import Pair, dominating
-from fedjax_dp.accounting.participation import lemma1_003
+from fedjax_dp.accounting.participation import acs_pldp_lemma1
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "accounting_vectors.json").read_text())["cases"]
@@ -149,10 +149,10 @@ def vector_tcdp_compose(p, e, near):
     assert total.omega == e["omega"]
 
 
-def vector_seed000_theorem5(p, e, near):
+def vector_dpnfl_theorem5(p, e, near):
     steps = fixed_size(p["sigma"] * p["B"] / p["G"], p["B"], p["n_i"], p["K"] * p["tau"])
     spent = theorems.tcdp_of(steps)
-    epsilon, delta = theorems.theorem5_000(steps)
+    epsilon, delta = theorems.dpnfl_theorem5(steps)
     assert spent.rho == pytest.approx(e["rho_total"], rel=1e-9)
     assert spent.omega == pytest.approx(e["omega"], rel=1e-9)
     near(epsilon, "thm5_epsilon")
@@ -166,7 +166,7 @@ def vector_rdp_poisson_gaussian(p, e, near):
 
 
 def vector_participation_tail(p, e, near):
-    bound = lemma1_003(p["draws"], p["q"], p["tail"])
+    bound = acs_pldp_lemma1(p["draws"], p["q"], p["tail"])
     tail = accounting.participation_tail(p["draws"], p["q"], bound)
     near(bound, "lemma1_bound")
     near(tail, "exact_tail_at_bound")
@@ -188,7 +188,7 @@ def vector_heterogeneous_poisson_addremove(p, e, near):
     assert epsilon_of(event, p["delta"]) <= epsilon_of(event, p["delta"], "rdp") <= e["epsilon_rdp"] * 1.02
 
 
-def vector_seed002_theorem1(p, e, near):
+def vector_cpfed_theorem1(p, e, near):
     config = theorems.Cpfed(p["T"], p["tau"], p["n"], p["r"], p["B"])
     sigma, exact = p["sigma"], lambda name: pytest.approx(e[name], rel=1e-9)
     near(config.rho(sigma, secure=True), "rho_claimed")
@@ -301,11 +301,11 @@ def test_tcdp_calibration_equals_worked_example():
     golden = json.loads((GOLDEN / "worked_examples.json").read_text())
     e = golden["expected"]["tcdp_sigma"]
     sampling = WithoutReplacement(e["B"], e["n_i"])
-    noise = theorems.lemma2_000_noise(e["eps"], e["delta"], sampling, e["K_i"] * e["tau"])
+    noise = theorems.dpnfl_lemma2_noise(e["eps"], e["delta"], sampling, e["K_i"] * e["tau"])
     assert noise * e["G"] / e["B"] == pytest.approx(e["sigma"], rel=1e-9)
     steps = GaussianSteps(noise, sampling, REPLACE_ONE, e["K_i"] * e["tau"])
     assert epsilon_of(steps, e["delta"], "tcdp") == pytest.approx(e["eps_back"], rel=1e-9)
-    assert theorems.theorem5_000(steps)[0] == pytest.approx(e["theorem5_eps"], rel=1e-9)
+    assert theorems.dpnfl_theorem5(steps)[0] == pytest.approx(e["theorem5_eps"], rel=1e-9)
     template = dataclasses.replace(steps, noise_multiplier=1.0)
     assert noise_multiplier_for(template, e["eps"], e["delta"], "tcdp") == pytest.approx(noise, rel=1e-6)
 
@@ -554,7 +554,7 @@ def test_that_example_really_moves_as_stated():
     assert abs(shift - steps) < 4.89 * error  # false alarm 1e-6
     variance = (sums[1.0].var() + sums[-1.0].var()) / 2
     assert abs(variance / (steps + others) - 1) < 4.89 / math.sqrt(trials)
-    assert abs(variance / (steps * (others + 1)) - 1) > 4.89 / math.sqrt(trials)  # 002's count is rejected
+    assert abs(variance / (steps * (others + 1)) - 1) > 4.89 / math.sqrt(trials)  # cpfed's count is rejected
 
 
 # --- calibration -----------------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_dp_sgd_equals_worked_example(store):
 @pytest.mark.parametrize(("name", "clipping"), [("acs_round", "record"), ("acs_round_batchclip", "batch")])
 def test_acs_pldp_round_equals_worked_example(store, name, clipping):
     told = EXPECTED["acs_round"]
-    noise = 2 * np.array(told["sigma_i"])  # 003's unit is the sensitivity 2C/m, ours is C on the sum
+    noise = 2 * np.array(told["sigma_i"])  # acs_pldp's unit is the sensitivity 2C/m, ours is C on the sum
     options = {"clip_norm": told["C"], "noise_multiplier": noise, "clipping": clipping}
     state = run(store, "acs_pldp", [told["multiset"]], rate=2 * np.array(told["q"]), **options)[-1]
     agree(name, state.params, EXPECTED[name]["w"])
@@ -224,7 +224,7 @@ def test_acs_pldp_round_equals_worked_example(store, name, clipping):
 @pytest.mark.parametrize("sampling", ["wor", "wr"])
 @pytest.mark.parametrize("space", ["nonoise", "model", "literal"])
 def test_dp_fedavg_output_equals_worked_example(store, space, sampling):
-    name = f"dpfedavg004_{space}_{sampling}"
+    name = f"dp_fedavg_output_{space}_{sampling}"
     rounds, rate = ([[0, 2]], UNIFORM) if sampling == "wor" else ([[2, 2, 0]], 3 * MD)
     rates = INPUTS["lr"] / np.sqrt(1 + np.arange(TAU))
     std = np.zeros(3)
@@ -239,31 +239,33 @@ def test_dp_fedavg_output_equals_worked_example(store, space, sampling):
     agree(name, run(store, "dp_fedavg_output", rounds, rate=rate, **options)[-1].params, EXPECTED[name]["w"])
 
 
-def test_noise_of_004_equals_worked_example():
+def test_noise_of_dp_fedavg_output_equals_worked_example():
     """std = 4 Q G eta times Theorem 1's noise; its shares-weighted square is equation (20)."""
-    told = EXPECTED["dpfedavg004_eq20_check"]  # 100 equal clients of 600 records, Q = 5, b = 10, eta = 0.04
-    std = 4 * 5 * 0.04 * theorems.theorem1_004_noise(0.5, 1e-5, 5 * 10 / 600)
-    agree("dpfedavg004_eq20_check", [std, std**2, std**2], [told["std_model"], told["sum_p_var"], told["eq20"]])
+    told = EXPECTED["dp_fedavg_output_eq20_check"]  # 100 equal clients of 600 records, Q = 5, b = 10, eta = 0.04
+    std = 4 * 5 * 0.04 * theorems.dp_fedavg_output_theorem1_noise(0.5, 1e-5, 5 * 10 / 600)
+    agree("dp_fedavg_output_eq20_check", [std, std**2, std**2], [told["std_model"], told["sum_p_var"], told["eq20"]])
     for client, size in ((0, 200), (2, 500)):
-        std = 4 * TAU * INPUTS["lr"] / math.sqrt(2) * theorems.theorem1_004_noise(0.5, 1e-5, TAU * 10 / size)
-        agree("dpfedavg004_model_wor", std, EXPECTED["dpfedavg004_model_wor"][f"std_model_client{client}"])
+        std = (
+            4 * TAU * INPUTS["lr"] / math.sqrt(2) * theorems.dp_fedavg_output_theorem1_noise(0.5, 1e-5, TAU * 10 / size)
+        )
+        agree("dp_fedavg_output_model_wor", std, EXPECTED["dp_fedavg_output_model_wor"][f"std_model_client{client}"])
 
 
-def test_composition_of_004_equals_worked_example():
-    told = EXPECTED["dpfedavg004_theorem2"]
+def test_composition_of_dp_fedavg_output_equals_worked_example():
+    told = EXPECTED["dp_fedavg_output_theorem2"]
     for sampling in ("wor", "wr"):
         rate = told[f"q_{sampling}"]
         assert told["c0"] == 1.0
-        ratio = told[f"eps_total_{sampling}"] / theorems.theorem2_004_epsilon(1.0, rate, 1.0)
-        others = told["eps_total_wor"] / theorems.theorem2_004_epsilon(1.0, told["q_wor"], 1.0)
-        agree("dpfedavg004_theorem2", ratio, others)  # one factor, epsilon sqrt(K), for both samplers
-    agree("dpfedavg004_theorem2", accounting.AnyStep(accounting.WithReplacement(10, 600), 5).rate, told["q_wr"])
+        ratio = told[f"eps_total_{sampling}"] / theorems.dp_fedavg_output_theorem2_epsilon(1.0, rate, 1.0)
+        others = told["eps_total_wor"] / theorems.dp_fedavg_output_theorem2_epsilon(1.0, told["q_wor"], 1.0)
+        agree("dp_fedavg_output_theorem2", ratio, others)  # one factor, epsilon sqrt(K), for both samplers
+    agree("dp_fedavg_output_theorem2", accounting.AnyStep(accounting.WithReplacement(10, 600), 5).rate, told["q_wr"])
 
 
 def test_calibrations_equal_worked_examples():
     told = EXPECTED["tcdp_sigma"]
     sampling = accounting.WithoutReplacement(told["B"], told["n_i"])
-    noise = theorems.lemma2_000_noise(told["eps"], told["delta"], sampling, told["K_i"] * told["tau"])
+    noise = theorems.dpnfl_lemma2_noise(told["eps"], told["delta"], sampling, told["K_i"] * told["tau"])
     agree("tcdp_sigma", noise / told["B"], told["sigma"])
     told = EXPECTED["cpfed_sigma"]
     setting = theorems.Cpfed(told["T"], told["tau"], told["n"], told["r"], batch_size=1)
@@ -271,7 +273,7 @@ def test_calibrations_equal_worked_examples():
         agree("cpfed_sigma", setting.sigma(told["eps"], told["delta"], secure=secure), told[field])
 
 
-def test_probabilities_of_003_equal_worked_examples():
+def test_probabilities_of_acs_pldp_equal_worked_examples():
     told = EXPECTED["acs_q"]
     terms = personal.noise_terms(told["eps"], told["s"], told["K"], told["R"], told["delta"])
     agree("acs_q", terms, told["B"])

@@ -118,7 +118,7 @@ def test_people_read_unit_adjacency_view_and_reasons(capsys):
 def test_pictures_are_written(capsys):
     assert cli.main(["account", "--noise-multiplier", "2", *COMMON, *FIXED, "--plot", "a.png"]) == 0
     assert cli.main(["calibrate", "--epsilon", "1", *COMMON, *POISSON, "--plot", "b.png"]) == 0
-    assert cli.main(["claims", "--paper", "003", "--plot", "c.png"]) == 0
+    assert cli.main(["claims", "--paper", "acs_pldp", "--plot", "c.png"]) == 0
     for name in ("a.png", "b.png", "c.png"):
         assert pathlib.Path(name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert capsys.readouterr().err == ""
@@ -126,14 +126,14 @@ def test_pictures_are_written(capsys):
 
 @pytest.mark.slow
 def test_claims_prints_the_table_of_one_paper(capsys):
-    assert cli.main(["claims", "--paper", "000"]) == 0
+    assert cli.main(["claims", "--paper", "dpnfl"]) == 0
     out = capsys.readouterr().out
     assert "MNIST, T=50" in out
     assert "4.784" in out
     assert "conditional" in out
     assert "…" not in out  # nothing is cut off
-    told = asked(capsys, "claims", "--paper", "002")["claims"]
-    assert {row["paper"] for row in told} == {"002"}
+    told = asked(capsys, "claims", "--paper", "cpfed")["claims"]
+    assert {row["paper"] for row in told} == {"cpfed"}
     assert {"claimed_epsilon", "provable_epsilon", "noise_ratio", "verdict", "reason"} <= set(told[0])
 
 
@@ -203,8 +203,8 @@ BAD = [
         ["calibrate", "--epsilon", "1e-9", "--steps", "100000000", "--delta", "1e-12", "--adjacency", "add-remove"],
         "the budget must be reachable",
     ),
-    (["claims", "--paper", "9"], "paper must be one of 000"),
-    (["claims", "--paper", "001", "--plot", "x.png"], "asked for a paper with calibrated noise"),
+    (["claims", "--paper", "9"], "paper must be one of dpnfl"),
+    (["claims", "--paper", "rfedavg", "--plot", "x.png"], "asked for a paper with calibrated noise"),
 ]
 
 

@@ -195,7 +195,7 @@ def claimed(found):
     """A claim next to what is stated, and claims of papers."""
     claims = tuple(
         accounting.Claim(f"{name} Theorem 1", epsilon, 1e-3, accounting.Verdict.WRONG, "a test")
-        for name, epsilon in (("000", 0.02), ("001", 70.0), ("002", None))
+        for name, epsilon in (("dpnfl", 0.02), ("rfedavg", 70.0), ("cpfed", None))
     )
     promise = dataclasses.replace(found.guarantee, claims=claims)
     return dataclasses.replace(found, guarantee=promise, claim=0.0, lower=0.5, proved=True)

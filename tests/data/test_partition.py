@@ -120,7 +120,7 @@ def test_one_class_per_client_succeeds_exactly_when_equal_sizes_fit(problem, siz
 
 
 def test_classes_get_clients_by_their_share_of_records():
-    # source: 004's setting on Adult's training set, 24,720 and 7,841 records, 100 clients of 325
+    # source: dp_fedavg_output's setting on Adult's training set, 24,720 and 7,841 records, 100 clients of 325
     labels = np.repeat([0, 1], [24_720, 7_841])
     clients = data.one_class_per_client(labels, np.full(100, 325), 0)
     assert np.bincount([labels[rows[0]] for rows in clients]).tolist() == [76, 24]
@@ -206,8 +206,8 @@ def test_every_client_keeps_a_record_and_gives_one_away_if_it_can(sizes, fractio
         assert abs(len(given_away) - fraction * len(rows)) <= 1
 
 
-def test_002_keeps_2441_of_3052_and_li_et_al_nine_tenths():
-    # source: 002's sizes; the published code of Synthetic takes int(0.9 n)
+def test_cpfed_keeps_2441_of_3052_and_li_et_al_nine_tenths():
+    # source: cpfed's sizes; the published code of Synthetic takes int(0.9 n)
     for records, fraction, kept in ((3052, 0.2, 2441), (10, 0.1, 9), (57, 0.1, 51), (30, 0.1, 27), (1, 0.5, 1)):
         train, test = data.split_each([np.arange(records)], fraction, 0)
         assert (len(train[0]), len(test[0])) == (kept, records - kept)

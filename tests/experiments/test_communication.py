@@ -64,7 +64,7 @@ class Wide(nn.Module):
     ("members", "features", "table", "one"),
     [(20, 512, 56_160, 2_808), (20, 256, 35_680, 1_784), (100, 512, 280_800, 2_808), (100, 256, 178_400, 1_784)],
 )
-def test_features_cost_what_001_table_iii_prints(members, features, table, one):
+def test_features_cost_what_rfedavg_table_iii_prints(members, features, table, one):
     data, model = ragged_data([1] * members, shape=(1,)), fdp.model(Wide(features), (1,))
     found = {}
     for entry in ("rfedavg", "rfedavg_plus"):

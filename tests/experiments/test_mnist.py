@@ -1,4 +1,4 @@
-"""Real MNIST in the setting of paper 000: 100 clients, 7 labels each, tau=300, B=10, cohort 10, 50 rounds.
+"""Real MNIST in the setting of the dpnfl paper: 100 clients, 7 labels each, tau=300, B=10, cohort 10, 50 rounds.
 
 Reference accuracies: an independent NumPy run (one seed, mean of the last
 ten rounds for the non-private ones).

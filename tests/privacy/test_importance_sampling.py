@@ -1,4 +1,4 @@
-"""Sampling for personal budgets (paper 003): worked examples, closed forms, and the conditions of an optimum."""
+"""Sampling for personal budgets (acs_pldp): worked examples, closed forms, and the conditions of an optimum."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import budgeted_participations, noise_terms, sampling_probabilities
-from fedjax_dp.accounting.participation import WAISSI_ROSSIN_SLOPE, lemma1_003, participation_quantile
+from fedjax_dp.accounting.participation import WAISSI_ROSSIN_SLOPE, acs_pldp_lemma1, participation_quantile
 from fedjax_dp.accounting.personal import RAREST
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "worked_examples.json").read_text())["expected"]
@@ -51,7 +51,7 @@ def test_worked_example_budgeted_participations():
 
 def test_the_usual_slope_is_that_of_lemma_1():
     budgets = budgeted_participations([0.1, 0.3], 3, 70, 1e-3)
-    assert budgets == pytest.approx([lemma1_003(210, rate, 2.5e-4) for rate in (0.1, 0.3)], rel=1e-12)
+    assert budgets == pytest.approx([acs_pldp_lemma1(210, rate, 2.5e-4) for rate in (0.1, 0.3)], rel=1e-12)
     assert (budgets >= [participation_quantile(210, rate, 2.5e-4) for rate in (0.1, 0.3)]).all()
 
 

@@ -27,7 +27,7 @@ def printed(number, text, slack=0.0):
 
 
 # sigma: paper, tight, attained, Wang RDP; ratio, ratio to Poisson
-TABLE_000 = {
+TABLE_DPNFL = {
     "MNIST, T=20": ("3.026", ".4515", ".4014", ".9285", "6.70", "15.1"),
     "MNIST, T=50": ("4.784", ".6677", ".6078", "1.463", "7.17", "15.7"),
     "MNIST, T=100": ("6.766", ".9110", ".8462", "2.058", "7.43", "16.0"),
@@ -40,9 +40,9 @@ TABLE_000 = {
 }
 
 
-def test_table_of_paper_000(rows):
-    found = {row.setting: row for row in chosen(rows, "000", "Lemmas 2-4")}
-    for setting, (paper, tight, attained, wang, ratio, poisson) in TABLE_000.items():
+def test_table_of_dpnfl(rows):
+    found = {row.setting: row for row in chosen(rows, "dpnfl", "Lemmas 2-4")}
+    for setting, (paper, tight, attained, wang, ratio, poisson) in TABLE_DPNFL.items():
         row = found[setting]
         assert printed(row.noise, paper)
         assert printed(row.tight, tight, 5e-4)
@@ -63,19 +63,19 @@ def test_table_of_paper_000(rows):
         )
 
 
-def test_conditions_of_000_are_checked_on_the_configuration(rows):
-    (small,) = [row for row in chosen(rows, "000", "Lemmas 2-4") if row.setting.endswith("n=99")]
+def test_conditions_of_dpnfl_are_checked_on_the_configuration(rows):
+    (small,) = [row for row in chosen(rows, "dpnfl", "Lemmas 2-4") if row.setting.endswith("n=99")]
     assert small.claim.epsilon is None
     assert "condition not met: tCDP subsampling needs a batch rate in (0, 0.1], got 0.101" in small.claim.reason
 
 
-def test_theorem_5_of_000_is_out_of_reach_of_its_budget(rows):
+def test_theorem_5_of_dpnfl_is_out_of_reach_of_its_budget(rows):
     ranges = {
         "MNIST": [("2.2", "4.4"), ("5.5", "11.1"), ("11", "22")],
         "CIFAR10": [("7.5", "15"), ("18.7", "37.4"), ("37", "75")],
         "SVHN": [("4.1", "8.2"), ("10.2", "20.4"), ("20", "41")],
     }
-    for row in chosen(rows, "000", "Theorem 5"):
+    for row in chosen(rows, "dpnfl", "Theorem 5"):
         data, rounds = row.setting.split(", T=")
         low, high = ranges[data][(20, 50, 100).index(int(rounds))]
         assert printed(row.details["lowest_epsilon"], low)
@@ -85,7 +85,7 @@ def test_theorem_5_of_000_is_out_of_reach_of_its_budget(rows):
 
 
 # sigma: paper with secure aggregation, without, tight, tight if noises added up; ratio by mixture, at K = T
-TABLE_002 = {
+TABLE_CPFED = {
     "T=20, tau=10, B=1": ("3.709", "11.73", ".5255", ".1662", "22.3", "21.8"),
     "T=20, tau=10, B=50": (".0742", ".2346", ".01944", ".00615", "12.1", "11.3"),
     "T=20, tau=10, B=100": (".0371", ".1173", ".01203", ".00380", "9.7", "9.0"),
@@ -98,10 +98,10 @@ TABLE_002 = {
 }
 
 
-def test_table_of_paper_002(rows):
-    secure = {row.setting: row for row in chosen(rows, "002", "Theorem 1, secure")}
-    plain = {row.setting: row for row in chosen(rows, "002", "Theorem 1, no secure")}
-    for setting, (with_sums, without, tight, added, ratio, ratio_always) in TABLE_002.items():
+def test_table_of_cpfed(rows):
+    secure = {row.setting: row for row in chosen(rows, "cpfed", "Theorem 1, secure")}
+    plain = {row.setting: row for row in chosen(rows, "cpfed", "Theorem 1, no secure")}
+    for setting, (with_sums, without, tight, added, ratio, ratio_always) in TABLE_CPFED.items():
         assert printed(secure[setting].noise, with_sums)
         assert without is None or printed(plain[setting].noise, without)
         # the notes' bisection over mixtures stopped up to 0.3% above the smallest noise
@@ -113,20 +113,20 @@ def test_table_of_paper_002(rows):
         assert plain[setting].claim.verdict is Verdict.HEURISTIC
 
 
-def test_paper_002_with_full_batches_is_contradicted(rows):
-    (plain,) = [r for r in chosen(rows, "002", "Theorem 1, no secure") if r.setting == "T=20, tau=10, B=m, K=T"]
+def test_cpfed_with_full_batches_is_contradicted(rows):
+    (plain,) = [r for r in chosen(rows, "cpfed", "Theorem 1, no secure") if r.setting == "T=20, tau=10, B=m, K=T"]
     assert plain.claim.verdict is Verdict.WRONG
     assert printed(plain.details["epsilon_every_round"], "11.28")
     assert "11.28" in plain.claim.reason
     assert plain.provable == plain.details["epsilon_every_round"]
     assert plain.noise_ratio < 1
-    (secure,) = [r for r in chosen(rows, "002", "Theorem 1, secure") if r.setting == "T=20, tau=10, B=m, K=T"]
+    (secure,) = [r for r in chosen(rows, "cpfed", "Theorem 1, secure") if r.setting == "T=20, tau=10, B=m, K=T"]
     assert secure.claim.verdict is Verdict.WRONG
     assert secure.provable > 10
 
 
 # noise with constants 1 and 2, tight, the ratios, epsilon of the two noises
-TABLE_003 = {
+TABLE_ACS_PLDP = {
     "MNIST, T*=53, epsilon 16": ("1.306", "2.629", ".844", "1.55", "3.11", "7.0", "2.5"),
     "MNIST, T*=53, epsilon 24": (".871", "1.753", ".699", "1.25", "2.51", "14.8", "4.4"),
     "MNIST, T*=53, epsilon 32": (".653", "1.315", ".616", "1.06", "2.13", "27.6", "6.9"),
@@ -136,10 +136,10 @@ TABLE_003 = {
 }
 
 
-def test_table_of_paper_003(rows):
-    one = {row.setting: row for row in chosen(rows, "003", "Theorem 1 with constant 1")}
-    two = {row.setting: row for row in chosen(rows, "003", "Theorem 1 with constant 2")}
-    for setting, (first, second, tight, ratio, ratio_two, epsilon, epsilon_two) in TABLE_003.items():
+def test_table_of_acs_pldp(rows):
+    one = {row.setting: row for row in chosen(rows, "acs_pldp", "Theorem 1 with constant 1")}
+    two = {row.setting: row for row in chosen(rows, "acs_pldp", "Theorem 1 with constant 2")}
+    for setting, (first, second, tight, ratio, ratio_two, epsilon, epsilon_two) in TABLE_ACS_PLDP.items():
         for number, text in (
             (one[setting].noise, first),
             (two[setting].noise, second),
@@ -154,8 +154,8 @@ def test_table_of_paper_003(rows):
     assert wrong == ["EMNIST, T*=26, epsilon 24", "EMNIST, T*=26, epsilon 32"]
 
 
-def test_lemma_1_of_003_fails_for_sparse_participation(rows):
-    verdicts = {row.setting: row for row in chosen(rows, "003", "Lemma 1")}
+def test_lemma_1_of_acs_pldp_fails_for_sparse_participation(rows):
+    verdicts = {row.setting: row for row in chosen(rows, "acs_pldp", "Lemma 1")}
     assert printed(verdicts["KR=210, q=0.1, tail 2.5e-06"].details["bound"], "53.9")
     assert verdicts["KR=210, q=0.1, tail 2.5e-06"].details["exact_quantile"] == 43
     sparse = verdicts["KR=210, q=0.01, tail 0.01"]
@@ -165,7 +165,7 @@ def test_lemma_1_of_003_fails_for_sparse_participation(rows):
 
 
 # per round: z by the paper, tight, ratio, epsilon; after ten rounds; implied c0
-TABLE_004 = {
+TABLE_DP_FEDAVG_OUTPUT = {
     "MNIST, epsilon 0.5": ("1.434", "1.596", ".90", ".64", "1.2", "8.8"),
     "MNIST, epsilon 1": (".717", "1.185", ".60", "3.16", "5.2", "18.9"),
     "MNIST, epsilon 2": (".358", ".884", ".41", "11.0", "22.9", "41.6"),
@@ -177,10 +177,10 @@ TABLE_004 = {
 }
 
 
-def test_table_of_paper_004(rows):
-    one_round = {row.setting: row for row in chosen(rows, "004", "Theorem 1")}
-    all_rounds = {row.setting: row for row in chosen(rows, "004", "Theorem 2")}
-    for setting, (noise, tight, ratio, epsilon, total, constant) in TABLE_004.items():
+def test_table_of_dp_fedavg_output(rows):
+    one_round = {row.setting: row for row in chosen(rows, "dp_fedavg_output", "Theorem 1")}
+    all_rounds = {row.setting: row for row in chosen(rows, "dp_fedavg_output", "Theorem 2")}
+    for setting, (noise, tight, ratio, epsilon, total, constant) in TABLE_DP_FEDAVG_OUTPUT.items():
         row, ten = one_round[setting], all_rounds[f"{setting}, K=10"]
         assert printed(row.noise, noise, 1e-3)
         assert printed(row.tight, tight, 2e-3)
@@ -193,16 +193,16 @@ def test_table_of_paper_004(rows):
         assert "needs epsilon / (2q) <= 1" in row.claim.reason
 
 
-def test_noise_inside_the_learning_rate_of_004_is_nearly_no_noise(rows):
-    literal = chosen(rows, "004", "equation (13)")
+def test_noise_inside_the_learning_rate_of_dp_fedavg_output_is_nearly_no_noise(rows):
+    literal = chosen(rows, "dp_fedavg_output", "equation (13)")
     assert printed(literal[0].noise, ".057")
     assert all(row.provable > 200 and row.claim.verdict is Verdict.WRONG for row in literal)
 
 
-def test_paper_001_claims_nothing_and_gives_nothing(rows):
-    (uploads,) = [row for row in chosen(rows, "001", "no theorem") if row.setting == "any"]
+def test_rfedavg_claims_nothing_and_gives_nothing(rows):
+    (uploads,) = [row for row in chosen(rows, "rfedavg", "no theorem") if row.setting == "any"]
     assert math.isinf(uploads.provable)
-    maps = [row.provable for row in chosen(rows, "001", "no theorem; feature map")]
+    maps = [row.provable for row in chosen(rows, "rfedavg", "no theorem; feature map")]
     assert all(map(printed, maps, ("19.1", "2.75", "47", "5.8")))
 
 
@@ -223,5 +223,5 @@ def test_every_row_says_why_and_goes_into_json(rows):
 
 
 def test_an_unknown_paper_is_refused():
-    with pytest.raises(errors.ConfigurationError, match="paper must be one of 000, 001"):
+    with pytest.raises(errors.ConfigurationError, match="paper must be one of dpnfl, rfedavg"):
         claim_rows("005")

@@ -12,7 +12,7 @@ from helpers import GivenNoise, ragged_data
 import fedjax_dp as fdp
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacement
-from fedjax_dp.accounting.participation import lemma1_003
+from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, ledger
 from fedjax_dp.rounds import algorithm, simulation
 
@@ -314,48 +314,50 @@ def test_common_noise_is_that_of_the_client_that_needs_most(data):
 
 
 @pytest.mark.slow
-def test_noise_as_paper_003_prints_it(data):
+def test_noise_as_acs_pldp_prints_it(data):
     """z = 2 s sqrt(T* E ln(2KR / delta) ln(4 / delta)) / epsilon, T* from the draws by the paper's Lemma 1."""
     budgets = np.linspace(1.0, 3.0, 6)
     value = fdp.acs_pldp(cohort_size=3, batch_size=2, local_steps=2, learning_rate=0.1, clip_norm=1.0)
-    options = {"rounds": 4, "epsilon": budgets, "delta": DELTA, "sigma_mode": "paper_003"}
+    options = {"rounds": 4, "epsilon": budgets, "delta": DELTA, "sigma_mode": "acs_pldp"}
     run = fdp.run(value, data, **options)
     sizes = np.asarray(data.sizes, float)
-    times = np.array([lemma1_003(12, share, DELTA / 4) for share in sizes / sizes.sum()])
+    times = np.array([acs_pldp_lemma1(12, share, DELTA / 4) for share in sizes / sizes.sum()])
     expected = 2 * (2 / sizes) * np.sqrt(times * 2 * np.log(24 / DELTA) * np.log(4 / DELTA)) / budgets
     np.testing.assert_allclose(run.algorithm.local.privatizer.noise_multiplier, expected, rtol=1e-6)
-    claim = next(claim for claim in run.guarantee.claims if "003" in claim.source)
+    claim = next(claim for claim in run.guarantee.claims if "acs_pldp" in claim.source)
     client = int(claim.source.split()[-1])
     assert claim.epsilon == pytest.approx(budgets[client], rel=1e-5)  # the claim reads the budget back
-    assert ("paper_003" in " ".join(run.guarantee.warnings)) == bool(np.any(run.guarantee.epsilons > budgets))
+    assert ("acs_pldp" in " ".join(run.guarantee.warnings)) == bool(np.any(run.guarantee.epsilons > budgets))
     with pytest.raises(errors.ConfigurationError, match="used with acs_pldp"):
         fdp.calibrate(dpnfl(), data, **options)
 
 
-def test_noise_as_papers_000_and_002_print_it():
+def test_noise_as_dpnfl_and_cpfed_print_it():
     """sigma = G sqrt(26 K tau / rho*) / n and (L / B) sqrt(2 T tau / (n rho*)), the values of the papers' settings."""
     mnist, adult = ragged_data([600] * 100), ragged_data([2441] * 16)
-    of_000 = dpnfl(cohort_size=10, batch_size=10, local_steps=300)
-    found = fdp.calibrate(of_000, mnist, rounds=100, epsilon=0.3, delta=1e-2, sigma_mode="paper_000")
+    of_dpnfl = dpnfl(cohort_size=10, batch_size=10, local_steps=300)
+    found = fdp.calibrate(of_dpnfl, mnist, rounds=100, epsilon=0.3, delta=1e-2, sigma_mode="dpnfl")
     np.testing.assert_allclose(found.local.privatizer.noise_multiplier / 10, 6.7660279, rtol=1e-6)
     common = {"cohort_size": 10, "batch_size": 64, "local_steps": 10, "learning_rate": 0.1, "clip_norm": 1.0}
     for secure, times in ((True, 1.0), (False, math.sqrt(10))):
         value = fdp.cpfed(**common, secure=secure)
-        found = fdp.calibrate(value, adult, rounds=20, epsilon=10.0, delta=1e-4, sigma_mode="paper_002")
+        found = fdp.calibrate(value, adult, rounds=20, epsilon=10.0, delta=1e-4, sigma_mode="cpfed")
         np.testing.assert_allclose(found.local.privatizer.noise_multiplier, 3.7089072 * times, rtol=1e-6)
     with pytest.raises(errors.ConfigurationError, match="sigma_mode must be used with noise on batches"):
         fdp.calibrate(
-            dpnfl(batches="full", batch_size=None), mnist, rounds=2, epsilon=1.0, delta=1e-2, sigma_mode="paper_000"
+            dpnfl(batches="full", batch_size=None), mnist, rounds=2, epsilon=1.0, delta=1e-2, sigma_mode="dpnfl"
         )
 
 
-def test_noise_as_paper_004_prints_it():
+def test_noise_as_dp_fedavg_output_prints_it():
     """The model-space deviation sqrt(128 ln(1.25 Q b / (n delta))) eta Q^2 b G / (n epsilon), for equal rates."""
     data = ragged_data([600] * 10)
     value = fdp.dp_fedavg_output(
         cohort_size=2, batch_size=10, local_steps=5, learning_rate=0.04, schedule="constant", clip_norm=2.0
     )
-    found = fdp.calibrate(value, data, rounds=9, epsilon=0.5, delta=1e-5, sigma_mode="paper_004", participation="once")
+    found = fdp.calibrate(
+        value, data, rounds=9, epsilon=0.5, delta=1e-5, sigma_mode="dp_fedavg_output", participation="once"
+    )
     expected = math.sqrt(128 * math.log(1.25 * 50 / (600 * 1e-5))) * 0.04 * 5**2 * 10 * 2.0 / (600 * 0.5)
     np.testing.assert_allclose(found.local.privatizer.noise_multiplier * (2.0 * 5 * 0.04), expected, rtol=1e-5)
 

@@ -39,7 +39,7 @@ epsilon = 4.0
 delta = 1e-3
 
 [literal]
-sigma_mode = "paper_000"
+sigma_mode = "dpnfl"
 participation = "expected"
 
 [panels.digits]
@@ -166,7 +166,7 @@ def test_patterns_pick_panels_and_lines():
 
 def test_later_fields_win_and_what_an_algorithm_does_not_take_is_left_out():
     cells = {(cell.place, cell.reading): cell.fields for cell in cells_of(tiny(), tiny().scales["small"])}
-    assert cells[DPNFL, "literal"]["sigma_mode"] == "paper_000"
+    assert cells[DPNFL, "literal"]["sigma_mode"] == "dpnfl"
     assert "sigma_mode" not in cells[DPNFL, "correct"]
     assert {fields["rounds"] for fields in cells.values()} == {1}
     assert cells[FEDAVG, "literal"] == cells[FEDAVG, "correct"]
@@ -213,7 +213,7 @@ def test_what_cannot_be_reached_is_said_where_it_is_missed():
 
 
 def accuracy_of_all_records_together(dataset, rows):
-    """Of the minimiser of 000's objective (l2 = 1e-3, no privacy) over these training records, in percent."""
+    """Of the minimiser of dpnfl's objective (l2 = 1e-3, no privacy) over these training records, in percent."""
     train, test = (np.c_[x, np.ones(len(x))] for x in (dataset.x_train[rows], dataset.x_test))
     labels = dataset.y_train[rows]
 
@@ -239,7 +239,7 @@ def test_what_is_printed_for_syn_iid_lies_above_the_minimiser_of_its_own_objecti
     """So `impossible` is rightly said."""
     datasets = [load("synthetic:iid", seed=seed) for seed in range(3)]
     reached = np.mean([accuracy_of_all_records_together(d, np.arange(len(d.y_train))) for d in datasets])
-    assert read_recipe("000/table2").published["syn-iid"]["nonprivate"][0] > reached + 2
+    assert read_recipe("dpnfl/table2").published["syn-iid"]["nonprivate"][0] > reached + 2
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_why_no_private_model_reaches_what_is_printed_for_synthetic_1_1():
         dataset = load("synthetic:1,1", seed=seed)
         sizes = np.bincount(dataset.client_ids)
         reached.append(accuracy_of_all_records_together(dataset, sizes[dataset.client_ids] >= 80))
-    assert np.mean(reached) < read_recipe("000/table2").published["syn-1-1"]["addpnfl"][0] - 2
+    assert np.mean(reached) < read_recipe("dpnfl/table2").published["syn-1-1"]["addpnfl"][0] - 2
 
 
 def test_a_lost_seed_fails_its_number():
@@ -352,9 +352,9 @@ def test_a_row_in_json_names_what_has_no_epsilon():
 
 
 def test_an_unknown_name_is_refused_and_the_nearest_offered():
-    assert "did you mean 000/table2?" in refusal(read_recipe, "000/tabel2")
+    assert "did you mean dpnfl/table2?" in refusal(read_recipe, "dpnfl/tabel2")
     assert "did you mean" in refusal(read_recipe, "table1")
-    assert "001/table1" in refusal(read_recipe, "table1")
+    assert "rfedavg/table1" in refusal(read_recipe, "table1")
 
 
 def test_keys_that_mean_nothing_are_refused():
@@ -399,7 +399,7 @@ def test_a_part_of_a_data_set_is_not_the_papers():
 
 def test_without_any_data_the_error_says_what_to_get(no_svhn):
     with pytest.raises(errors.MissingDataError, match="dataset svhn must be on disk"):
-        reproduce("000/fig1", scale="full", panels="svhn-balanced", progress=False)
+        reproduce("dpnfl/fig1", scale="full", panels="svhn-balanced", progress=False)
 
 
 def slowness():
@@ -435,14 +435,14 @@ def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
 
 
 def test_what_shows_a_single_run_takes_no_more_seeds(tmp_path):
-    told = refusal(lambda: reproduce("001/table3", seeds=5, out=tmp_path / "out", progress=False))
-    assert told.startswith("seeds must be 1 for 001/table3, got 5")
+    told = refusal(lambda: reproduce("rfedavg/table3", seeds=5, out=tmp_path / "out", progress=False))
+    assert told.startswith("seeds must be 1 for rfedavg/table3, got 5")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "table.md").write_text("mine")
     with pytest.raises(errors.ConfigurationError, match="out must be a new or empty folder"):
-        reproduce("001/table3", scale="smoke", out=tmp_path, progress=False)
+        reproduce("rfedavg/table3", scale="smoke", out=tmp_path, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
     assert (tmp_path / "table.md").read_text() == "mine"

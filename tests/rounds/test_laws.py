@@ -77,7 +77,7 @@ def test_without_feature_strength_it_is_fedavg(entry, data):
     assert np.abs(final(entry, data, model, feature_strength=0.5) - parent).max() > 1e-3
 
 
-def test_both_penalties_of_001_have_the_same_gradient():
+def test_both_penalties_of_rfedavg_have_the_same_gradient():
     """Mean over the others of |phi - delta_j|^2, and |phi - mean delta_j|^2: same gradient, the second is smaller."""
     rng = np.random.default_rng(0)
     model, others = TwoLayerModel(3, 4), jnp.asarray(rng.normal(size=(5, 4)), jnp.float32)

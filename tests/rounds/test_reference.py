@@ -267,7 +267,7 @@ def test_acs_pldp():
 @pytest.mark.parametrize("space", ["nonoise", "model", "literal"])
 @pytest.mark.parametrize("sampling", ["wor", "wr"])
 def test_dp_fedavg_output(space, sampling):
-    wanted, records = WANTED[f"dpfedavg004_{space}_{sampling}"], (200, 300, 500)
+    wanted, records = WANTED[f"dp_fedavg_output_{space}_{sampling}"], (200, 300, 500)
 
     def rate(t, s):
         return 0.1 / np.sqrt(1 + s)
@@ -288,8 +288,8 @@ def test_dp_fedavg_output(space, sampling):
 def test_output_std_of_equation_20():
     """100 clients of 600 records, Q = 5, b = 10, rate 0.04."""
     std = ref.output_std(0.04, 5, 10, 1.0, 600, 0.5, 1e-5)
-    same(std, WANTED["dpfedavg004_eq20_check"]["std_model"])
-    same(std**2, WANTED["dpfedavg004_eq20_check"]["eq20"])
+    same(std, WANTED["dp_fedavg_output_eq20_check"]["std_model"])
+    same(std**2, WANTED["dp_fedavg_output_eq20_check"]["eq20"])
 
 
 # The problems

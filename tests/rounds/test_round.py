@@ -41,7 +41,7 @@ normals = jax.jit(prng.normals, static_argnums=2)
 
 
 def reference(config, data, seed, rounds):
-    """DPNFL (000 Algorithm 1) for softmax regression in float64 loops. Only raw random draws are shared."""
+    """DPNFL (dpnfl, Algorithm 1) for softmax regression in float64 loops. Only raw random draws are shared."""
     key, num_clients = run_key(seed), data.num_clients
     who = cohorts.AllClients() if config["cohort_size"] is None else cohorts.UniformCohort(size=config["cohort_size"])
     law = algorithms.BATCHES[config.get("batches", "without-replacement")](config["batch_size"])
