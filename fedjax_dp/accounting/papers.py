@@ -112,7 +112,7 @@ def _lemma2_000(setting: str, batch: int, records: int, participations: int, ste
     tight = noise_multiplier_for(event, epsilon, delta) / batch
     unit = "sigma on the mean gradient, G = 1"
     try:
-        noise = theorems.lemma2_000_noise(epsilon, delta, event.sampling, event.count)  # type: ignore[arg-type]
+        noise = theorems.lemma2_000_noise(epsilon, delta, WithoutReplacement(batch, records), event.count)
     except NotCoveredError as error:
         claim = Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}")
         return PaperRow("000", setting, claim, None, None, tight, unit)
@@ -133,7 +133,7 @@ def _lemma2_000(setting: str, batch: int, records: int, participations: int, ste
 
 def _theorem5_000(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
     event = _fixed_size(batch, records, participations * steps)
-    noise = theorems.lemma2_000_noise(*BUDGET_000, event.sampling, event.count)  # type: ignore[arg-type]
+    noise = theorems.lemma2_000_noise(*BUDGET_000, WithoutReplacement(batch, records), event.count)
     epsilon, delta = theorems.theorem5_000(event.scaled(noise))
     rate = batch / records
     limit = 6.5 * event.count * rate**2 * math.log(1 / rate)
