@@ -22,7 +22,8 @@ def examine_masks(transport: Any, members: int, seed: int = 0) -> list[Report]:
     flat = jax.random.normal(jax.random.key(seed), (members, SIZE))
 
     def of(key: jax.Array, t: jax.Array) -> jax.Array:
-        return jax.vmap(lambda i: transport.message(key, t, i, ids, invited, flat[i])[0])(ids)
+        messages: jax.Array = jax.vmap(lambda i: transport.message(key, t, i, ids, invited, flat[i])[0])(ids)
+        return messages
 
     run = jax.jit(jax.vmap(jax.vmap(of, (None, 0)), (0, None)), compiler_options=QUICK)
     words = np.asarray(run(keys_of(KEYS, f"masks {seed}"), jnp.arange(2)))  # (keys, rounds, members, lanes, size)

@@ -110,8 +110,11 @@ def examine_transport(transport: Transport, algorithm: Algorithm, data: Federate
 
     def off(key: jax.Array) -> jax.Array:
         flat = clip * jax.random.uniform(key, (members, size), minval=-1.0)
-        send = jax.vmap(lambda i: transport.message(key, jnp.int32(0), i, ids, here, flat[i])[0])
-        summed = jax.tree.map(lambda a: a.sum(0, dtype=a.dtype), send(ids))
+
+        def send(i: jax.Array) -> Any:
+            return transport.message(key, jnp.int32(0), i, ids, here, flat[i])[0]
+
+        summed = jax.tree.map(lambda a: a.sum(0, dtype=a.dtype), jax.vmap(send)(ids))
         return jnp.abs(transport.total(key, jnp.int32(0), ids, here, here, summed) - flat.sum(0)).max()
 
     worst = float(np.max(np.asarray(compiled(off)(keys_of(TRIALS, "transport")))))

@@ -77,7 +77,7 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
         found: list[Gradient] = []
         lock = threading.Lock()
 
-        def note(*told: Any, found: list = found, lock: Any = lock) -> None:
+        def note(*told: Any, found: list[Gradient] = found, lock: Any = lock) -> None:
             trial, words, step, who, t, rows, mask = map(np.asarray, told)
             gone = np.rint(rows[mask]).astype(int)
             with lock:
@@ -96,7 +96,8 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
             )
             noting = changed(local, privatizer=Noting(trial=trial, note=note))
             who = held.client(jnp.int32(client))
-            return noting.run(key, jnp.int32(trial % 2), who, received, held, model).update
+            update: jax.Array = noting.run(key, jnp.int32(trial % 2), who, received, held, model).update
+            return update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count)))
         jax.effects_barrier()
@@ -159,7 +160,9 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
 
         def at(client: int, t: int) -> jax.Array:
             own = jax.random.fold_in(jax.random.fold_in(key, t), client)
-            return local.run(own, jnp.int32(t), held.client(jnp.int32(client)), received, held, model).update
+            ran = local.run(own, jnp.int32(t), held.client(jnp.int32(client)), received, held, model)
+            update: jax.Array = ran.update
+            return update
 
         return jnp.stack([at(i, t) for i in range(min(2, data.num_clients)) for t in range(2)])
 
