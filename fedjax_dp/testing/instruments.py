@@ -146,8 +146,11 @@ def observe(
     execution: Execution | None = None,
 ) -> Seen:
     """Every trial's rounds, all trials at once."""
-    seen = _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution or Execution())
-    return jax.device_get(seen)
+    execution = execution or Execution()
+    seen: Seen = jax.device_get(
+        _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
+    )
+    return seen
 
 
 def unjitted(

@@ -21,9 +21,9 @@ from fedjax_dp.rounds.simulation import check, numbers
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import Wrong, frozen_server_noise, posing, reused_round_key
+from fedjax_dp.testing.mutants import Wrong, first_records, frozen_server_noise, posing, reused_round_key
 from fedjax_dp.testing.reports import rejections
-from fedjax_dp.testing.sampling import DRAWS, drawn_batches, first_records
+from fedjax_dp.testing.sampling import DRAWS, drawn_batches
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor

@@ -37,10 +37,11 @@ from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
 
 Wrong = Callable[[Algorithm], Algorithm]
+Deed = Callable[..., Any]  # of the part it poses as, and of the arguments of one of its methods
 
 
 @functools.cache
-def _posing_class(kind: Any, method: str, deed: Callable) -> type:
+def _posing_class(kind: Any, method: str, deed: Deed) -> type:
     def instead(self: Any, *args: Any) -> Any:
         honest = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         return deed(honest, *args)
@@ -50,7 +51,7 @@ def _posing_class(kind: Any, method: str, deed: Callable) -> type:
     return value(restates(kind)(made))
 
 
-def posing(part: Any, method: str, deed: Callable) -> Any:
+def posing(part: Any, method: str, deed: Deed) -> Any:
     """A value that is a `part` in all it says of itself, but whose `method` is deed(part, *arguments).
 
     Its class is a subclass of that of `part` with the same fields. `deed` is a module-level function, so that the same
@@ -61,7 +62,7 @@ def posing(part: Any, method: str, deed: Callable) -> Any:
     return cls(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
 
 
-def _with_privatizer(algorithm: Algorithm, method: str, deed: Callable) -> Algorithm:
+def _with_privatizer(algorithm: Algorithm, method: str, deed: Deed) -> Algorithm:
     local = algorithm.local
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, method, deed)))
 
@@ -126,7 +127,7 @@ def _faint_noise(mechanism: Any, method: str, *args: Any) -> Any:
 
 
 @functools.cache
-def _bound_to(method: str, deed: Callable) -> Callable:
+def _bound_to(method: str, deed: Deed) -> Deed:
     def done(mechanism: Any, *args: Any) -> Any:
         return deed(mechanism, method, *args)
 
@@ -134,7 +135,7 @@ def _bound_to(method: str, deed: Callable) -> Callable:
     return done
 
 
-def _with_noise_times(algorithm: Algorithm, deed: Callable) -> Algorithm:
+def _with_noise_times(algorithm: Algorithm, deed: Deed) -> Algorithm:
     upload = algorithm.upload
     if upload.unit is not None:
         method = "message" if upload.shared_noise else "release"
@@ -258,7 +259,7 @@ def _realised_denominator(right: Any, key: jax.Array, place: Place, model: Model
     return right.gradient(key, place, model, params, records._replace(divisor=came))
 
 
-def _with_bound(algorithm: Algorithm, deed: Callable) -> Algorithm:
+def _with_bound(algorithm: Algorithm, deed: Deed) -> Algorithm:
     privatizer: Any = algorithm.local.privatizer
     honest = changed(privatizer, bound=posing(privatizer.bound, "apply", deed))
     return changed(algorithm, local=changed(algorithm.local, privatizer=honest))
@@ -276,7 +277,7 @@ def first_records(algorithm: Algorithm) -> Algorithm:
 
 
 def _first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-    drawn = right.sample(key, records, steps, largest)
+    drawn: Batch = right.sample(key, records, steps, largest)
     at = jnp.broadcast_to(jnp.arange(drawn.positions.shape[1], dtype=jnp.int32), drawn.positions.shape)
     mask = at < right.size
     return drawn._replace(positions=jnp.where(mask, jnp.minimum(at, records - 1), 0), mask=mask)
@@ -352,7 +353,7 @@ class _Keyed:
 
 def _run_with_noise_key(
     right: LocalSgd,
-    key_of: Callable,
+    key_of: Callable[[jax.Array, jax.Array, Client], jax.Array],
     key: jax.Array,
     round_index: jax.Array,
     client: Client,
@@ -364,7 +365,7 @@ def _run_with_noise_key(
     return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
 
 
-def _with_noise_key(algorithm: Algorithm, deed: Callable) -> Algorithm:
+def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:
     local = changed(algorithm.local, corrections=(*algorithm.local.corrections, RunWords()))
     return changed(algorithm, local=posing(local, "run", deed))
 

@@ -22,8 +22,8 @@ from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import Wrong, clip_per_batch, posing, unclipped_bias
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.mutants import clip_per_batch, posing, unclipped_bias
+from fedjax_dp.testing.reports import Program, rejections
 
 TRIALS = 256
 ROUNDING = 1e-4  # relative: float32 sums over a batch
@@ -73,7 +73,7 @@ def check_sensitivity(
     sensitivity: float | None = None,
     adjacency: Adjacency | None = None,
     records: Any = None,
-    wrong: Wrong | Callable | Iterable[Callable] | None = LOOSE,
+    wrong: Program | Iterable[Program] | None = LOOSE,
     seed: int = 0,
     trials: int = TRIALS,
 ) -> list[Report]:
@@ -112,7 +112,7 @@ def check_sensitivity(
     return found + rejections(examine, subject, wrong, "raise trials, or give data and model that fill the bound")
 
 
-def _loose(function: Callable) -> Callable:
+def _loose(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda records: jax.tree.map(lambda a: 1.1 * a, function(records))
 
 
@@ -120,7 +120,7 @@ _loose.__name__ = "1.1 times the function"
 
 
 def _of_function(
-    function: Callable, sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
+    function: Callable[[Any], Any], sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
 ) -> list[Report]:
     rng = np.random.default_rng(seed)
     records = jax.tree.map(np.asarray, records)
@@ -158,7 +158,8 @@ def _of_function(
 
 def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
-        return (x * scales.reshape(-1, *[1] * (x.ndim - 1))).astype(np.float32)
+        scaled: np.ndarray = (x * scales.reshape(-1, *[1] * (x.ndim - 1))).astype(np.float32)
+        return scaled
 
 
 def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray) -> Report:
