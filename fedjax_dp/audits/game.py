@@ -15,7 +15,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds import algorithm as algorithms
-from fedjax_dp.rounds.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm, Heard, RoundReport, ServerState
 
 
 class Canary(NamedTuple):
@@ -106,11 +106,13 @@ class Game:
 
     def _received(self, report: RoundReport) -> jax.Array:
         """Of a round, `(roles, numbers)`."""
-        heard = report.heard
+        heard: Heard = report.heard
         if self.view is View.SECURE_SUM:
-            return heard.total[None]
+            total: jax.Array = heard.total
+            return total[None]
         if self.view is View.BROADCAST:
-            return heard.update[None]
+            update: jax.Array = heard.update
+            return update[None]
         own = report.clients == self.client
         other = heard.uploads[jnp.argmax(report.present & ~own)]
         target = jnp.sum(jnp.where(own[:, None], heard.uploads, 0.0), 0)
