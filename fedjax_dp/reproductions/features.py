@@ -37,7 +37,8 @@ class Cloud(NamedTuple):
         from threadpoolctl import threadpool_limits
 
         with threadpool_limits(1):  # so few records: threads that wait for each other cost more than they bring
-            return TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
+            plane: np.ndarray = TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
+        return plane
 
 
 def cloud_of(job: Job) -> Cloud:

@@ -35,7 +35,8 @@ def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
         numbers = [seen.get(name) for seen in record["history"][-count:]]
         if not numbers or any(number is None for number in numbers):
             return None
-        return (100 if name in PERCENT else 1) * sum(numbers) / len(numbers)
+        total: float = sum(numbers)
+        return (100 if name in PERCENT else 1) * total / len(numbers)
 
     return of
 
