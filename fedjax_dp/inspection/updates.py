@@ -83,12 +83,13 @@ def _told(upload: Upload, algorithm: Algorithm, data: FederatedData, rounds: int
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.members(count), algorithm.transport.resolution
+    noise = float(np.float32(upload.noise_multiplier))  # type: ignore[attr-defined]  # all that hide clients have one
     found = []
     for sampling, adjacency in {SEEN, cohort.hidden(count, 0) if upload.amplified else SEEN}:
         attendance = Attendance(
             sampling, adjacency, rounds, rounds, cohort.spacing(count), members, members, resolution, size
         )
-        leaves = list(upload.event(float(np.float32(upload.noise_multiplier)), attendance).leaves())  # type: ignore[attr-defined]
+        leaves = list(upload.event(noise, attendance).leaves())
         source = getattr(upload, "source", None)
         joined = source is not None and facts.of_the_project(source) and not source.fresh
         for step, _ in leaves:

@@ -252,7 +252,8 @@ def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[S
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     ends = [np.asarray(instruments.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
-    reach = adjacency.sensitivity * float(quiet.local.privatizer.clip_norm) * rates.sum()  # type: ignore[attr-defined]
+    clip = float(quiet.local.privatizer.clip_norm)  # type: ignore[attr-defined]  # all that noise an upload clip
+    reach = adjacency.sensitivity * clip * rates.sum()
     return _bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
 
 
@@ -294,7 +295,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     else:
         setups = [Setup(keys, *store, params, None, cohort(nobody)) for store in stores]
     ends = [np.asarray(instruments.observe(quiet, data, model, setup).params, float) for setup in setups]
-    clip = float(algorithm.upload.clip_norm) * claim.norm  # type: ignore[attr-defined]
+    clip = float(algorithm.upload.clip_norm) * claim.norm  # type: ignore[attr-defined]  # all that hide clients clip
     reach = claim.adjacency.sensitivity * instruments.mean_unit(algorithm, data, clip)
     moved = (ends[0] - ends[1])[:, 1]
     return [_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])]
