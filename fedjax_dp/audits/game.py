@@ -74,7 +74,7 @@ class Game:
         if self.leaves:
             gone = gone.at[self.canary.owners].set(~there)
         cohort = StagedCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
-        local: Any = self.algorithm.local
+        local = self.algorithm.local
         local = changed(local, privatizer=StagedPrivatizer(base=local.privatizer))
         algorithm = changed(self.algorithm, cohort=cohort, local=local)
 

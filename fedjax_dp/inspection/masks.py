@@ -1,19 +1,18 @@
 """Does a secure sum hide every message?"""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.inspection.trials import QUICK, keys_of
+from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 
 KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are looked at
 
 
-def examine_masks(transport: Any, members: int, seed: int = 0) -> list[Report]:
+def examine_masks(transport: Transport, members: int, seed: int = 0) -> list[Report]:
     """Every bit that a member uploads is a fair coin: alone, added to another's, and less its own of another round."""
     members = max(min(MEMBERS, members), 3)
     if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few
@@ -22,8 +21,7 @@ def examine_masks(transport: Any, members: int, seed: int = 0) -> list[Report]:
     flat = jax.random.normal(jax.random.key(seed), (members, SIZE))
 
     def of(key: jax.Array, t: jax.Array) -> jax.Array:
-        messages: jax.Array = jax.vmap(lambda i: transport.message(key, t, i, ids, invited, flat[i])[0])(ids)
-        return messages
+        return jax.vmap(lambda i: transport.message(key, t, i, ids, invited, flat[i])[0])(ids)
 
     run = jax.jit(jax.vmap(jax.vmap(of, (None, 0)), (0, None)), compiler_options=QUICK)
     words = np.asarray(run(keys_of(KEYS, f"masks {seed}"), jnp.arange(2)))  # (keys, rounds, members, lanes, size)

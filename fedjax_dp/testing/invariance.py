@@ -15,6 +15,7 @@ from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
 from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.privacy.paper_noise import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -35,7 +36,9 @@ def counts_padding(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _counts_padding)))
 
 
-def _counts_padding(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _counts_padding(
+    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+) -> Any:
     return right.gradient(key, place, model, params, records._replace(mask=jnp.ones_like(records.mask)))
 
 
@@ -47,7 +50,7 @@ def drops_first(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _drops_first)))
 
 
-def _drops_first(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _drops_first(right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
     return right.gradient(key, place, model, params, records._replace(mask=records.mask.at[0].set(False)))
 
 

@@ -26,12 +26,13 @@ from fedjax_dp.data.store import Client
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch
+from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
 from fedjax_dp.parts.corrections import Correction, Memory, Setting
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.local_training import LocalResult, LocalSgd, Received
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import RecordGaussian
+from fedjax_dp.parts.record_privacy import Privatizer, RecordGaussian
 from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
 from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -150,7 +151,7 @@ def noise_inside_rate(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _noise_inside_rate)
 
 
-def _noise_inside_rate(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+def _noise_inside_rate(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
     return _scaled(right, place.rate).gradient(key, place, *rest)
 
 
@@ -170,7 +171,7 @@ def silent_last_step(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _silent_last_step)
 
 
-def _silent_last_step(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+def _silent_last_step(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
     return _scaled(right, jnp.where(place.last, 0.0, 1.0)).gradient(key, place, *rest)
 
 
@@ -180,7 +181,9 @@ def one_leaf_noise(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _one_leaf_noise)
 
 
-def _one_leaf_noise(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _one_leaf_noise(
+    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+) -> Any:
     first = _several(tensor_sizes(params))[0]
     noisy, told = right.gradient(key, place, model, params, records)
     silent, _ = _scaled(right, 0.0).gradient(key, place, model, params, records)
@@ -254,7 +257,9 @@ def realised_denominator(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _realised_denominator)
 
 
-def _realised_denominator(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _realised_denominator(
+    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+) -> Any:
     came = jnp.maximum(records.mask.sum(dtype=jnp.int32), 1)
     return right.gradient(key, place, model, params, records._replace(divisor=came))
 
@@ -290,7 +295,7 @@ def reused_step_key(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _reused_step_key)
 
 
-def _reused_step_key(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+def _reused_step_key(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
     return right.gradient(key, place._replace(step=jnp.zeros_like(place.step)), *rest)
 
 
@@ -344,7 +349,7 @@ def _words(key: jax.Array, *rest: Any) -> jax.Array:
 class _Keyed:
     """A privatizer that is deaf to the key it is given."""
 
-    privatizer: Any
+    privatizer: Privatizer
     key: jax.Array
 
     def gradient(self, key: jax.Array, *rest: Any) -> Any:
@@ -380,11 +385,11 @@ def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, upload=posing(upload, "release", _frozen_server_noise))
 
 
-def _frozen_server_noise(right: Any, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+def _frozen_server_noise(right: Upload, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
     return right.release(key, jnp.zeros_like(round_index), *rest)
 
 
-def _frozen_shares(right: Any, key: jax.Array, *rest: Any) -> Any:
+def _frozen_shares(right: Upload, key: jax.Array, *rest: Any) -> Any:
     return right.message(jax.random.key(0, impl=jax.random.key_impl(key)), *rest)
 
 

@@ -14,6 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
+from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.privacy.ledger import unit_of
 from fedjax_dp.pytrees import changed, value
@@ -52,12 +53,12 @@ def _loose_clip(right: Any, key: jax.Array, place: Any, model: Model, params: An
     return wide.gradient(key, place, model, params, records)
 
 
-def _loose_message(right: Any, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _loose_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 1.1 * kept, extra
 
 
-def _looser_message(right: Any, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _looser_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 2.2 * kept, extra
 
