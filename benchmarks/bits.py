@@ -26,7 +26,7 @@ SEEDS, ROUNDS = (0, 1), 4
 def made(entry):
     """An algorithm of the entry, private where it can be."""
     constructor = fdp.CATALOGUE[entry]
-    private = constructor in (fdp.dp_fedavg, fdp.dp_ftrl) or "noise_multiplier" in (constructor.__kwdefaults__ or {})
+    private = constructor.private
     one_step = {"local_steps": 1} if entry == "dp_sgd" else {}
     return constructor(**COMMON | (NOISE if private else {}) | one_step), private
 

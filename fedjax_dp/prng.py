@@ -137,15 +137,18 @@ def without_replacement(words: jax.Array, population: jax.Array, less: jax.Array
     start = jnp.asarray(population, jnp.int32) - words.shape[-1]
     one_more = lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1) + 1
     candidates = below(words, start + one_more, less)
+    members: jax.Array
     if words.shape[-1] > FEW:
-        return _without_replacement_by_sorting(candidates, start)
+        members = _without_replacement_by_sorting(candidates, start)
+        return members
 
     def step(index: jax.Array, chosen: jax.Array) -> jax.Array:
         candidate = candidates[..., index]
         taken = jnp.any(chosen == candidate[..., None], axis=-1)
         return chosen.at[..., index].set(jnp.where(taken, start + index, candidate))
 
-    return lax.fori_loop(0, words.shape[-1], step, jnp.full(words.shape, -1, jnp.int32))
+    members = lax.fori_loop(0, words.shape[-1], step, jnp.full(words.shape, -1, jnp.int32))
+    return members
 
 
 @functools.partial(jnp.vectorize, signature="(k),()->(k)")

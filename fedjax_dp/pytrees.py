@@ -34,24 +34,24 @@ def value(cls: type[T]) -> type[T]:
     Not with `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same fields
     compare equal (their hashes differ), so now and then `jit` ran one algorithm by the program of another.
     """
-    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # `cls` itself, as it has no slots
     fixed, numbers = (
         tuple(field.name for field in dataclasses.fields(made) if bool(field.metadata.get("static")) is static)
         for static in (True, False)
     )
 
-    def flatten(part: Any) -> tuple[tuple, tuple]:
+    def flatten(part: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return tuple(getattr(part, name) for name in numbers), tuple(getattr(part, name) for name in fixed)
 
-    def flatten_with_keys(part: Any) -> tuple[tuple, tuple]:
+    def flatten_with_keys(part: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return tuple((jax.tree_util.GetAttrKey(name), getattr(part, name)) for name in numbers), flatten(part)[1]
 
-    def unflatten(structures: tuple, leaves: Any) -> Any:
+    def unflatten(structures: tuple[Any, ...], leaves: Any) -> Any:
         return made(**dict(zip(fixed, structures)), **dict(zip(numbers, leaves)))
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     made.__made_by_value__ = made
-    return made
+    return cls
 
 
 def is_value(part: Any) -> bool:

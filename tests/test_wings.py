@@ -117,3 +117,17 @@ def test_nobody_asks_for_the_class_of_a_part():
                 names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} & set(home)
                 found += [f"{path.name}:{node.lineno} {name}" for name in names if home[name] != path.stem]
     assert not found
+
+
+def test_type_checkers_are_told_where_every_public_name_lives():
+    stub = ast.parse((ROOT / "__init__.pyi").read_text())
+    told = [
+        (alias.name, alias.asname, node.module)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert {name: module for name, _, module in told} == {
+        name: f"fedjax_dp.{module}" for name, module in fedjax_dp._MODULE_OF.items()
+    }
+    assert all(name == known for name, known, _ in told), "only `import X as X` is handed on"

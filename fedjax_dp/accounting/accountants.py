@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import gaussian, pairs, pld, rdp, tcdp, zcdp
@@ -34,17 +34,20 @@ class Currency(Protocol):
     def epsilon(self, delta: float) -> float: ...
 
 
+C = TypeVar("C", bound=Currency)
+
+
 @dataclasses.dataclass(frozen=True)
 class Accountant:
     """A name, what its numbers are, and how it prices one release given the whole event (for grids and orders)."""
 
     name: str
     about: str
-    price: Callable[[Event], Callable[[Release], Any]]
+    price: Callable[[Event], Callable[[Release], Currency]]
     precision: float  # relative error of its epsilon, to which calibration is worth carrying
 
 
-def total(event: Event, price: Callable[[Release], Any]) -> Any:
+def total(event: Event, price: Callable[[Release], C]) -> C:
     """What an event costs, from what one release of each of its steps costs."""
     match event:
         case GaussianSteps() | SkellamSums():
@@ -59,7 +62,7 @@ def total(event: Event, price: Callable[[Release], Any]) -> Any:
             return total(each, price).thinned(rate).times(rounds)
 
 
-def _losses_of(choice: pld.Pairs, event: Event) -> Callable[[Release], Any]:
+def _losses_of(choice: pld.Pairs, event: Event) -> Callable[[Release], Currency]:
     """Loss distributions, unless the exact Gaussian formula covers the event: there they have the same limit."""
     exact = gaussian.price(event)
     try:
@@ -96,7 +99,7 @@ ATTAINED = Accountant(
 WANG_RDP = Accountant("rdp-wang", "Renyi DP of Wang et al. 2019 for fixed-size batches", rdp.wang_price, 1e-6)
 
 
-def cost_of(event: Event, accountant: str | Accountant = "pld") -> Any:
+def cost_of(event: Event, accountant: str | Accountant = "pld") -> Currency:
     """The cost of an event in the accountant's currency, to be read at several deltas.
 
     Raises: NotCoveredError if the accountant has no theorem for it; ConfigurationError if nothing noisy is released.

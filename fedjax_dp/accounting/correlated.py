@@ -44,7 +44,8 @@ def strategy(coefficients: np.ndarray, releases: int) -> np.ndarray:
     """
     coefficients = _checked(coefficients)
     errors.require_count("releases", releases)
-    return scipy.signal.lfilter([1.0], coefficients, np.eye(1, releases)[0])
+    column: np.ndarray = scipy.signal.lfilter([1.0], coefficients, np.eye(1, releases)[0])
+    return column
 
 
 def sensitivity(coefficients: np.ndarray, releases: int, participations: int, separation: int) -> float:

@@ -228,7 +228,8 @@ def choose_test(
 
     def reach(rates: np.ndarray) -> np.ndarray:
         allowed = 1 - rates if curve is None else np.asarray(curve(rates))
-        return ndtri(np.maximum(allowed, TINY))
+        probits: np.ndarray = ndtri(np.maximum(allowed, TINY))
+        return probits
 
     doubt = np.hypot(_probit_deviation(fp, worlds[0].size), _probit_deviation(fn, worlds[1].size))
     seen = reach(fp) - ndtri(fn)
@@ -294,7 +295,10 @@ def _between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 def _probit_deviation(rates: np.ndarray, trials: int) -> np.ndarray:
     """Standard deviation of the probit of an observed rate."""
-    return np.sqrt(rates * (1 - rates) / trials) * math.sqrt(2 * math.pi) * np.exp(ndtri(rates) ** 2 / 2)
+    deviation: np.ndarray = (
+        np.sqrt(rates * (1 - rates) / trials) * math.sqrt(2 * math.pi) * np.exp(ndtri(rates) ** 2 / 2)
+    )
+    return deviation
 
 
 def _parabola(at: np.ndarray, values: np.ndarray, deviations: np.ndarray) -> np.ndarray:
@@ -302,4 +306,5 @@ def _parabola(at: np.ndarray, values: np.ndarray, deviations: np.ndarray) -> np.
     if at.size <= 6:
         return values
     powers = np.vander(at / np.abs(at).max(), 3) / deviations[:, None]
-    return powers @ np.linalg.lstsq(powers, values / deviations, rcond=None)[0] * deviations
+    smooth: np.ndarray = powers @ np.linalg.lstsq(powers, values / deviations, rcond=None)[0] * deviations
+    return smooth

@@ -46,7 +46,8 @@ class Pair:
         with np.errstate(divide="ignore"):
             numerator = np.logaddexp(np.log1p(-self.up), np.log(self.up) + (2 * x - 1) / s2)
             denominator = np.logaddexp(np.log1p(-self.down), np.log(self.down) + (-2 * x - 1) / s2)
-        return numerator - denominator
+        losses: np.ndarray = numerator - denominator
+        return losses
 
     def where(self, losses: np.ndarray) -> np.ndarray:
         """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
@@ -63,7 +64,8 @@ class Pair:
             log_sum = np.logaddexp(log_m, log_root)  # log(|m| + root)
             grown = log_sum - np.log(2 * a) + 1 / (2 * s2)
             shrunk = np.log(2 * b) + losses - log_sum - 1 / (2 * s2)
-        return s2 * np.where(m >= 0, grown, shrunk)
+        places: np.ndarray = s2 * np.where(m >= 0, grown, shrunk)
+        return places
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the first law."""
@@ -77,14 +79,16 @@ class Pair:
         """Normal probability between neighbouring edges, from whichever tail loses fewer digits."""
         z = (edges - mean) / self.noise
         left, right = np.diff(ndtr(z)), -np.diff(ndtr(-z))
-        return np.where(z[:-1] > 0, right, left)
+        masses: np.ndarray = np.where(z[:-1] > 0, right, left)
+        return masses
 
     def log_lower_density(self, x: np.ndarray) -> np.ndarray:
         """Logarithm of the second law's density."""
         with np.errstate(divide="ignore"):
             center = np.log1p(-self.down) - (x / self.noise) ** 2 / 2
             side = np.log(self.down) - ((x + 1) / self.noise) ** 2 / 2
-        return np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
+        log_density: np.ndarray = np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
+        return log_density
 
 
 @dataclasses.dataclass(frozen=True)

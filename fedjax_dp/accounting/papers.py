@@ -71,7 +71,7 @@ def _dpnfl_lemma2(setting: str, batch: int, records: int, participations: int, s
     tight = noise_multiplier_for(event, epsilon, delta) / batch
     unit = "sigma on the mean gradient, G = 1"
     try:
-        noise = theorems.dpnfl_lemma2_noise(epsilon, delta, event.sampling, event.count)  # type: ignore[arg-type]
+        noise = theorems.dpnfl_lemma2_noise(epsilon, delta, WithoutReplacement(batch, records), event.count)
     except NotCoveredError as error:
         claim = Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}")
         return PaperRow("dpnfl", setting, claim, None, None, tight, unit)
@@ -94,7 +94,7 @@ def _dpnfl_lemma2(setting: str, batch: int, records: int, participations: int, s
 
 def _dpnfl_theorem5(setting: str, batch: int, records: int, participations: int, steps: int) -> PaperRow:
     event = _fixed_size(batch, records, participations * steps)
-    noise = theorems.dpnfl_lemma2_noise(*BUDGET_DPNFL, event.sampling, event.count)  # type: ignore[arg-type]
+    noise = theorems.dpnfl_lemma2_noise(*BUDGET_DPNFL, WithoutReplacement(batch, records), event.count)
     epsilon, delta = theorems.dpnfl_theorem5(event.scaled(noise))
     rate = batch / records
     limit = 6.5 * event.count * rate**2 * math.log(1 / rate)

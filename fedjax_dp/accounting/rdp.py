@@ -106,7 +106,8 @@ def renyi_divergence(step: Release, orders: np.ndarray) -> np.ndarray:
     # a public draw averages exp((a - 1) D); for pairs that are hardly ever drawn a quick bound will do
     bounds = [_convex_bound if weight < 1e-6 else _divergences for weight in worst.weights]
     parts = np.array([(orders - 1) * bound(pair, orders) for bound, pair in zip(bounds, worst.pairs, strict=True)])
-    return logsumexp(parts, axis=0, b=np.array(worst.weights)[:, None]) / (orders - 1)
+    mixed: np.ndarray = logsumexp(parts, axis=0, b=np.array(worst.weights)[:, None]) / (orders - 1)
+    return mixed
 
 
 def _divergences(pair: Pair, orders: np.ndarray) -> np.ndarray:
@@ -130,7 +131,10 @@ def _divergences(pair: Pair, orders: np.ndarray) -> np.ndarray:
         terms = np.expm1(a * tame) - a * np.expm1(tame)
     excess = np.where(grown < 30.0, np.exp(log_density) * terms, np.exp(np.minimum(logs, 700.0))) @ weights
     moderate = log_moments < math.log(50)
-    return np.where(moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments) / (orders - 1)
+    divergences: np.ndarray = np.where(
+        moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments
+    ) / (orders - 1)
+    return divergences
 
 
 def _convex_bound(pair: Pair, orders: np.ndarray) -> np.ndarray:
@@ -140,7 +144,8 @@ def _convex_bound(pair: Pair, orders: np.ndarray) -> np.ndarray:
     """
     shift = 2.0 if pair.down else 1.0
     log_moments = (orders - 1) * orders * (shift / pair.noise) ** 2 / 2
-    return np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
+    bound: np.ndarray = np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
+    return bound
 
 
 def _panels(pair: Pair, order: float) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +195,8 @@ def _wang_moments(rate: float, noise: float, top: int) -> np.ndarray:
     later = np.minimum(math.log(4) + between, math.log(2) + powers * (powers - 1) * rho)  # Theorems 27 and 9
     terms = np.append(second, later) + orders * math.log(rate)
     summed = logsumexp(_log_binomials(top) + terms, axis=1)
-    return np.minimum(np.logaddexp(0.0, summed), plain)
+    moments: np.ndarray = np.minimum(np.logaddexp(0.0, summed), plain)
+    return moments
 
 
 @functools.cache

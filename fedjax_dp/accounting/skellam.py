@@ -26,7 +26,8 @@ def skellam_divergence(step: SkellamSums, orders: np.ndarray) -> np.ndarray:
     below = np.floor(orders)
     share = orders - below
     moments = (1 - share) * _moments(step, below) + share * _moments(step, below + 1)
-    return moments / (orders - 1)
+    divergences: np.ndarray = moments / (orders - 1)
+    return divergences
 
 
 def _moments(step: SkellamSums, order: np.ndarray) -> np.ndarray:

@@ -74,7 +74,8 @@ class Summed(NamedTuple):
             return None
 
         def summed(received: np.ndarray) -> np.ndarray:
-            return scale(seen(received)).sum(1).reshape(len(received), -1)
+            sums: np.ndarray = scale(seen(received)).sum(1).reshape(len(received), -1)
+            return sums
 
         weights = _discriminant(summed(absent), summed(present), RIDGE)
         return lambda received: summed(received) @ weights

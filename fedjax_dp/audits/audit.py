@@ -358,7 +358,7 @@ def audit_mechanism(
     )
 
 
-def _call(function: Callable, asked: dict[str, Any]) -> str:
+def _call(function: Callable[..., Any], asked: dict[str, Any]) -> str:
     """The call with all options that are plain values and not the default."""
     usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     told = [
@@ -437,7 +437,8 @@ def _trace(field: Trials, game: Game) -> np.ndarray:
     worlds = (np.full((trials, *field.bits), there) for there in (False, True))
     absent, present = (field.run(quiet, TRACE, world)[:, :, 0] for world in worlds)
     size = max(np.abs(absent).max(), np.abs(present).max())
-    return np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2))
+    changes: np.ndarray = np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2))
+    return changes
 
 
 def _attacks(

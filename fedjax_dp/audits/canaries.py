@@ -52,7 +52,8 @@ def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) ->
 def pattern(widths: tuple[int, ...]) -> np.ndarray:
     """A gradient of length 1 that is equally long in every tensor and touches every parameter, with mixed signs."""
     signs = np.random.default_rng(0).choice([-1.0, 1.0], sum(widths))
-    return signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
+    gradient: np.ndarray = signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
+    return gradient
 
 
 def gradient_game(
@@ -184,7 +185,8 @@ def _gradients(model: Model, records: np.ndarray) -> np.ndarray:
         return ravel(jax.grad(lambda p: model.loss(p, record, jnp.int32(0), None))(params))[0]
 
     flat = np.asarray(jax.vmap(gradient)(jnp.asarray(records, jnp.float32)))
-    return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    directions: np.ndarray = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    return directions
 
 
 def _ear(widths: tuple[int, ...], along: np.ndarray) -> Directions:
@@ -200,7 +202,8 @@ def _by_tensor(widths: tuple[int, ...], direction: np.ndarray) -> np.ndarray:
     """The direction's part in each tensor, each of length 1 `(tensors, parameters)`."""
     inside = np.repeat(np.arange(len(widths)), widths) == np.arange(len(widths))[:, None]
     along = np.where(inside, direction, 0.0)
-    return along / np.linalg.norm(along, axis=1, keepdims=True)
+    parts: np.ndarray = along / np.linalg.norm(along, axis=1, keepdims=True)
+    return parts
 
 
 Inputs = tuple[np.ndarray, np.ndarray]

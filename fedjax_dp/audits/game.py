@@ -15,7 +15,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds import algorithm as algorithms
-from fedjax_dp.rounds.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm, Heard, RoundReport, ServerState
 
 
 class Canary(NamedTuple):
@@ -74,7 +74,7 @@ class Game:
         if self.leaves:
             gone = gone.at[self.canary.owners].set(~there)
         cohort = StagedCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
-        local: Any = self.algorithm.local
+        local = self.algorithm.local
         local = changed(local, privatizer=StagedPrivatizer(base=local.privatizer))
         algorithm = changed(self.algorithm, cohort=cohort, local=local)
 
@@ -106,11 +106,13 @@ class Game:
 
     def _received(self, report: RoundReport) -> jax.Array:
         """Of a round, `(roles, numbers)`."""
-        heard = report.heard
+        heard: Heard = report.heard
         if self.view is View.SECURE_SUM:
-            return heard.total[None]
+            total: jax.Array = heard.total
+            return total[None]
         if self.view is View.BROADCAST:
-            return heard.update[None]
+            update: jax.Array = heard.update
+            return update[None]
         own = report.clients == self.client
         other = heard.uploads[jnp.argmax(report.present & ~own)]
         target = jnp.sum(jnp.where(own[:, None], heard.uploads, 0.0), 0)

@@ -84,7 +84,8 @@ def _scores(received: np.ndarray) -> np.ndarray:
     """
     deviation = np.median(np.abs(received - np.median(received, 1, keepdims=True)), 1)
     kept = deviation > 0
-    return -(received[kept] / deviation[kept, None]).sum(0)
+    scores: np.ndarray = -(received[kept] / deviation[kept, None]).sum(0)
+    return scores
 
 
 def _mu_of(epsilon: float, delta: float) -> float:

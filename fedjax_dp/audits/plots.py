@@ -8,6 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.patches import Rectangle
 from scipy.special import ndtr, ndtri
 
 from fedjax_dp.accounting import ErrorBounds, TradeOff, trade_off
@@ -26,7 +27,7 @@ FAR = 4.0  # times the spread of nearly all scores: beyond that a score is drawn
 MOST_FACTOR = 1e3  # times the stated noise: a curve of more is that of coin flips
 
 
-def plot_audit(audit: Audit, path: str | os.PathLike) -> None:
+def plot_audit(audit: Audit, path: str | os.PathLike[str]) -> None:
     """Scores in both worlds, error rates against what is stated, and every epsilon on one axis, as a PNG.
 
     Error rates are drawn on probit axes, where Gaussian noise makes straight lines. The promise is broken where the
@@ -123,7 +124,7 @@ def _draw_rates(audit: Audit, axes: Any) -> None:
     x = np.linspace(low, high, POINTS)
 
     def draw(curve: TradeOff, **style: Any) -> np.ndarray:
-        y = ndtri(np.clip(curve(ndtr(x)), 1e-12, 1 - 1e-12))
+        y: np.ndarray = ndtri(np.clip(curve(ndtr(x)), 1e-12, 1 - 1e-12))
         axes.plot(x, y, **style)
         return y
 
@@ -168,7 +169,7 @@ def _draw_bounds(audit: Audit, bounds: ErrorBounds, least: float, axes: Any) -> 
     told = f"bounds on both, {audit.confidence} confidence"
     if bounds.mean is None:
         width, height = top[0] - point[0], top[1] - point[1]
-        axes.add_patch(plt.Rectangle((point[0], point[1]), width, height, color=color, alpha=0.3, lw=0, zorder=4))
+        axes.add_patch(Rectangle((point[0], point[1]), width, height, color=color, alpha=0.3, lw=0, zorder=4))
     else:
         told = f"bound on the mean of both, {audit.confidence} confidence"
         first = np.linspace(0, min(2 * bounds.mean, 1), POINTS)
@@ -185,7 +186,8 @@ def _draw_bounds(audit: Audit, bounds: ErrorBounds, least: float, axes: Any) -> 
 
 def _probit(rates: Any, least: float) -> np.ndarray:
     """On the axes, rates of zero and one at their ends."""
-    return ndtri(np.clip(rates, least, 1 - 1e-6))
+    probits: np.ndarray = ndtri(np.clip(rates, least, 1 - 1e-6))
+    return probits
 
 
 def _epsilons(audit: Audit) -> dict[str, tuple[float, str]]:

@@ -65,7 +65,8 @@ class Trials:
         )
 
     def _placed(self, game: Game) -> Game:
-        return jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
+        placed: Game = jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
+        return placed
 
     def run(
         self, game: Game, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None

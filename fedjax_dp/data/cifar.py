@@ -35,7 +35,7 @@ class _Form(NamedTuple):
     decode: Callable[[str, bytes], tuple[np.ndarray, np.ndarray]]  # (pixels, labels) of a file
 
 
-def cifar10(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def cifar10(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """50,000 + 10,000 images `(32, 32, 3)`; an npz with fewer gives a data set that says so in its name."""
     folders = places(["cifar10"], data_dir)
     for folder in folders:
@@ -57,7 +57,7 @@ def cifar10(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     return dataset._replace(name=name if records == 5 * RECORDS else f"{name} (first {records})", scale=1 / 255)
 
 
-def cifar10_pca60(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def cifar10_pca60(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """CIFAR-10 on the first 60 principal components of its training images, kept as float16 `(60,)`."""
     folders = places([name, "cifar10"], data_dir)
     path = first_file(folders, ("cifar10_pca60.npz",))

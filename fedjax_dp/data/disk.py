@@ -28,7 +28,7 @@ REMEDY = "write it again with fedjax-dp data convert"
 Show = Callable[[float, str], None]
 
 
-def save_store(data: FederatedData, folder: str | os.PathLike, show: Show = lambda done, told: None) -> None:
+def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, told: None) -> None:
     """Write federated data into a new folder, which appears once it is whole.
 
     Raises: ConfigurationError if the folder exists or cannot be made.
@@ -67,7 +67,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike, show: Show = lamb
         raise errors.refuse("out", str(folder), "a folder that can be written", str(error)) from None
 
 
-def open_store(folder: str | os.PathLike) -> FederatedData:
+def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     """The federated data of a folder that `save_store` wrote; records stay on disk until they are used.
 
     Raises: ConfigurationError for a folder that is none, of another version, or damaged.
@@ -98,9 +98,10 @@ def open_store(folder: str | os.PathLike) -> FederatedData:
     return FederatedData(**arrays, **{name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"])})
 
 
-def noted_checksum(folder: str | os.PathLike) -> str:
+def noted_checksum(folder: str | os.PathLike[str]) -> str:
     """Of a store's records, as it was noted when they were written; reads none of them."""
-    return _about(pathlib.Path(folder))["checksum"]
+    noted: str = _about(pathlib.Path(folder))["checksum"]
+    return noted
 
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _about(folder: pathlib.Path) -> dict[str, Any]:
     if not path.is_file():
         raise errors.refuse("store", str(folder), "a folder with a store.json", "fedjax-dp data convert writes one")
     try:
-        about = json.loads(path.read_text())
+        about: dict[str, Any] = json.loads(path.read_text())
         version = about["version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise errors.refuse(str(path), "something else", "the description of a store", str(error)) from None

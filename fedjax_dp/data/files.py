@@ -12,7 +12,7 @@ from fedjax_dp import errors
 DATA_VARIABLE = "FEDJAX_DP_DATA"
 
 
-def places(names: Iterable[str], data_dir: str | os.PathLike | None) -> list[pathlib.Path]:
+def places(names: Iterable[str], data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
     """Folders `names` in `data_dir`, else in the folder that FEDJAX_DP_DATA names, then in the user cache."""
     import pooch  # slow to import, and only needed for files
 

@@ -60,7 +60,7 @@ IDX = {
 }
 
 
-def images(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def images(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """A data set of four idx files; the training labels decide how many classes there are."""
     source = IDX[name]
     paths = [_find(name, source, file, data_dir) for file in source.files]
@@ -96,7 +96,7 @@ def _read(path: pathlib.Path) -> np.ndarray:
     return body.reshape(shape)
 
 
-def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike | None) -> pathlib.Path:
+def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     """The file in the data folder or the cache, else a checked download."""
     import pooch  # only where a file may have to be fetched
 

@@ -9,7 +9,7 @@ from fedjax_dp import errors
 from fedjax_dp.data import arrays, cifar, idx, svhn, synthetic, tabular, text, tfds, writers
 from fedjax_dp.data.store import Dataset
 
-Folder = str | os.PathLike | None
+Folder = str | os.PathLike[str] | None
 
 # Data sets with files of their own: name -> loader of (name, data_dir).
 FILES: dict[str, Callable[[str, Folder], Dataset]] = {
@@ -27,7 +27,7 @@ SUFFIXES = {"npz": "PATH", "synthetic": "U,V or synthetic:iid", "tfds": "NAME", 
 DATASETS: tuple[str, ...] = ("digits", *FILES, *SUFFIXES)
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None, seed: int = 0) -> Dataset:
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0) -> Dataset:
     """A data set by name: one of DATASETS; npz:PATH, synthetic:U,V and tfds:NAME go on after the colon.
 
     A store holds clients, not a data set: `open_store` reads it.

@@ -40,11 +40,12 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
     return dataset, clients, np.searchsorted(names[kept], test_ids[tested]).astype(np.int32)
 
 
-def given_ids(path: str | os.PathLike, records: int) -> np.ndarray:
+def given_ids(path: str | os.PathLike[str], records: int) -> np.ndarray:
     """Client ids of all `records`, from an .npy file or from a text file with one id in each line."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise errors.refuse("client_ids", str(path), "an existing file", "an .npy array, or one id in each line")
+    ids: np.ndarray
     try:
         if path.suffix == ".npy":
             with open(path, "rb") as file:

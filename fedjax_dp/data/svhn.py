@@ -22,7 +22,7 @@ SUBSET = "svhn_train_first1083.npz"
 SUBSET_TRAIN = 883  # its other 200 images are the test set
 
 
-def svhn(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def svhn(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """73,257 + 26,032 images `(32, 32, 3)` from the two .mat files; without them the first 1,083 of training."""
     folders = places([name], data_dir)
     files = ("train_32x32.mat", "test_32x32.mat")

@@ -135,7 +135,7 @@ NUMERIC = tuple(name for name in COLUMNS if name not in CATEGORIES)
 LABELS = ("<=50K", ">50K")
 
 
-def adult(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def adult(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """32,561 + 16,281 records of the official split; label 1 is more than 50K.
 
     adult       the 8 categorical columns one-hot: 102 features, 0 or 1;

@@ -48,7 +48,7 @@ def indices(texts: list[list[str]], known: dict[str, int]) -> np.ndarray:
     return table
 
 
-def sent140(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """Messages as indices into a vocabulary of the training messages; label 1 is positive.
 
     Each user's messages are split before anything else, so that no test message shapes the vocabulary and none is in

@@ -16,7 +16,7 @@ BLOCK = 4096  # records that are read at once
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # number of channels -> Pillow's name
 
 
-def image_classification(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def image_classification(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """The data set NAME, NAME/CONFIG or either with :VERSION, from the folder `tfds`; images of bytes, labels int32.
 
     A single channel loses its axis, as in idx files. The test set is the split `test`, else `validation`.

@@ -13,7 +13,7 @@ FILE = "femnist_digits_12clients.npz"
 TEST_FRACTION = 0.1  # of every client's records
 
 
-def femnist_digits(name: str, data_dir: str | os.PathLike | None) -> Dataset:
+def femnist_digits(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """Handwritten digits `(28, 28)` of 12 clients, a subset; a tenth of every client's records is the test set.
 
     Stored as LEAF has them, dark on white, and seen as MNIST's: ink is 1 and paper 0.

@@ -65,7 +65,8 @@ class Execution:
 
     @property
     def platform(self) -> str:
-        return (self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]).platform
+        platform: str = (self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]).platform
+        return platform
 
     def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
         """How many clients a device computes at once, of a cohort whose models have `size` parameters.
@@ -102,7 +103,9 @@ class Execution:
         if self.mesh is None or self.model_devices == 1:
             return flat
         # Where groups share a cohort, the mesh is known from there, less the axis of the groups.
-        return lax.with_sharding_constraint(flat, P(MODEL) if self.groups > 1 else NamedSharding(self.mesh, P(MODEL)))
+        where = P(MODEL) if self.groups > 1 else NamedSharding(self.mesh, P(MODEL))
+        spread: jax.Array = lax.with_sharding_constraint(flat, where)
+        return spread
 
     def _part(self, shape: tuple[int, ...]) -> Any:
         """What a device holds of an array: all, or a part of the longest axis that its group can share evenly."""
@@ -153,10 +156,12 @@ class Execution:
 def _put(a: Any, where: Any) -> jax.Array:
     """A copy on devices; those of other processes get theirs there, from the same array."""
     if isinstance(where, jax.Device) or where.is_fully_addressable or not getattr(a, "is_fully_addressable", True):
-        return jax.device_put(a, where)
+        placed: jax.Array = jax.device_put(a, where)
+        return placed
     kind = jnp.result_type(a)
     if jnp.issubdtype(kind, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_put(jax.random.key_data(a), where), impl=jax.random.key_impl(a))
+        keys: jax.Array = jax.random.wrap_key_data(_put(jax.random.key_data(a), where), impl=jax.random.key_impl(a))
+        return keys
     held = np.asarray(a, kind)
     return jax.make_array_from_callback(held.shape, where, lambda at: held[at])
 
@@ -325,7 +330,8 @@ def _one_after_another(
     shapes = jax.eval_shape(one, shared, first)
 
     def none(shared: Any, entry: Any) -> tuple[Any, Any]:
-        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        zeros: tuple[Any, Any] = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return zeros
 
     def accumulate(total: Any, entry: Any) -> tuple[Any, Any]:
         found = lax.cond(jnp.any(entry[1]), one, none, shared, entry) if skips else one(shared, entry)

@@ -109,12 +109,14 @@ class GradientPlan(NamedTuple):
     @property
     def bytes_per_record(self) -> int:
         """Of gradients that have to be built for each record."""
-        direct = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
+        direct: int = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
         return 4 * (direct + sum(unit.floats for unit in self.units))
 
 
 @functools.lru_cache(maxsize=128)
-def _analysed(model: Any, method: str, settings: tuple, structure: Any, shapes: tuple) -> GradientPlan:
+def _analysed(
+    model: Any, method: str, settings: tuple[Any, ...], structure: Any, shapes: tuple[tuple[Any, Any], ...]
+) -> GradientPlan:
     params, record = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
     leaves, treedef = jax.tree.flatten(params)
 
@@ -146,7 +148,8 @@ def _positions(wall: Wall, blocks: int, outs: int) -> int:
     """Of a wall in one record: numbers that it makes over those of a position, in each block."""
     if isinstance(wall.geometry, Shift):
         return 1
-    return math.prod(wall.loops) * math.prod(wall.out.shape) // max(blocks * outs, 1)
+    made: int = math.prod(wall.loops) * math.prod(wall.out.shape)
+    return made // max(blocks * outs, 1)
 
 
 class _Walk:
@@ -172,7 +175,9 @@ class _Walk:
             for leaf in value.leaves:
                 self.direct.setdefault(leaf, why)
 
-    def walk(self, jaxpr: Any, consts: list, arguments: list, path: Path, loops: tuple[int, ...]) -> list:
+    def walk(
+        self, jaxpr: Any, consts: list[Any], arguments: list[Any], path: Path, loops: tuple[int, ...]
+    ) -> list[Any]:
         known = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
 
         def read(variable: Any) -> Any:
@@ -185,7 +190,7 @@ class _Walk:
                 known[variable] = value if _differentiable(variable) or value is Kind.RECORD else _still(value)
         return [read(variable) for variable in jaxpr.outvars]
 
-    def equation(self, equation: Any, values: list, path: Path, loops: tuple[int, ...]) -> list:
+    def equation(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
         name, count = equation.primitive.name, len(equation.outvars)
         views = [value for value in values if isinstance(value, View)]
         moving = bool(views) or Kind.BOTH in values
@@ -219,7 +224,7 @@ class _Walk:
             return [Kind.BOTH] * count
         return moved(equation, values)
 
-    def wall(self, equation: Any, values: list, loops: tuple[int, ...]) -> Wall | None:
+    def wall(self, equation: Any, values: list[Any], loops: tuple[int, ...]) -> Wall | None:
         sides = [at for at, value in enumerate(values) if isinstance(value, View)]
         if len(sides) != 1 or not _real(equation.outvars[0]):
             return None
@@ -231,12 +236,12 @@ class _Walk:
             if found is not None:
                 view, repeated = found
                 view = view._replace(scale=-view.scale) if name == "sub" and side == 1 else view
-                geometry = Shift(view.elements.shape[len(view.loops) :], repeated)
+                geometry = Shift(view.numbers.shape[len(view.loops) :], repeated)
         elif view.distinct:
             geometry = recognised(equation, side)
         return None if geometry is None else Wall(view, loops, geometry, out, name)
 
-    def scan(self, equation: Any, values: list, path: Path, loops: tuple[int, ...]) -> list:
+    def scan(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
         """A loop: parameters that all steps share bring positions, parameters that it runs over bring blocks."""
         fixed, carried = equation.params["num_consts"], equation.params["num_carry"]
         below, depth = program.inner(equation), len(loops)

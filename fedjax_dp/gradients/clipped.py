@@ -170,12 +170,14 @@ def features(model: Model, params: Any, x: Any) -> jax.Array:
     if plan.features is None:
         raise errors.refuse("model", "one without a product of features and parameters", "a dense layer at the end")
     leaves = jax.tree.leaves(params)
-    return jax.vmap(lambda record: plan.look(leaves, record).reshape(-1).astype(jnp.float32))((x,))
+    read: jax.Array = jax.vmap(lambda record: plan.look(leaves, record).reshape(-1).astype(jnp.float32))((x,))
+    return read
 
 
-def _over_records(plan: GradientPlan, params: Any, record: Any) -> Any:
+def _over_records(plan: GradientPlan, params: Any, record: Any) -> jax.Array:
     leaves = jax.tree.leaves(params)
-    return jax.vmap(lambda one: plan.run(leaves, one)[0])(record)
+    made: jax.Array = jax.vmap(lambda one: plan.run(leaves, one)[0])(record)
+    return made
 
 
 def _one(batch: Any) -> Any:

@@ -110,7 +110,8 @@ def total(unit: Unit, uses: list[Factors], built: jax.Array | None, factors: jax
             found = found + _product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
             found = found + jax.vmap(_product, (1, 1, None))(one.u, one.v, factors)
-    return found
+    whole: jax.Array = found  # no unit is without uses
+    return whole
 
 
 def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:

@@ -34,12 +34,12 @@ def inner(equation: Any) -> core.ClosedJaxpr:
 def used(jaxpr: Any) -> Iterator[tuple[int, Any]]:
     """The equations that something depends on, with their numbers, in order."""
     needed = {id(out) for out in jaxpr.outvars}
-    found = []
+    found: list[tuple[int, Any]] = []
     for number, equation in reversed(list(enumerate(jaxpr.eqns))):
         if equation.effects or any(id(out) in needed for out in equation.outvars):
             needed.update(id(read) for read in equation.invars)
             found.append((number, equation))
-    return reversed(found)
+    yield from reversed(found)
 
 
 def place(equation: Any) -> str:

@@ -27,10 +27,16 @@ class View(NamedTuple):
     """
 
     leaves: frozenset[int]  # of the parameters it is made of
-    elements: Any  # np.ndarray: numbers of elements, axes of `loops` first; None: computed, not only moved
+    elements: np.ndarray | None  # their numbers, axes of `loops` first; None: computed, not only moved
     scale: float  # entry = scale * element
     loops: tuple[int, ...]  # depths of loops whose step picks the slice
     take: Callable[[dict[int, Any]], Any]  # leaves -> unscaled entries, axes of `loops` first; linear
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """`elements`, of a view that was not computed."""
+        assert self.elements is not None
+        return self.elements
 
     @property
     def distinct(self) -> bool:
@@ -46,10 +52,11 @@ class View(NamedTuple):
         """The entries of a gradient at the elements they belong to: leaf -> array of its shape."""
         if len(self.leaves) == 1:  # usually a whole parameter, in its own order
             (at,) = self.leaves
-            flat = self.elements.reshape(-1)
+            flat = self.numbers.reshape(-1)
             if flat.size == leaves[at].size and np.all(flat[1:] - flat[:-1] == 1):
                 return {at: total.reshape(leaves[at].shape)}
         shapes = {at: jax.ShapeDtypeStruct(leaves[at].shape, total.dtype) for at in sorted(self.leaves)}
+        found: dict[int, jax.Array]
         (found,) = jax.linear_transpose(self.take, shapes)(total)
         return found
 

@@ -57,13 +57,13 @@ class Wall(NamedTuple):
     @property
     def matrix(self) -> np.ndarray:
         """Numbers of elements (blocks, k, o); slices picked by loops are blocks."""
-        lead, shape = self._lead(self.view.elements.shape)
-        found: np.ndarray = self.geometry.matrix(self.view.elements.reshape(math.prod(lead), *shape))
+        lead, shape = self._lead(self.view.numbers.shape)
+        found: np.ndarray = self.geometry.matrix(self.view.numbers.reshape(math.prod(lead), *shape))
         return found.reshape(-1, *found.shape[2:])
 
     def gradient(self, total: jax.Array) -> jax.Array:
         """(blocks, k, o) in the shape of the parameters, axes of loops first."""
-        lead, shape = self._lead(self.view.elements.shape)
+        lead, shape = self._lead(self.view.numbers.shape)
         split = total.reshape(math.prod(lead), -1, *total.shape[1:])
         return self.geometry.unmatrix(split).reshape((*lead, *shape))
 

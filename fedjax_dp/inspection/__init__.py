@@ -7,7 +7,6 @@ parts are looked at by its tests instead.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
@@ -15,6 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import draws, masks, steps, updates, visits
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
+from fedjax_dp.parts.transport import Transport
 from fedjax_dp.rounds.algorithm import Algorithm
 
 WORDS = {
@@ -41,7 +41,9 @@ OF_RECORDS: dict[str, Callable[..., None]] = {
 }
 
 
-def examine_transport(transport: Any, algorithm: Algorithm, data: FederatedData, model: Model, summed: bool) -> None:
+def examine_transport(
+    transport: Transport, algorithm: Algorithm, data: FederatedData, model: Model, summed: bool
+) -> None:
     """What arrives where the sum is `summed`, and what leaves each member where that is said to be secret."""
     if summed:
         updates.examine_transport(transport, algorithm, data, model)

@@ -272,8 +272,11 @@ def _counted(
         held = jax.tree.map(jnp.asarray, changed(data, x=x, y=y))
         members = algorithms.draw_cohort(marked.cohort, key, state.round, held.shares)
         pairs = list(zip(local.corrections, state.memories, strict=True))
-        first = lambda tree: jax.tree.map(lambda a: a[0], tree)  # noqa: E731
         flat, _ = ravel(state.params)
+
+        def first(tree: Any) -> Any:
+            return jax.tree.map(lambda a: a[0], tree)
+
         received = Received(
             state.params,
             tuple(memory.server for _, memory in pairs),

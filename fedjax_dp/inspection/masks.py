@@ -1,19 +1,18 @@
 """Does a secure sum hide every message?"""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.inspection.trials import QUICK, keys_of
+from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 
 KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are looked at
 
 
-def examine_masks(transport: Any, members: int, seed: int = 0) -> list[Report]:
+def examine_masks(transport: Transport, members: int, seed: int = 0) -> list[Report]:
     """Every bit that a member uploads is a fair coin: alone, added to another's, and less its own of another round."""
     members = max(min(MEMBERS, members), 3)
     if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few

@@ -57,7 +57,7 @@ class _Batches(NamedTuple):
     exchanged: Any
     less: Any
     params: np.ndarray  # (TRIALS, size)
-    unravel: Callable
+    unravel: Callable[[jax.Array], Any]
 
 
 def _neighbours(data: FederatedData, model: Model, varies: bool) -> _Batches:

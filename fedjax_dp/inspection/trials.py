@@ -1,6 +1,7 @@
 """What all examinations of parts share: how much is tried, and how it is compiled."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ NOISE_SLACK = 0.04  # relative, for the standard deviations of noise that are me
 QUICK = {"xla_backend_optimization_level": 0}
 
 
-def compiled(function: Callable) -> Callable:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(jax.vmap(function), compiler_options=QUICK)
 
 
@@ -28,4 +29,5 @@ def keys_of(count: int, role: str) -> jax.Array:
 
 def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: int, shares: jax.Array) -> Members:
     draw = compiled(lambda t: draw_cohort(cohort, key, t, shares))
-    return jax.tree.map(np.asarray, draw(jnp.arange(rounds)))
+    cohorts: Members = jax.tree.map(np.asarray, draw(jnp.arange(rounds)))
+    return cohorts

@@ -83,12 +83,13 @@ def _told(upload: Upload, algorithm: Algorithm, data: FederatedData, rounds: int
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.members(count), algorithm.transport.resolution
+    noise = float(np.float32(upload.noise_multiplier))  # type: ignore[attr-defined]  # all that hide clients have one
     found = []
     for sampling, adjacency in {SEEN, cohort.hidden(count, 0) if upload.amplified else SEEN}:
         attendance = Attendance(
             sampling, adjacency, rounds, rounds, cohort.spacing(count), members, members, resolution, size
         )
-        leaves = list(upload.event(float(np.float32(upload.noise_multiplier)), attendance).leaves())  # type: ignore[attr-defined]
+        leaves = list(upload.event(noise, attendance).leaves())
         source = getattr(upload, "source", None)
         joined = source is not None and facts.of_the_project(source) and not source.fresh
         for step, _ in leaves:
@@ -110,8 +111,11 @@ def examine_transport(transport: Transport, algorithm: Algorithm, data: Federate
 
     def off(key: jax.Array) -> jax.Array:
         flat = clip * jax.random.uniform(key, (members, size), minval=-1.0)
-        send = jax.vmap(lambda i: transport.message(key, jnp.int32(0), i, ids, here, flat[i])[0])
-        summed = jax.tree.map(lambda a: a.sum(0, dtype=a.dtype), send(ids))
+
+        def send(i: jax.Array) -> Any:
+            return transport.message(key, jnp.int32(0), i, ids, here, flat[i])[0]
+
+        summed = jax.tree.map(lambda a: a.sum(0, dtype=a.dtype), jax.vmap(send)(ids))
         return jnp.abs(transport.total(key, jnp.int32(0), ids, here, here, summed) - flat.sum(0)).max()
 
     worst = float(np.max(np.asarray(compiled(off)(keys_of(TRIALS, "transport")))))

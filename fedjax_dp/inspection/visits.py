@@ -15,7 +15,7 @@ from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.local_training import Received
+from fedjax_dp.parts.local_training import LocalSgd, Received
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds import algorithm as algorithms
@@ -26,7 +26,7 @@ from fedjax_dp.statistics.verdict import certainty, limit, require
 NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each
 
 
-def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_local(local: LocalSgd, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
     """What a round asks of the privatizer, and that updates of two clients and rounds differ in their noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
@@ -63,7 +63,7 @@ class Noting:
         return jnp.zeros_like(ravel(params)[0]), StepReport(none, none, none, none)
 
 
-def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+def _examine_batches(local: LocalSgd, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     sizes, batches = np.asarray(data.sizes), local.batches
     more = sum(correction.extra_gradients for correction in local.corrections)
     state = jax.jit(lambda key: algorithms.init(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
@@ -77,7 +77,7 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
         found: list[Gradient] = []
         lock = threading.Lock()
 
-        def note(*told: Any, found: list = found, lock: Any = lock) -> None:
+        def note(*told: Any, found: list[Gradient] = found, lock: Any = lock) -> None:
             trial, words, step, who, t, rows, mask = map(np.asarray, told)
             gone = np.rint(rows[mask]).astype(int)
             with lock:
@@ -149,7 +149,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
     )
 
 
-def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+def _examine_updates(local: LocalSgd, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     def of(key: jax.Array) -> jax.Array:
         held = jax.tree.map(jnp.asarray, data)
         state = algorithms.init(algorithm, model, held, key)

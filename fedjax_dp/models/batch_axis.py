@@ -84,7 +84,7 @@ def _runs_over(one: Any, other: Any, longer: list[set[int]]) -> bool:
         numbers = p["dimension_numbers"]
         return bool(longer[0] - {numbers.lhs_spec[0]}) or bool(longer[1] - {numbers.rhs_spec[0]})
     if name == "scan":
-        return p["num_carry"] > 0 and p["length"] != other.params["length"]
+        return bool(p["num_carry"] > 0 and p["length"] != other.params["length"])
     if name.startswith("reduce_window") or name in ("select_and_scatter_add", "select_and_gather_add"):
         return any(p["window_dimensions"][axis] > 1 for axis in longer[0])
     if name == "slice":

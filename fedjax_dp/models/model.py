@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,16 @@ from fedjax_dp.gradients.model import Params
 from fedjax_dp.models.batch_axis import first_row, require_records_apart
 from fedjax_dp.models.networks import Network, network_of
 
+T = TypeVar("T")
+
 
 def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
     """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label.
 
     The label becomes a one-hot row: picking a logit by index would put a slow scatter into every gradient.
     """
-    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(label, logits.shape[-1]))
+    loss: jax.Array = optax.softmax_cross_entropy(logits, jax.nn.one_hot(label, logits.shape[-1]))
+    return loss
 
 
 def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:
@@ -74,7 +77,8 @@ class NetworkModel:
         return jax.tree.map(_wide, first_row(self.network.name, made))
 
     def logits(self, params: Params, x: jax.Array) -> jax.Array:
-        return self.scores(params, x)
+        scores: jax.Array = self.scores(params, x)
+        return scores
 
     def loss(self, params: Params, x: jax.Array, y: jax.Array, key: jax.Array | None = None) -> jax.Array:
         scores = self.scores(params, x, key)
@@ -83,7 +87,7 @@ class NetworkModel:
     def _narrow(self, a: jax.Array) -> jax.Array:
         return a.astype(self.dtype) if a.dtype == jnp.float32 else a
 
-    def _told(self, call: Callable[[], Any], what: str = "") -> Any:
+    def _told(self, call: Callable[[], T], what: str = "") -> T:
         """What a call of the user's own code returns; whatever it raises is one line, with the place in that code."""
         try:
             return call()

@@ -12,6 +12,7 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps.engine import Job
 
 CLIENTS, RECORDS = 3, 150  # that are looked at, and of each
@@ -37,7 +38,8 @@ class Cloud(NamedTuple):
         from threadpoolctl import threadpool_limits
 
         with threadpool_limits(1):  # so few records: threads that wait for each other cost more than they bring
-            return TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
+            plane: np.ndarray = TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
+        return plane
 
 
 def cloud_of(job: Job) -> Cloud:
@@ -62,8 +64,8 @@ def cloud_of(job: Job) -> Cloud:
     return Cloud(np.concatenate(features), np.concatenate(clients), np.concatenate(labels))
 
 
-def _one_more(algorithm: Any, job: Job, state: Any) -> Any:
-    def play(algorithm: Any, state: Any) -> Any:
+def _one_more(algorithm: Algorithm, job: Job, state: Any) -> Any:
+    def play(algorithm: Algorithm, state: Any) -> Any:
         key = simulation.run_key(job.seed)
         execution = Execution(chunk_size=1)
         return algorithms.run_round(algorithm, job.model, job.data, key, state, execution, lambda _, message: message)

@@ -28,7 +28,7 @@ SMALL = 8.5
 MANY = 12  # points of a curve that carry markers
 
 
-def draw(done: Reproduction, path: str | os.PathLike) -> None:
+def draw(done: Reproduction, path: str | os.PathLike[str]) -> None:
     """One picture: panels side by side, metrics one below the other."""
     panels = [group for group in done.recipe.panels if any(row.place.panel == group.key for row in done.rows)]
     if done.recipe.figure == "final":
@@ -215,8 +215,9 @@ def _against_rounds(axis: Any, rows: Sequence[Row], done: Reproduction) -> None:
 def _against_x(axis: Any, rows: Sequence[Row], done: Reproduction, panel: Any) -> None:
     keys = [group.key for group in done.recipe.lines]
     places = list(dict.fromkeys(row.place.x for row in rows))
-    numeric = all(isinstance(x, int | float) for x in places)
-    spread = numeric and min(places) > 0 and max(places) / min(places) > 20  # type: ignore[type-var, operator]
+    numbers = [x for x in places if isinstance(x, int | float)]
+    numeric = len(numbers) == len(places)
+    spread = numeric and min(numbers) > 0 and max(numbers) / min(numbers) > 20
     position = {x: (x if numeric else places.index(x)) for x in places}
     for key in dict.fromkeys(row.place.line for row in rows):
         color = PALETTE[keys.index(key) % len(PALETTE)]

@@ -1,11 +1,14 @@
 """What tables and figures show of a finished run, by name."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedjax_dp.sweeps.plots.looks import METRICS, PERCENT
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER
+
+if TYPE_CHECKING:  # so that measures are told of without JAX
+    from fedjax_dp.rounds.algorithm import Algorithm
 
 LAST = 5  # evaluations
 
@@ -35,7 +38,8 @@ def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
         numbers = [seen.get(name) for seen in record["history"][-count:]]
         if not numbers or any(number is None for number in numbers):
             return None
-        return (100 if name in PERCENT else 1) * sum(numbers) / len(numbers)
+        total: float = sum(numbers)
+        return (100 if name in PERCENT else 1) * total / len(numbers)
 
     return of
 
@@ -66,7 +70,7 @@ BYTES = "feature_bytes"  # counted from the parts of an algorithm, nothing is ru
 MEASURES[BYTES] = Measure("mean features that one client receives in a round (bytes)", -1, lambda _: None, 0)
 
 
-def counted(algorithm: Any, params: int, features: int, members: int, clients: int) -> float:
+def counted(algorithm: "Algorithm", params: int, features: int, members: int, clients: int) -> float:
     """BYTES of an algorithm: what its corrections send beside model and update, four bytes a number."""
     floats = [part.floats(params, features, members, clients) for part in algorithm.local.corrections]
     return 4.0 * max((one.down for one in floats), default=0)

@@ -36,7 +36,7 @@ def reproduce(
     scale: str = "small",
     seeds: int | None = None,
     panels: str = "*",
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     data_dir: str | None = None,
     progress: bool = True,
     screen: Screen | None = None,

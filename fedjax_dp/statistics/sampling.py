@@ -17,9 +17,14 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Repor
     rows = counts.reshape(-1, members)
     size, total, draws = rows.sum(1), len(rows), rows.sum(0)
     known = isinstance(law, WithoutReplacement | Shuffled)
-    among = law.records if known or isinstance(law, WithReplacement) else members  # type: ignore[union-attr]
+    match law:
+        case WithoutReplacement() | Shuffled():
+            among, sized = law.records, law.batch_size
+        case WithReplacement():
+            among, sized = law.records, law.draws
+        case _:
+            among, sized = members, members
     require(among == members, f"{name}: how many there are to draw from", f"{members}", f"{among} in the law", "exact")
-    sized = law.batch_size if known else law.draws if isinstance(law, WithReplacement) else members  # type: ignore
     found: list[Report] = []
     if isinstance(law, Poisson):
         apart = float(count_deviate(size.sum(), total * members, law.rate))

@@ -57,7 +57,8 @@ def variance_deviate(values: np.ndarray, axis: Any = None) -> np.ndarray:
     count = values.size / max(np.size(squares), 1)
     low, high = scipy.stats.chi2.logcdf(squares, count), scipy.stats.chi2.logsf(squares, count)
     tail = np.exp(np.minimum(low, high))
-    return np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))
+    deviates: np.ndarray = np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))
+    return deviates
 
 
 def count_deviate(counts: Any, draws: Any, chance: Any) -> np.ndarray:

@@ -3,26 +3,28 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event
 from fedjax_dp.audits.audit import Audit, audit, audit_mechanism
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.verdict import Report, require
-from fedjax_dp.testing.mutants import Wrong, half_noise
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.mutants import half_noise
+from fedjax_dp.testing.reports import Program, rejections
 
 SIGNIFICANCE = 1e-6  # chance that a right program is rejected
 
 
 def check_audit(
-    subject: Algorithm | Callable,
+    subject: Algorithm | Callable[[jax.Array, jax.Array], Any],
     data: FederatedData | None = None,
     *,
     delta: float,
     rounds: int = 1,
     event: Event | None = None,
-    wrong: Wrong | Callable | Iterable[Callable] | None = half_noise,
+    wrong: Program | Iterable[Program] | None = half_noise,
     trials: int = 4_000,
     seed: int = 0,
     **options: Any,

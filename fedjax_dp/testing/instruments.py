@@ -146,8 +146,11 @@ def observe(
     execution: Execution | None = None,
 ) -> Seen:
     """Every trial's rounds, all trials at once."""
-    seen = _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution or Execution())
-    return jax.device_get(seen)
+    execution = execution or Execution()
+    seen: Seen = jax.device_get(
+        _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
+    )
+    return seen
 
 
 def unjitted(
@@ -223,7 +226,7 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     first = steps[0][0]
     if isinstance(first, SkellamSums):
         resolution = algorithm.transport.resolution
-        clip = float(algorithm.upload.clip_norm) / resolution  # type: ignore[attr-defined]
+        clip = float(algorithm.upload.clip_norm) / resolution  # type: ignore[attr-defined]  # all that hide clients clip
         return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
     assert isinstance(first, GaussianSteps)
     source = getattr(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload, "source", None)

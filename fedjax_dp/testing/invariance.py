@@ -11,10 +11,11 @@ from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.parts.batches import Batch
+from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
-from fedjax_dp.parts.cohorts import AllClients, Members
+from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
 from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.privacy.paper_noise import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -35,7 +36,9 @@ def counts_padding(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _counts_padding)))
 
 
-def _counts_padding(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _counts_padding(
+    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+) -> Any:
     return right.gradient(key, place, model, params, records._replace(mask=jnp.ones_like(records.mask)))
 
 
@@ -47,7 +50,7 @@ def drops_first(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _drops_first)))
 
 
-def _drops_first(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _drops_first(right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
     return right.gradient(key, place, model, params, records._replace(mask=records.mask.at[0].set(False)))
 
 
@@ -119,7 +122,7 @@ def _batches(algorithm: Algorithm, deed: Any) -> Algorithm:
     return changed(algorithm, local=changed(local, batches=posing(local.batches, "sample", deed)))
 
 
-def _with_padding(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+def _with_padding(right: Batches, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
     batch = right.sample(key, records, steps, largest)
     shape = (batch.positions.shape[0], 2)
     more = jnp.broadcast_to(jnp.asarray(records, batch.positions.dtype), shape)  # the row after the client's own
@@ -129,24 +132,27 @@ def _with_padding(right: Any, key: jax.Array, records: jax.Array, steps: int, la
     )
 
 
-def _turned(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+def _turned(right: Batches, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
     batch = right.sample(key, records, steps, largest)
     return batch._replace(positions=batch.positions[:, ::-1], mask=batch.mask[:, ::-1])
 
 
-def _turned_members(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    return jax.tree.map(lambda a: a[::-1], right.sample(key, round_index, shares))
+def _turned_members(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    turned: Members = jax.tree.map(lambda a: a[::-1], right.sample(key, round_index, shares))
+    return turned
 
 
-def _all_but_last(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    return jax.tree.map(lambda a: a[:-1], right.sample(key, round_index, shares))
+def _all_but_last(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    others: Members = jax.tree.map(lambda a: a[:-1], right.sample(key, round_index, shares))
+    return others
 
 
-def _last_as_padding(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+def _last_as_padding(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
     members = right.sample(key, round_index, shares)
     last = Members(members.ids[-1:], jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
     others = jax.tree.map(lambda a: a[:-1], members)
-    return jax.tree.map(lambda *a: jnp.concatenate(a), others, last, last)
+    padded: Members = jax.tree.map(lambda *a: jnp.concatenate(a), others, last, last)
+    return padded
 
 
 def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:

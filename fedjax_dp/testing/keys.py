@@ -14,6 +14,7 @@ from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.privacy.ledger import noise_of, unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -21,9 +22,9 @@ from fedjax_dp.rounds.simulation import check, numbers
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import Wrong, frozen_server_noise, posing, reused_round_key
+from fedjax_dp.testing.mutants import Wrong, first_records, frozen_server_noise, posing, reused_round_key
 from fedjax_dp.testing.reports import rejections
-from fedjax_dp.testing.sampling import DRAWS, drawn_batches, first_records
+from fedjax_dp.testing.sampling import DRAWS, drawn_batches
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
@@ -37,7 +38,7 @@ def noise_every_four_rounds(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, upload=posing(algorithm.upload, "release", _every_four))
 
 
-def _every_four(right: Any, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+def _every_four(right: Upload, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
     return right.release(key, round_index % 4, *rest)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.masks import examine_masks
+from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.verdict import Report
@@ -32,7 +33,7 @@ def same_masks(algorithm: Algorithm) -> Algorithm:
     return _with_transport(algorithm, _same_masks)
 
 
-def _same_masks(right: Any, key: jax.Array, t: Any, *rest: Any) -> Any:
+def _same_masks(right: Transport, key: jax.Array, t: Any, *rest: Any) -> Any:
     return right.message(key, jnp.int32(0), *rest)
 
 

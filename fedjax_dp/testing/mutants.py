@@ -26,21 +26,23 @@ from fedjax_dp.data.store import Client
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch
+from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
 from fedjax_dp.parts.corrections import Correction, Memory, Setting
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.local_training import LocalResult, LocalSgd, Received
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import RecordGaussian
+from fedjax_dp.parts.record_privacy import Privatizer, RecordGaussian
 from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
 from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
 
 Wrong = Callable[[Algorithm], Algorithm]
+Deed = Callable[..., Any]  # of the part it poses as, and of the arguments of one of its methods
 
 
 @functools.cache
-def _posing_class(kind: Any, method: str, deed: Callable) -> type:
+def _posing_class(kind: Any, method: str, deed: Deed) -> type:
     def instead(self: Any, *args: Any) -> Any:
         honest = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         return deed(honest, *args)
@@ -50,7 +52,7 @@ def _posing_class(kind: Any, method: str, deed: Callable) -> type:
     return value(restates(kind)(made))
 
 
-def posing(part: Any, method: str, deed: Callable) -> Any:
+def posing(part: Any, method: str, deed: Deed) -> Any:
     """A value that is a `part` in all it says of itself, but whose `method` is deed(part, *arguments).
 
     Its class is a subclass of that of `part` with the same fields. `deed` is a module-level function, so that the same
@@ -61,7 +63,7 @@ def posing(part: Any, method: str, deed: Callable) -> Any:
     return cls(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
 
 
-def _with_privatizer(algorithm: Algorithm, method: str, deed: Callable) -> Algorithm:
+def _with_privatizer(algorithm: Algorithm, method: str, deed: Deed) -> Algorithm:
     local = algorithm.local
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, method, deed)))
 
@@ -126,7 +128,7 @@ def _faint_noise(mechanism: Any, method: str, *args: Any) -> Any:
 
 
 @functools.cache
-def _bound_to(method: str, deed: Callable) -> Callable:
+def _bound_to(method: str, deed: Deed) -> Deed:
     def done(mechanism: Any, *args: Any) -> Any:
         return deed(mechanism, method, *args)
 
@@ -134,7 +136,7 @@ def _bound_to(method: str, deed: Callable) -> Callable:
     return done
 
 
-def _with_noise_times(algorithm: Algorithm, deed: Callable) -> Algorithm:
+def _with_noise_times(algorithm: Algorithm, deed: Deed) -> Algorithm:
     upload = algorithm.upload
     if upload.unit is not None:
         method = "message" if upload.shared_noise else "release"
@@ -149,7 +151,7 @@ def noise_inside_rate(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _noise_inside_rate)
 
 
-def _noise_inside_rate(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+def _noise_inside_rate(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
     return _scaled(right, place.rate).gradient(key, place, *rest)
 
 
@@ -169,7 +171,7 @@ def silent_last_step(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _silent_last_step)
 
 
-def _silent_last_step(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+def _silent_last_step(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
     return _scaled(right, jnp.where(place.last, 0.0, 1.0)).gradient(key, place, *rest)
 
 
@@ -179,7 +181,9 @@ def one_leaf_noise(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _one_leaf_noise)
 
 
-def _one_leaf_noise(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _one_leaf_noise(
+    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+) -> Any:
     first = _several(tensor_sizes(params))[0]
     noisy, told = right.gradient(key, place, model, params, records)
     silent, _ = _scaled(right, 0.0).gradient(key, place, model, params, records)
@@ -253,12 +257,14 @@ def realised_denominator(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _realised_denominator)
 
 
-def _realised_denominator(right: Any, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
+def _realised_denominator(
+    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+) -> Any:
     came = jnp.maximum(records.mask.sum(dtype=jnp.int32), 1)
     return right.gradient(key, place, model, params, records._replace(divisor=came))
 
 
-def _with_bound(algorithm: Algorithm, deed: Callable) -> Algorithm:
+def _with_bound(algorithm: Algorithm, deed: Deed) -> Algorithm:
     privatizer: Any = algorithm.local.privatizer
     honest = changed(privatizer, bound=posing(privatizer.bound, "apply", deed))
     return changed(algorithm, local=changed(algorithm.local, privatizer=honest))
@@ -276,7 +282,7 @@ def first_records(algorithm: Algorithm) -> Algorithm:
 
 
 def _first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-    drawn = right.sample(key, records, steps, largest)
+    drawn: Batch = right.sample(key, records, steps, largest)
     at = jnp.broadcast_to(jnp.arange(drawn.positions.shape[1], dtype=jnp.int32), drawn.positions.shape)
     mask = at < right.size
     return drawn._replace(positions=jnp.where(mask, jnp.minimum(at, records - 1), 0), mask=mask)
@@ -289,7 +295,7 @@ def reused_step_key(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _reused_step_key)
 
 
-def _reused_step_key(right: Any, key: jax.Array, place: Place, *rest: Any) -> Any:
+def _reused_step_key(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
     return right.gradient(key, place._replace(step=jnp.zeros_like(place.step)), *rest)
 
 
@@ -343,7 +349,7 @@ def _words(key: jax.Array, *rest: Any) -> jax.Array:
 class _Keyed:
     """A privatizer that is deaf to the key it is given."""
 
-    privatizer: Any
+    privatizer: Privatizer
     key: jax.Array
 
     def gradient(self, key: jax.Array, *rest: Any) -> Any:
@@ -352,7 +358,7 @@ class _Keyed:
 
 def _run_with_noise_key(
     right: LocalSgd,
-    key_of: Callable,
+    key_of: Callable[[jax.Array, jax.Array, Client], jax.Array],
     key: jax.Array,
     round_index: jax.Array,
     client: Client,
@@ -364,7 +370,7 @@ def _run_with_noise_key(
     return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
 
 
-def _with_noise_key(algorithm: Algorithm, deed: Callable) -> Algorithm:
+def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:
     local = changed(algorithm.local, corrections=(*algorithm.local.corrections, RunWords()))
     return changed(algorithm, local=posing(local, "run", deed))
 
@@ -379,11 +385,11 @@ def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, upload=posing(upload, "release", _frozen_server_noise))
 
 
-def _frozen_server_noise(right: Any, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+def _frozen_server_noise(right: Upload, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
     return right.release(key, jnp.zeros_like(round_index), *rest)
 
 
-def _frozen_shares(right: Any, key: jax.Array, *rest: Any) -> Any:
+def _frozen_shares(right: Upload, key: jax.Array, *rest: Any) -> Any:
     return right.message(jax.random.key(0, impl=jax.random.key_impl(key)), *rest)
 
 

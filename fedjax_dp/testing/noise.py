@@ -21,8 +21,8 @@ from fedjax_dp.statistics.noise import examine_noise
 from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import Wrong, faint_noise
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.mutants import faint_noise
+from fedjax_dp.testing.reports import Program, rejections
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
 PAIRED = 1_500  # numbers that each pair of places is compared by
@@ -35,7 +35,7 @@ def check_noise(
     *,
     model: Model | None = None,
     std: float | None = None,
-    wrong: Wrong | Callable | Iterable[Callable] | None = faint_noise,
+    wrong: Program | Iterable[Program] | None = faint_noise,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[Report]:
@@ -72,7 +72,7 @@ def check_noise(
     return found + rejections(examine, subject, wrong, "raise draws")
 
 
-def _faint(draw: Callable) -> Callable:
+def _faint(draw: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
     def faint_noise(key: jax.Array) -> Any:
         return jax.tree.map(lambda a: 0.95 * a, draw(key))
 
@@ -82,7 +82,7 @@ def _faint(draw: Callable) -> Callable:
 _faint.__name__ = "faint_noise"
 
 
-def _of_function(draw: Callable, std: float, seed: int, draws: int) -> list[Report]:
+def _of_function(draw: Callable[[jax.Array], Any], std: float, seed: int, draws: int) -> list[Report]:
     def flat(key: jax.Array) -> jax.Array:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(draw(key))])
 

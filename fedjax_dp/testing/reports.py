@@ -19,8 +19,11 @@ def must_reject(check: Callable[[Any], Any], wrong: Any, name: str, remedy: str)
     raise AssertionError(f"this check could not tell {name} from the right program; {remedy}")
 
 
+Program = Callable[[Any], Any]  # makes a wrong program of the right one
+
+
 def rejections(
-    check: Callable[[Any], Any], subject: Any, wrong: Callable | Iterable[Callable] | None, remedy: str
+    check: Callable[[Any], Any], subject: Any, wrong: Program | Iterable[Program] | None, remedy: str
 ) -> list[Report]:
     """A report for each of the named wrong programs made from `subject`; those that do not apply to it are left out.
 

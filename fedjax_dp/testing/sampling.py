@@ -14,7 +14,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import events
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.privacy.ledger import ledger_of, noise_of, unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm, draw_cohort
@@ -23,8 +23,8 @@ from fedjax_dp.statistics.sampling import examine_sampling, overlap
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import RunWords, Wrong, first_records, posing
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.mutants import RunWords, first_records, posing
+from fedjax_dp.testing.reports import Program, rejections
 
 DRAWS = 4_000  # batches of a client, or cohorts
 
@@ -36,7 +36,7 @@ def first_clients(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, cohort=posing(algorithm.cohort, "sample", _first_clients))
 
 
-def _first_clients(right: Any, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+def _first_clients(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
     return right.sample(jax.random.key(0, impl=jax.random.key_impl(key)), jnp.zeros_like(round_index), shares)
 
 
@@ -53,7 +53,8 @@ class Tally:
         return {"idle": jnp.zeros(1), "of records": jnp.zeros(self.size)}
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
-        return x @ params["of records"]
+        loss: jax.Array = x @ params["of records"]
+        return loss
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return jnp.stack([x @ params["of records"], jnp.float32(0)])
@@ -64,7 +65,7 @@ def check_sampling(
     data: FederatedData | None = None,
     *,
     sampling: Sampling | None = None,
-    wrong: Wrong | Callable | Iterable[Callable] | None = FROZEN,
+    wrong: Program | Iterable[Program] | None = FROZEN,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[Report]:
@@ -108,7 +109,7 @@ def check_sampling(
     return found + rejections(examine, subject, wrong, "raise draws")
 
 
-def _frozen(function: Callable) -> Callable:
+def _frozen(function: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
     return lambda key: function(jax.random.key(0, impl=jax.random.key_impl(key)))
 
 
@@ -188,16 +189,20 @@ def _counts(gradients: np.ndarray, law: Sampling) -> np.ndarray:
     if isinstance(law, WithReplacement):
         total = gradients.sum(-1, keepdims=True)
         return np.rint(gradients * law.draws / np.where(total > 0, total, 1.0)).astype(int)
-    return (gradients > 0.01 * gradients.max(initial=0.0)).astype(int)
+    appears: np.ndarray = gradients > 0.01 * gradients.max(initial=0.0)
+    return appears.astype(int)
 
 
 def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
     cohort, shares, clients = algorithm.cohort, jnp.asarray(data.shares), data.num_clients
     trials = math.ceil(draws / 4)
 
+    def draw(key: jax.Array, t: jax.Array) -> Members:
+        return draw_cohort(cohort, key, t, shares)
+
     @jax.jit
     def sample(keys: jax.Array) -> Members:
-        over_rounds = jax.vmap(lambda key, t: draw_cohort(cohort, key, t, shares), in_axes=(None, 0))
+        over_rounds = jax.vmap(draw, in_axes=(None, 0))
         return jax.vmap(over_rounds, in_axes=(0, None))(keys, jnp.arange(4))
 
     members = jax.device_get(sample(instruments.keys_of(seed + 1, trials)))

@@ -14,6 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
+from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.privacy.ledger import unit_of
 from fedjax_dp.pytrees import changed, value
@@ -22,8 +23,8 @@ from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import Wrong, clip_per_batch, posing, unclipped_bias
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.mutants import clip_per_batch, posing, unclipped_bias
+from fedjax_dp.testing.reports import Program, rejections
 
 TRIALS = 256
 ROUNDING = 1e-4  # relative: float32 sums over a batch
@@ -52,12 +53,12 @@ def _loose_clip(right: Any, key: jax.Array, place: Any, model: Model, params: An
     return wide.gradient(key, place, model, params, records)
 
 
-def _loose_message(right: Any, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _loose_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 1.1 * kept, extra
 
 
-def _looser_message(right: Any, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _looser_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 2.2 * kept, extra
 
@@ -73,7 +74,7 @@ def check_sensitivity(
     sensitivity: float | None = None,
     adjacency: Adjacency | None = None,
     records: Any = None,
-    wrong: Wrong | Callable | Iterable[Callable] | None = LOOSE,
+    wrong: Program | Iterable[Program] | None = LOOSE,
     seed: int = 0,
     trials: int = TRIALS,
 ) -> list[Report]:
@@ -112,7 +113,7 @@ def check_sensitivity(
     return found + rejections(examine, subject, wrong, "raise trials, or give data and model that fill the bound")
 
 
-def _loose(function: Callable) -> Callable:
+def _loose(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda records: jax.tree.map(lambda a: 1.1 * a, function(records))
 
 
@@ -120,7 +121,7 @@ _loose.__name__ = "1.1 times the function"
 
 
 def _of_function(
-    function: Callable, sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
+    function: Callable[[Any], Any], sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
 ) -> list[Report]:
     rng = np.random.default_rng(seed)
     records = jax.tree.map(np.asarray, records)
@@ -158,7 +159,8 @@ def _of_function(
 
 def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
-        return (x * scales.reshape(-1, *[1] * (x.ndim - 1))).astype(np.float32)
+        scaled: np.ndarray = (x * scales.reshape(-1, *[1] * (x.ndim - 1))).astype(np.float32)
+        return scaled
 
 
 def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray) -> Report:
@@ -251,7 +253,8 @@ def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[S
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     ends = [np.asarray(instruments.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
-    reach = adjacency.sensitivity * float(quiet.local.privatizer.clip_norm) * rates.sum()  # type: ignore[attr-defined]
+    clip = float(quiet.local.privatizer.clip_norm)  # type: ignore[attr-defined]  # all that noise an upload clip
+    reach = adjacency.sensitivity * clip * rates.sum()
     return _bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
 
 
@@ -293,7 +296,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     else:
         setups = [Setup(keys, *store, params, None, cohort(nobody)) for store in stores]
     ends = [np.asarray(instruments.observe(quiet, data, model, setup).params, float) for setup in setups]
-    clip = float(algorithm.upload.clip_norm) * claim.norm  # type: ignore[attr-defined]
+    clip = float(algorithm.upload.clip_norm) * claim.norm  # type: ignore[attr-defined]  # all that hide clients clip
     reach = claim.adjacency.sensitivity * instruments.mean_unit(algorithm, data, clip)
     moved = (ends[0] - ends[1])[:, 1]
     return [_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])]

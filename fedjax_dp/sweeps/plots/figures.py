@@ -47,7 +47,7 @@ def pictures(
     x: str | None = None,
     y: str | None = None,
     by: str | None = None,
-) -> dict[str, Callable[[str | os.PathLike], None]]:
+) -> dict[str, Callable[[str | os.PathLike[str]], None]]:
     """What to draw, by the name of its file, as functions of a path; refuses a kind that the sweep has nothing for."""
     errors.require_choice("kind", kind, KINDS)
     for name in (x, y, by):
@@ -55,7 +55,7 @@ def pictures(
             errors.require_choice("axis", name, axes)
     settings = checked(records, axes, metric)
     ranked = influential(settings, metric)
-    found: dict[str, dict[str, Callable[[str | os.PathLike], None]]] = {name: {} for name in KINDS[1:]}
+    found: dict[str, dict[str, Callable[[str | os.PathLike[str]], None]]] = {name: {} for name in KINDS[1:]}
     found["overview"]["overview"] = lambda path: overview(records, axes, metric, title, path)
     for name in [x] if x else ranked:
         lines = by if by not in (None, name) else line_axis(settings, name)
@@ -80,7 +80,12 @@ def pictures(
 
 
 def metric_against(
-    records: Iterable[Record], axes: Sequence[str], x: str, metric: str, path: str | os.PathLike, by: str | None = None
+    records: Iterable[Record],
+    axes: Sequence[str],
+    x: str,
+    metric: str,
+    path: str | os.PathLike[str],
+    by: str | None = None,
 ) -> None:
     """A metric against the axis `x`, one line for each value of the axis `by`."""
     settings = checked(records, axes, metric, x, by)
@@ -88,7 +93,7 @@ def metric_against(
 
 
 def privacy_utility(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike, by: str | None = None
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike[str], by: str | None = None
 ) -> None:
     """A metric against the proved epsilon, one line for each value of `by`, which is the algorithm if that is swept."""
     settings = checked(records, axes, metric, by)
@@ -99,7 +104,7 @@ def privacy_utility(
 
 
 def heat_map(
-    records: Iterable[Record], axes: Sequence[str], x: str, y: str, metric: str, path: str | os.PathLike
+    records: Iterable[Record], axes: Sequence[str], x: str, y: str, metric: str, path: str | os.PathLike[str]
 ) -> None:
     """Means of a metric over the axes `x` and `y`."""
     settings = checked(records, axes, metric, x, y)
@@ -111,14 +116,16 @@ def heat_map(
 
 
 def learning_curves(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike, by: str | None = None
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike[str], by: str | None = None
 ) -> None:
     """A metric against rounds, for the best setting of each value of `by`, or for the best 8 settings."""
     settings = checked(records, axes, metric, by)
     _draw(settings, path, lambda panel: bundles.curves(panel, settings, metric, by))
 
 
-def parallel_coordinates(records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike) -> None:
+def parallel_coordinates(
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike[str]
+) -> None:
     """Every setting as a path through its values to the metric."""
     settings = checked(records, axes, metric)
     if not axes:
@@ -127,7 +134,9 @@ def parallel_coordinates(records: Iterable[Record], axes: Sequence[str], metric:
     _draw(settings, path, lambda panel: bundles.parallel(panel, settings, metric), bands=False, size=(width, 4.8))
 
 
-def overview(records: Iterable[Record], axes: Sequence[str], metric: str, title: str, path: str | os.PathLike) -> None:
+def overview(
+    records: Iterable[Record], axes: Sequence[str], metric: str, title: str, path: str | os.PathLike[str]
+) -> None:
     """What a person wants to see at the end of a sweep, on one page: up to four panels, as far as they apply."""
     settings = checked(records, axes, metric)
     chosen = _panels(settings, metric)
@@ -242,7 +251,7 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
 
 def _draw(
     settings: Sequence[Setting],
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     draw: Callable[[Any], None],
     bands: bool = True,
     size: tuple[float, float] = ONE,
@@ -253,7 +262,7 @@ def _draw(
     _save(figure, path, small_print(settings, bands))
 
 
-def _save(figure: Any, path: str | os.PathLike, note: str) -> None:
+def _save(figure: Any, path: str | os.PathLike[str], note: str) -> None:
     path = pathlib.Path(path)
     if path.suffix not in SUFFIXES or not path.parent.is_dir():
         plt.close(figure)
