@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 _HOME = {
     "accounting": ["Adjacency", "Claim", "Guarantee", "Unit", "Verdict", "View"],
     "parts.aggregation": ["ESTIMATORS", "BoundedMean", "Estimator", "FairRatio"],
-    "rounds.algorithm": ["Algorithm", "ServerState", "run_round"],
+    "rounds.algorithm": ["Algorithm"],
+    "rounds.round": ["ServerState", "run_round"],
     "parts.answers": ["Dropout", "FirstResponders"],
     "audits.audit": ["Audit", "audit", "audit_mechanism"],
     "audits.plots": ["plot_audit"],

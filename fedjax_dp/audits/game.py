@@ -14,8 +14,8 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
-from fedjax_dp.rounds import algorithm as algorithms
-from fedjax_dp.rounds.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import RoundReport, ServerState, initial_state, run_round
 
 
 class Canary(NamedTuple):
@@ -82,10 +82,10 @@ class Game:
             return self.ear.message(self.model, data, params, flat)
 
         def one_round(state: Any, _: None) -> tuple[Any, jax.Array]:
-            state, report = algorithms.run_round(algorithm, self.model, data, key, state, Execution(), listen)
+            state, report = run_round(algorithm, self.model, data, key, state, Execution(), listen)
             return state, self._received(report)
 
-        start = algorithms.init(algorithm, self.model, data, key)
+        start = initial_state(algorithm, self.model, data, key)
         if self.view is View.FINAL_MODEL:
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
             return self.ear.model(self.model, data, end.params)[None, None]

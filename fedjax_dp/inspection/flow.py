@@ -27,8 +27,8 @@ from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.pytrees import changed, ravel, structure, tensor_sizes, value
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
 
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
@@ -62,7 +62,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     key, by_record = run_key(0), algorithm.upload.unit is None
 
     def begin(x: jax.Array, y: jax.Array) -> Any:
-        return algorithms.init(marked, model, changed(data, x=x, y=y), key)
+        return initial_state(marked, model, changed(data, x=x, y=y), key)
 
     state = _clean("before the first round", begin, (x, y), (), mark)
     if by_record and not any(c.warm for c in algorithm.local.corrections):
@@ -77,7 +77,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 
     def advance(x: jax.Array, y: jax.Array, state: Any) -> Any:
         held = changed(data, x=x, y=y)
-        new, report = algorithms.run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
+        new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
         return new, (report.heard.uploads if by_record else ())
 
     _clean("in a round", advance, (x, y), (state,), mark)
@@ -270,7 +270,7 @@ def _counted(
 
     def visit(x: jax.Array, y: jax.Array, state: Any) -> Any:
         held = jax.tree.map(jnp.asarray, changed(data, x=x, y=y))
-        members = algorithms.draw_cohort(marked.cohort, key, state.round, held.shares)
+        members = draw_cohort(marked.cohort, key, state.round, held.shares)
         pairs = list(zip(local.corrections, state.memories, strict=True))
         first = lambda tree: jax.tree.map(lambda a: a[0], tree)  # noqa: E731
         flat, _ = ravel(state.params)

@@ -18,8 +18,8 @@ from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.pytrees import changed, ravel, structure, value
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.statistics.verdict import certainty, limit, require
 
@@ -66,7 +66,7 @@ class Noting:
 def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     sizes, batches = np.asarray(data.sizes), local.batches
     more = sum(correction.extra_gradients for correction in local.corrections)
-    state = jax.jit(lambda key: algorithms.init(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
+    state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
     members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
     extras = [c.send(memory, members) for c, memory in zip(local.corrections, state.memories, strict=True)]
     empty = local.rule.transform().init(ravel(state.params)[0])
@@ -152,7 +152,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
 def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     def of(key: jax.Array) -> jax.Array:
         held = jax.tree.map(jnp.asarray, data)
-        state = algorithms.init(algorithm, model, held, key)
+        state = initial_state(algorithm, model, held, key)
         rule = local.rule.transform().init(ravel(state.params)[0])
         empty = ((),) * len(local.corrections)
         received = Received(state.params, tuple(memory.server for memory in state.memories), empty, empty, rule)

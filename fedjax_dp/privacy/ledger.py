@@ -16,7 +16,8 @@ from fedjax_dp.parts.client_privacy import Attendance
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm, draw_cohorts
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohorts
 from fedjax_dp.rounds.simulation import run_key
 
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")

@@ -21,7 +21,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import AXIS, Deal, Execution
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm, Fed, Held, ServerState, draw_cohorts
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import Fed, Held, ServerState, draw_cohorts
 
 BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
 MOST = 256  # rounds at once

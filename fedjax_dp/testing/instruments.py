@@ -31,8 +31,8 @@ from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.privacy.ledger import natural_view, noise_of, training_of, unit_of, unprotected, with_noise
 from fedjax_dp.pytrees import changed, ravel, value
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import initial_state, run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
 
 CLIENTS = 6  # looked at, of those that there are
@@ -164,13 +164,13 @@ def unjitted(
             here = changed(here, local=changed(local, batches=Without(batches=local.batches, position=trial.without)))
         if trial.cohort is not None:
             here = changed(here, cohort=trial.cohort)
-        state = algorithms.init(here, model, held, trial.key)
+        state = initial_state(here, model, held, trial.key)
         if trial.params is not None:
             state = state._replace(params=ravel(state.params)[1](trial.params))
 
         def advance(state: Any, _: Any) -> tuple[Any, Any]:
             state = state._replace(rules=jax.tree.map(jnp.zeros_like, state.rules))  # a clean sheet every round
-            new, _ = algorithms.run_round(here, model, held, trial.key, state, execution)
+            new, _ = run_round(here, model, held, trial.key, state, execution)
             return new, (
                 new.rules.gradients if isinstance(new.rules, Noted) else (),
                 ravel(new.params)[0],

@@ -17,7 +17,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.privacy.ledger import ledger_of, noise_of, unit_of
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm, draw_cohort
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohort
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.sampling import examine_sampling, overlap
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require

@@ -17,7 +17,8 @@ from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts import aggregation, cohorts
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.prng import role_key
-from fedjax_dp.rounds import algorithm, simulation
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.round import draw_cohort, initial_state
 from fedjax_dp.rounds.simulation import numbers, run_key
 
 
@@ -49,7 +50,7 @@ def reference(config, data, seed, rounds):
     shares = np.asarray(data.shares, float)
     noise_multiplier = np.broadcast_to(config["noise_multiplier"], (num_clients,))
     for t in range(rounds):
-        ids = np.asarray(algorithm.draw_cohort(who, key, jnp.int32(t), jnp.asarray(data.shares)).ids)
+        ids = np.asarray(draw_cohort(who, key, jnp.int32(t), jnp.asarray(data.shares)).ids)
         rate = config["learning_rate"] / np.sqrt(1 + t)
         models = []
         for i in ids:
@@ -298,7 +299,7 @@ def test_a_vmapped_sweep_equals_its_single_runs(data):
     model, execution = logistic_regression((3,), 3), one_device()
 
     def run(value):
-        state = algorithm.init(value, model, data, run_key(0))
+        state = initial_state(value, model, data, run_key(0))
         key, until = run_key(0), jnp.int32(3)
         return simulation.run_rounds(value, state, data, key, until, model=model, execution=execution)[0].params
 
