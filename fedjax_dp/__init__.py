@@ -77,7 +77,8 @@ _HOME = {
     "errors": ["ConfigurationError", "DivergedError", "RingOverflowError"],
     "parts.feature_matching": ["FeatureMatching", "NoisyFeatures", "PlainFeatures"],
     "privacy.ledger": ["ledger_of", "participations"],
-    "parts.local_training": ["LocalRule", "LocalSgd"],
+    "parts.local_sgd": ["LocalRule", "LocalSgd"],
+    "parts.local_training": ["LocalResult", "LocalTraining", "Received"],
     "rounds.metrics": ["client_accuracies", "rounds_to"],
     "models": [
         "NetworkModel",

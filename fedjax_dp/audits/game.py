@@ -90,7 +90,7 @@ class Game:
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
             return self.ear.model(self.model, data, end.params)[None, None]
         received = lax.scan(one_round, start, length=self.rounds)[1]
-        if self.view is not View.UPLOADS or not any(c.warm for c in self.algorithm.local.corrections):
+        if self.view is not View.UPLOADS or not self.algorithm.local.warm:
             return received
         before = jnp.stack([listen(start.params, self._warm(start, who)) for who in (self.client, self._companion)])
         return jnp.concatenate([before[None], received])
@@ -101,7 +101,7 @@ class Game:
 
     def _warm(self, start: ServerState, client: Array) -> jax.Array:
         """What a client told before the first round, as the change that its messages tell later."""
-        kept = [memory.clients[client].ravel() for memory in start.memories if jax.tree.leaves(memory.clients)]
+        kept = [table[client].ravel() for table in jax.tree.leaves(start.clients)]
         return jnp.concatenate([jnp.zeros_like(ravel(start.params)[0]), *kept])
 
     def _received(self, report: RoundReport) -> jax.Array:

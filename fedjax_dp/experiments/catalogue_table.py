@@ -71,15 +71,14 @@ def _row(entry: str, data: FederatedData) -> EntryRow:
     view = natural_view(algorithm)
     private = unprotected(algorithm, view) is None
     sent = traffic(algorithm, model, data)
-    kept = _size([memory.clients for memory in state.memories]) + _size(state.rules)
-    server = _size(state.optimizer) + _size(state.upload) + _size([memory.server for memory in state.memories])
+    server = _size(state.optimizer) + _size(state.upload) + _size(state.shared)
     return EntryRow(
         entry,
         SOURCES[entry],
         unit_of(algorithm).value if private else "none",
         view.value if private else "-",
         server,
-        kept // data.num_clients,
+        _size(state.clients) // data.num_clients,
         sent.down,
         sent.up,
     )

@@ -24,7 +24,6 @@ from fedjax_dp.experiments.population import build_data as build_data
 from fedjax_dp.models import NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm, mlp
 from fedjax_dp.privacy.importance_sampling import optimal_probabilities
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.prefetch import looks_around
 
 MODELS: dict[str, Callable[..., NetworkModel]] = {
     "logistic": logistic_regression,
@@ -370,7 +369,7 @@ def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:
     if config.records != "auto":
         return config.records == "host"
     apart = kind_of(config.dataset) == "store" or jax.process_count() > 1
-    return apart and not (config.train_metrics or looks_around(algorithm))
+    return apart and not (config.train_metrics or algorithm.local.looks)
 
 
 def _widths(hidden: str) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import Sent, Upload
 from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.corrections import Memory
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.pytrees import changed, ravel, structure, tensor_sizes, value
@@ -65,7 +66,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         return initial_state(marked, model, changed(data, x=x, y=y), key)
 
     state = _clean("before the first round", begin, (x, y), (), mark)
-    if by_record and not any(c.warm for c in algorithm.local.corrections):
+    if by_record and not algorithm.local.warm:
         begun = jax.make_jaxpr(begin)(x, y)
         if any(True for _ in _marks(begun.jaxpr, mark)):
             raise errors.refuse(
@@ -157,13 +158,12 @@ def _clean(when: str, function: Callable[..., Any], records: Any, others: Any, m
 
 def _named(path: Any) -> str:
     names = [str(getattr(entry, "name", getattr(entry, "idx", getattr(entry, "key", "")))) for entry in path]
-    known = [name for name in names if name in ("params", "optimizer", "upload", "rules", "memories", "clients")]
+    known = [name for name in names if name in ("params", "optimizer", "upload", "shared", "clients")]
     words = {
         "params": "the model",
         "optimizer": "the server's optimizer",
         "upload": "what the server keeps of uploads",
-        "rules": "what the local rule keeps",
-        "memories": "what a correction keeps",
+        "shared": "what the server keeps for local steps",
         "clients": "what clients keep",
     }
     return words[known[0]] if known else "a client's message"
@@ -271,21 +271,14 @@ def _counted(
     def visit(x: jax.Array, y: jax.Array, state: Any) -> Any:
         held = jax.tree.map(jnp.asarray, changed(data, x=x, y=y))
         members = draw_cohort(marked.cohort, key, state.round, held.shares)
-        pairs = list(zip(local.corrections, state.memories, strict=True))
         first = lambda tree: jax.tree.map(lambda a: a[0], tree)  # noqa: E731
-        flat, _ = ravel(state.params)
-        received = Received(
-            state.params,
-            tuple(memory.server for _, memory in pairs),
-            tuple(first(m.clients) for _, m in pairs),
-            tuple(first(c.send(memory, members)) for c, memory in pairs),
-            local.rule.transform().init(flat),
-        )
+        extra = local.send(Memory(state.shared, state.clients), members)
+        received = Received(state.params, state.shared, first(state.clients), first(extra))
         found = local.run(key, state.round, held.client(members.ids[0]), received, held, model)
         return found.update, found.terms, found.own
 
     steps = local.batches.count(local.steps, data.largest)
-    allowed = steps + sum(correction.extra_gradients for correction in local.corrections)
+    allowed = steps + local.extra_gradients
     size = sum(tensor_sizes(state.params))
     found = list(_marks(jax.make_jaxpr(visit)(*records, state).jaxpr, mark))
     made = sum(one.times for one in found)

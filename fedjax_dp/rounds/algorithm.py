@@ -6,7 +6,7 @@ from fedjax_dp import errors
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.client_privacy import PlainUpload, Upload
 from fedjax_dp.parts.cohorts import Cohort
-from fedjax_dp.parts.local_training import LocalSgd
+from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum, Transport
 from fedjax_dp.pytrees import value
@@ -17,7 +17,7 @@ class Algorithm:
     """Who takes part, what they do, how their updates leave, combine and travel, how the server moves."""
 
     cohort: Cohort
-    local: LocalSgd
+    local: LocalTraining
     upload: Upload = PlainUpload()
     aggregate: Aggregate
     transport: Transport = PlainSum()
@@ -32,13 +32,13 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
     name = type(cohort).__name__
     if rates is None and (aggregate.needs_rates or upload.extra):
         raise errors.refuse("estimator", type(aggregate).__name__, f"mean or renorm: {name} has rates nobody knows")
-    if cohort.turns > 1 and (algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections)):
+    if cohort.turns > 1 and algorithm.local.keeps:
         raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
     if cohort.turns > 1 and algorithm.transport.secret:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
     if upload.unit is None:
         return
-    if algorithm.local.rule.keep or any(c.keeps for c in algorithm.local.corrections):
+    if algorithm.local.keeps:
         raise errors.refuse(
             "corrections",
             "one by which clients keep or send something",

@@ -60,7 +60,7 @@ class Checkpoints:
             raise errors.refuse(
                 f"checkpoint of round {step}",
                 "one of another shape or a damaged one",
-                "written by this configuration",
+                "written by this version and configuration",
                 f"start again in a new folder ({reason})",
             ) from None
 

@@ -25,17 +25,14 @@ class ServerState(NamedTuple):
     optimizer: Any
     round: jax.Array
     upload: Any  # a clip norm that is learnt
-    memories: tuple[Memory, ...]  # of the corrections: control variates, mean features
-    rules: Any  # state of every client's local rule, where it is kept (num_clients, ...)
+    shared: Any  # what the server keeps for local steps, and every client receives
+    clients: Any  # what each client keeps: tables (num_clients, ...)
 
 
 def place(state: ServerState, execution: Execution) -> ServerState:
     """A copy of the state where a run of `execution` wants it; tables on the host stay there."""
-    light = state._replace(rules=(), memories=tuple(memory.server for memory in state.memories))
-    light = execution.place_models(light)
-    tables = execution.place_tables(tuple(memory.clients for memory in state.memories))
-    memories = tuple(Memory(*parts) for parts in zip(light.memories, tables, strict=True))
-    return light._replace(memories=memories, rules=execution.place_tables(state.rules))
+    light = execution.place_models(state._replace(clients=()))
+    return light._replace(clients=execution.place_tables(state.clients))
 
 
 class Heard(NamedTuple):
@@ -66,8 +63,6 @@ class RoundReport(NamedTuple):
 def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array) -> ServerState:
     """State before round 0. `key` is the run's key."""
     params = model.init(role_key(key, "init"))
-    local, everyone = algorithm.local, jnp.arange(data.num_clients, dtype=jnp.int32)
-    flat, _ = ravel(params)
 
     def look(see: Callable[..., Any]) -> Any:
         stored, start_key = jax.tree.map(jnp.asarray, data), role_key(key, "look at the start")
@@ -75,24 +70,11 @@ def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: 
         def one(i: jax.Array) -> Any:
             return see(jax.random.fold_in(start_key, i), params, stored.client(i), stored, model)
 
-        return jax.lax.map(one, everyone)
+        return jax.lax.map(one, jnp.arange(data.num_clients, dtype=jnp.int32))
 
-    def warm() -> jax.Array:
-        def see(key: jax.Array, params: Any, client: Any, data: FederatedData, model: Model) -> jax.Array:
-            return local.mean_gradient(key, client, params, data, model)
-
-        return look(see)
-
-    setting = Setting(model, data, params, flat.size, warm, look)
-    rule = local.rule.transform().init(flat)
-    tables = jax.tree.map(lambda a: jnp.broadcast_to(a, (data.num_clients, *jnp.shape(a))), rule)
+    memory = algorithm.local.init(Setting(model, data, params, ravel(params)[0].size, look))
     return ServerState(
-        params,
-        algorithm.server.init(params),
-        jnp.int32(0),
-        algorithm.upload.init(),
-        tuple(correction.init(setting) for correction in local.corrections),
-        tables if local.rule.keep else (),
+        params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(), memory.server, memory.clients
     )
 
 
@@ -137,9 +119,8 @@ class _Member(NamedTuple):
     turn: jax.Array
     present: jax.Array
     weight: jax.Array
-    rows: tuple[Any, ...]  # of the corrections
-    extra: tuple[Any, ...]
-    rule: Any
+    own: Any  # its row of what clients keep
+    extra: Any  # what it alone receives
 
 
 class _Shared(NamedTuple):
@@ -206,25 +187,20 @@ def _assembled(
     """The cohort of a round, what its members hold, and the shape of what they will send."""
     members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
     rates = algorithm.cohort.rates(data.shares)
-    count, local = members.ids.shape[0], algorithm.local
     clients, places = data.client(members.ids), members.ids
     if fed is not None:
         clients = clients._replace(offset=fed.offsets[state.round - fed.first])
         places = places if fed.places is None else fed.places[state.round - fed.first]
-    rule = local.rule.transform().init(ravel(state.params)[0])
     everyone = _Member(
-        jnp.arange(count, dtype=jnp.int32),
+        jnp.arange(members.ids.shape[0], dtype=jnp.int32),
         clients,
         members.turn,
         members.present,
         algorithm.aggregate.weights(members, data.shares, rates),
-        tuple(jax.tree.map(lambda table: table[places], memory.clients) for memory in state.memories),
-        tuple(c.send(memory, members) for c, memory in zip(local.corrections, state.memories, strict=True)),
-        jax.tree.map(lambda table: table[places], state.rules)
-        if local.rule.keep
-        else jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), rule),
+        jax.tree.map(lambda table: table[places], state.clients),
+        algorithm.local.send(Memory(state.shared, state.clients), members),
     )
-    light = state._replace(optimizer=(), rules=(), memories=tuple(Memory(m.server) for m in state.memories))
+    light = state._replace(optimizer=(), clients=())
     shared = _Shared(algorithm, data, key, light, members.ids, members.invited)
 
     def first() -> Any:
@@ -247,11 +223,10 @@ def _visit(
 ) -> tuple[Any, LocalResult]:
     """A client's round: the parts of its message (its contribution to the mean, and what else is summed), and more."""
     algorithm, data, key, state, ids, _ = shared
-    client, servers = member.client, tuple(memory.server for memory in state.memories)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)
-    own_key = jax.random.fold_in(local_key, client.id + data.num_clients * member.turn)
-    held = Received(state.params, servers, member.rows, member.extra, member.rule)
-    result = algorithm.local.run(own_key, state.round, client, held, data, model, spread)
+    own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
+    received = Received(state.params, state.shared, member.own, member.extra)
+    result = algorithm.local.run(own_key, state.round, member.client, received, data, model, spread)
     count, transport = ids.shape[0], algorithm.transport
     update, extra = algorithm.upload.message(
         role_key(own_key, "upload"),
@@ -260,7 +235,7 @@ def _visit(
         state.upload,
         Sent(count, transport.resolution, transport.limit(count)),
     )
-    loss = mean_loss(model, state.params, data, client) if algorithm.aggregate.needs_loss else None
+    loss = mean_loss(model, state.params, data, member.client) if algorithm.aggregate.needs_loss else None
     rate = algorithm.local.rates(state.round, data.largest)[0]
     contribution = algorithm.aggregate.contribution(member.weight, update, loss, rate)
     beside = jax.tree.map(lambda a: jnp.where(member.present, a, 0.0), (extra, result.terms))
@@ -286,10 +261,10 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
             sound = sound & jnp.isfinite(result.report.loss)
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
         probes = (*result.report, sound, overflow, heard)
-        return words, (result.own, result.rule if algorithm.local.rule.keep else (), probes)
+        return words, (result.own, probes)
 
     cohort, members = now.algorithm.cohort, now.members
-    words, (own, rules, probes) = sum_over_clients(
+    words, (rows, probes) = sum_over_clients(
         client,
         now.shared,
         now.everyone,
@@ -301,7 +276,7 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
     )
     report = RoundReport(members.ids, members.present, *probes)
     report = report._replace(finite=report.finite | ~members.present, overflow=report.overflow & members.present)
-    return words, (own, rules), report
+    return words, rows, report
 
 
 class _Mean(NamedTuple):
@@ -309,7 +284,7 @@ class _Mean(NamedTuple):
 
     update: jax.Array  # flat
     upload: Any  # state of the upload
-    terms: Any  # sums of what the corrections send
+    terms: Any  # sum of what local steps send beside
 
 
 def _aggregate(now: _Round, words: Any, report: RoundReport) -> tuple[_Mean, RoundReport]:
@@ -338,31 +313,20 @@ def _aggregate(now: _Round, words: Any, report: RoundReport) -> tuple[_Mean, Rou
 
 def _move(now: _Round, mean: _Mean, rows: Any) -> ServerState:
     """The server moves by the mean update; what it and the clients keep is brought up to date."""
-    (algorithm, _, data, _, state, execution, *_), members, (own, rules) = now, now.members, rows
+    algorithm, _, data, _, state, execution, *_ = now
     _, unravel = ravel(state.params)
     params, optimizer = execution.keep_models(
         algorithm.server.move(state.round, unravel(mean.update), state.optimizer, state.params)
     )
-
-    def tables(old: Any, new: Any) -> Any:
-        return execution.keep_tables(
-            jax.tree.map(lambda table, row: kept(table, now.places, members.present, row), old, new)
-        )
-
-    memories = tuple(
-        Memory(
-            execution.keep_models(correction.absorb(memory.server, term, data.num_clients)),
-            tables(memory.clients, row),
-        )
-        for correction, memory, term, row in zip(
-            algorithm.local.corrections, state.memories, mean.terms, own, strict=True
-        )
+    shared = execution.keep_models(algorithm.local.absorb(state.shared, mean.terms, data.num_clients))
+    clients = execution.keep_tables(
+        jax.tree.map(lambda table, row: kept(table, now.places, now.members.present, row), state.clients, rows)
     )
-    memories = _exchange(now, params, memories)
-    return ServerState(params, optimizer, state.round + 1, mean.upload, memories, tables(state.rules, rules))
+    memory = _exchange(now, params, Memory(shared, clients))
+    return ServerState(params, optimizer, state.round + 1, mean.upload, memory.server, memory.clients)
 
 
-def _exchange(now: _Round, params: Any, memories: tuple[Memory, ...]) -> tuple[Memory, ...]:
+def _exchange(now: _Round, params: Any, memory: Memory) -> Memory:
     """The second exchange: what some clients send about the new model."""
     algorithm, model, data, key, state, execution, *_ = now
 
@@ -377,5 +341,4 @@ def _exchange(now: _Round, params: Any, memories: tuple[Memory, ...]) -> tuple[M
     def upcoming() -> Members:
         return draw_cohort(algorithm.cohort, key, state.round + 1, data.shares)
 
-    pairs = zip(algorithm.local.corrections, memories, strict=True)
-    return tuple(correction.exchange(memory, look, now.members, upcoming) for correction, memory in pairs)
+    return algorithm.local.exchange(memory, look, now.members, upcoming)

@@ -200,7 +200,7 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
     if not on_host:
         return begin(algorithm, model, data, key)
     data = feeds.without_records(data)
-    if not feeds.keeps_on_host(algorithm):
+    if not algorithm.local.apart:
         return begin(algorithm, model, data, key)
     alone = changed(data, **{name: getattr(data, name)[:1] for name in ("offsets", "sizes", "shares")})
     return feeds.tables_on_host(begin(algorithm, model, alone, key), data.num_clients)

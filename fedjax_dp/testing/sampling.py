@@ -145,7 +145,8 @@ def drawn_batches(
     Shapes: for each client `(trials, 2, steps, records)`, once for one-hot records, once for such of 50 times the size
             and other labels, by the same keys; `draws` is the least trials x 2 x steps.
     """
-    algorithm, local = instruments.bare(algorithm), algorithm.local
+    local: Any = algorithm.local
+    algorithm = instruments.bare(algorithm)
     steps = local.batches.count(local.steps, data.largest)
     sizes = np.asarray(data.sizes)
     x = np.concatenate([np.eye(data.largest, dtype=np.float32)[:n] for n in sizes])

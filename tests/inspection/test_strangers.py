@@ -188,7 +188,7 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     """A3."""
     algorithm = dpnfl(cohort_size=None, batches="full", batch_size=None)
     asked = with_local(algorithm, corrections=(TwoMore(),))
-    one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].memories[0].server
+    one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].shared[0]
     assert np.abs(one - other).min() > 0  # another noise for each
     assert epsilon(asked) == pytest.approx(epsilon(changed(algorithm, local=changed(algorithm.local, steps=4))))
     assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))

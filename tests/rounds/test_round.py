@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from helpers import FlatModel, ragged_data
 from hypothesis import given, settings
@@ -332,7 +331,7 @@ def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1, sta
     def update(t, i):
         own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
         stored = jax.tree.map(jnp.asarray, data)
-        held = Received(jnp.full(size, start), (), (), (), optax.identity().init(None))
+        held = Received(jnp.full(size, start))
         return value.local.run(own, t, stored.client(i), held, stored, model).update
 
     over_clients = jax.vmap(update, in_axes=(None, 0))
