@@ -40,8 +40,8 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         return
     if algorithm.local.keeps:
         raise errors.refuse(
-            "corrections",
-            "one by which clients keep or send something",
+            "what clients keep or send beside updates",
+            "something",
             "none under noise on whole clients",
             "it would pass that noise by; noise the gradients instead",
         )

@@ -13,7 +13,7 @@ from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.parts.corrections import Memory
-from fedjax_dp.parts.facts import restates
+from fedjax_dp.parts.facts import FACTS, restates
 from fedjax_dp.pytrees import path_name, ravel, structure
 
 
@@ -103,6 +103,14 @@ def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them(
     assert not np.isfinite(fdp.guarantee(with_own_head(fdp.fedavg(**COMMON)), DATA, **ASKED).epsilon)
 
 
+def test_the_facts_that_are_asked_for_are_those_that_the_protocol_marks():
+    told = {
+        name: member.fget if isinstance(member, property) else member
+        for name, member in vars(fdp.LocalTraining).items()
+    }
+    assert {name for name, member in told.items() if (member.__doc__ or "").startswith("Fact. ")} == set(FACTS["local"])
+
+
 @fdp.value
 class Silent(fdp.LocalTraining):
     privatizer: Any
@@ -142,3 +150,9 @@ def test_records_that_pass_the_privatizer_by_are_found_out(spoil):
     wrong = fdp.value(restates(OwnHead)(type("Wrong", (OwnHead,), {"run": run})))
     with pytest.raises(ConfigurationError, match="past what is accounted for"):
         fdp.guarantee(with_own_head(PRIVATE, wrong), DATA, **ASKED)
+
+
+def test_releases_before_the_first_round_are_believed_of_the_projects_own_local_steps_alone():
+    warm = fdp.value(restates(OwnHead)(type("Warm", (OwnHead,), {"warm": True})))
+    with pytest.raises(ConfigurationError, match="before the first round are understood of LocalSgd alone"):
+        fdp.guarantee(with_own_head(PRIVATE, warm), DATA, **ASKED)
