@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 _HOME = {
     "accounting": ["Adjacency", "Claim", "Guarantee", "Unit", "Verdict", "View"],
     "parts.aggregation": ["ESTIMATORS", "BoundedMean", "Estimator", "FairRatio"],
-    "rounds.algorithm": ["Algorithm", "ServerState", "run_round"],
+    "rounds.algorithm": ["Algorithm"],
+    "rounds.round": ["ServerState", "run_round"],
     "parts.answers": ["Dropout", "FirstResponders"],
     "audits.audit": ["Audit", "audit", "audit_mechanism"],
     "audits.plots": ["plot_audit"],
@@ -76,7 +77,8 @@ _HOME = {
     "errors": ["ConfigurationError", "DivergedError", "RingOverflowError"],
     "parts.feature_matching": ["FeatureMatching", "NoisyFeatures", "PlainFeatures"],
     "privacy.ledger": ["ledger_of", "participations"],
-    "parts.local_training": ["LocalRule", "LocalSgd"],
+    "parts.local_sgd": ["LocalRule", "LocalSgd"],
+    "parts.local_training": ["LocalResult", "LocalTraining", "Received"],
     "rounds.metrics": ["client_accuracies", "rounds_to"],
     "models": [
         "NetworkModel",

@@ -26,6 +26,7 @@ from fedjax_dp.algorithms import q_fedavg as q_fedavg
 from fedjax_dp.algorithms import rfedavg as rfedavg
 from fedjax_dp.algorithms import rfedavg_plus as rfedavg_plus
 from fedjax_dp.algorithms import scaffold as scaffold
+from fedjax_dp.algorithms.importance_sampling import optimal_probabilities as optimal_probabilities
 from fedjax_dp.audits.audit import Audit as Audit
 from fedjax_dp.audits.audit import audit as audit
 from fedjax_dp.audits.audit import audit_mechanism as audit_mechanism
@@ -105,8 +106,11 @@ from fedjax_dp.parts.corrections import Proximal as Proximal
 from fedjax_dp.parts.feature_matching import FeatureMatching as FeatureMatching
 from fedjax_dp.parts.feature_matching import NoisyFeatures as NoisyFeatures
 from fedjax_dp.parts.feature_matching import PlainFeatures as PlainFeatures
-from fedjax_dp.parts.local_training import LocalRule as LocalRule
-from fedjax_dp.parts.local_training import LocalSgd as LocalSgd
+from fedjax_dp.parts.local_sgd import LocalRule as LocalRule
+from fedjax_dp.parts.local_sgd import LocalSgd as LocalSgd
+from fedjax_dp.parts.local_training import LocalResult as LocalResult
+from fedjax_dp.parts.local_training import LocalTraining as LocalTraining
+from fedjax_dp.parts.local_training import Received as Received
 from fedjax_dp.parts.noise import BandedNoise as BandedNoise
 from fedjax_dp.parts.noise import WhiteNoise as WhiteNoise
 from fedjax_dp.parts.record_privacy import NonPrivate as NonPrivate
@@ -117,7 +121,6 @@ from fedjax_dp.parts.server_optimizers import Server as Server
 from fedjax_dp.parts.transport import PlainSum as PlainSum
 from fedjax_dp.privacy.guarantees import calibrate as calibrate
 from fedjax_dp.privacy.guarantees import guarantee as guarantee
-from fedjax_dp.privacy.importance_sampling import optimal_probabilities as optimal_probabilities
 from fedjax_dp.privacy.ledger import ledger_of as ledger_of
 from fedjax_dp.privacy.ledger import participations as participations
 from fedjax_dp.pytrees import structure as structure
@@ -126,10 +129,10 @@ from fedjax_dp.reproductions.found import Reproduction as Reproduction
 from fedjax_dp.reproductions.recipe import recipes as recipes
 from fedjax_dp.reproductions.reproduce import reproduce as reproduce
 from fedjax_dp.rounds.algorithm import Algorithm as Algorithm
-from fedjax_dp.rounds.algorithm import ServerState as ServerState
-from fedjax_dp.rounds.algorithm import run_round as run_round
 from fedjax_dp.rounds.metrics import client_accuracies as client_accuracies
 from fedjax_dp.rounds.metrics import rounds_to as rounds_to
+from fedjax_dp.rounds.round import ServerState as ServerState
+from fedjax_dp.rounds.round import run_round as run_round
 from fedjax_dp.rounds.simulation import Evaluation as Evaluation
 from fedjax_dp.rounds.simulation import Simulation as Simulation
 from fedjax_dp.rounds.simulation import simulate as simulate

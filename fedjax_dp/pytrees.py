@@ -126,17 +126,22 @@ def tensor_sizes(tree: Any) -> tuple[int, ...]:
     return tuple(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
-def ravel_numbers(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """A pytree of float32 arrays and scalars as one vector, and the way back; the shapes stay as they are."""
-    leaves, treedef = jax.tree.flatten(tree)
-    shapes = [leaf.shape for leaf in leaves]
+def ravel_numbers(tree: Any) -> jax.Array:
+    """A pytree of float32 arrays and scalars as one vector; the shapes stay as they are."""
+    leaves = jax.tree.leaves(tree)
+    return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves])
+
+
+def unravel_numbers(like: Any) -> Callable[[jax.Array], Any]:
+    """The way back from such a vector to a pytree of these shapes."""
+    leaves, treedef = jax.tree.flatten(like)
     splits = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
 
     def back(flat: jax.Array) -> Any:
         parts = jnp.split(flat, splits)
-        return jax.tree.unflatten(treedef, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+        return jax.tree.unflatten(treedef, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
 
-    return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves]), back
+    return back
 
 
 def of_clients(what: str, numbers: Any, num_clients: int, common: bool = True) -> np.ndarray:

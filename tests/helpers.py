@@ -14,7 +14,7 @@ from fedjax_dp.data import Dataset, federate, power_law_sizes
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.pytrees import structure, value
-from fedjax_dp.rounds.algorithm import init, run_round
+from fedjax_dp.rounds.round import initial_state, run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -223,7 +223,7 @@ def states_of(algorithm, model, data, rounds, seed=0):
     """The state after each round, on the host."""
     value, key = numbers(algorithm), run_key(seed)
     check(algorithm, data, rounds, model)
-    states = [init(value, model, data, key)]
+    states = [initial_state(value, model, data, key)]
     for _ in range(rounds):
         states.append(_next_state(value, data, key, states[-1], model=model))
     return jax.device_get(states)

@@ -23,7 +23,7 @@ from fedjax_dp.parts.client_privacy import PlainUpload, Upload
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
 from fedjax_dp.parts.cohorts import AllClients, Cohort, CyclicCohort, MultinomialCohort, PoissonCohort, UniformCohort
 from fedjax_dp.parts.corrections import Correction, L2Penalty
-from fedjax_dp.parts.local_training import LOCAL_RULES, LocalRule, LocalSgd
+from fedjax_dp.parts.local_sgd import LOCAL_RULES, LocalRule, LocalSgd
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer
 from fedjax_dp.parts.secure_aggregation import SecureSum
 from fedjax_dp.parts.server_optimizers import Server

@@ -113,4 +113,5 @@ def _norms(
         norms = lax.scan(step, start, batch.positions)[1]
         return norms.mean() + std * prng.normals(role_key(own, "noise"), 0, 1)[0]
 
-    return jax.lax.map(one, jnp.arange(data.num_clients))
+    norms: jax.Array = jax.lax.map(one, jnp.arange(data.num_clients))
+    return norms

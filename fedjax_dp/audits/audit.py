@@ -450,7 +450,7 @@ def _attacks(
     released = sum(count for _, count in scene.event.leaves())
     steps = released if scene.guarantee.view is View.FINAL_MODEL else tau
     found = _attacks_on(scene.event, times, steps, short)
-    if any(correction.keeps for correction in local.corrections):
+    if local.keeps:
         found["summed changes"] = Summed(times, short, changes=True)
     return found
 

@@ -14,8 +14,8 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
-from fedjax_dp.rounds import algorithm as algorithms
-from fedjax_dp.rounds.algorithm import Algorithm, Heard, RoundReport, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import Heard, RoundReport, ServerState, initial_state, run_round
 
 
 class Canary(NamedTuple):
@@ -82,15 +82,15 @@ class Game:
             return self.ear.message(self.model, data, params, flat)
 
         def one_round(state: Any, _: None) -> tuple[Any, jax.Array]:
-            state, report = algorithms.run_round(algorithm, self.model, data, key, state, Execution(), listen)
+            state, report = run_round(algorithm, self.model, data, key, state, Execution(), listen)
             return state, self._received(report)
 
-        start = algorithms.init(algorithm, self.model, data, key)
+        start = initial_state(algorithm, self.model, data, key)
         if self.view is View.FINAL_MODEL:
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
             return self.ear.model(self.model, data, end.params)[None, None]
         received = lax.scan(one_round, start, length=self.rounds)[1]
-        if self.view is not View.UPLOADS or not any(c.warm for c in self.algorithm.local.corrections):
+        if self.view is not View.UPLOADS or not self.algorithm.local.warm:
             return received
         before = jnp.stack([listen(start.params, self._warm(start, who)) for who in (self.client, self._companion)])
         return jnp.concatenate([before[None], received])
@@ -101,7 +101,7 @@ class Game:
 
     def _warm(self, start: ServerState, client: Array) -> jax.Array:
         """What a client told before the first round, as the change that its messages tell later."""
-        kept = [memory.clients[client].ravel() for memory in start.memories if jax.tree.leaves(memory.clients)]
+        kept = [table[client].ravel() for table in jax.tree.leaves(start.clients)]
         return jnp.concatenate([jnp.zeros_like(ravel(start.params)[0]), *kept])
 
     def _received(self, report: RoundReport) -> jax.Array:

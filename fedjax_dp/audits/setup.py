@@ -27,7 +27,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.ledger import ledger_of, unit_of
-from fedjax_dp.rounds.algorithm import Algorithm, draw_cohort
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)

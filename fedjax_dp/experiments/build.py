@@ -15,7 +15,6 @@ from fedjax_dp.experiments.population import kind_of
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, mlp
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.prefetch import looks_around
 
 WIDTHS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -47,7 +46,7 @@ def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:
     if config.execution.records != "auto":
         return config.execution.records == "host"
     apart = kind_of(config.data.dataset) == "store" or jax.process_count() > 1
-    return apart and not (config.output.train_metrics or looks_around(algorithm))
+    return apart and not (config.output.train_metrics or algorithm.local.looks)
 
 
 def _widths(hidden: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from fedjax_dp.data.store import Dataset, FederatedData, federate
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.privacy.ledger import natural_view, unit_of, unprotected
-from fedjax_dp.rounds import algorithm as algorithms
+from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
 
 FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
@@ -46,19 +46,18 @@ def _row(entry: str, data: FederatedData) -> EntryRow:
         options |= {"clip_norm": 1.0, "noise_multiplier": 1.0}
     algorithm = CATALOGUE[entry](**options)
     model = mlp((784,), 10) if entry in FEATURED else logistic_regression((784,), 10)
-    state = jax.eval_shape(lambda: algorithms.init(algorithm, model, data, run_key(0)))
+    state = jax.eval_shape(lambda: initial_state(algorithm, model, data, run_key(0)))
     view = natural_view(algorithm)
     private = unprotected(algorithm, view) is None
     sent = traffic(algorithm, model, data)
-    kept = _size([memory.clients for memory in state.memories]) + _size(state.rules)
-    server = _size(state.optimizer) + _size(state.upload) + _size([memory.server for memory in state.memories])
+    server = _size(state.optimizer) + _size(state.upload) + _size(state.shared)
     return EntryRow(
         entry,
         CATALOGUE[entry].source,
         unit_of(algorithm).value if private else "none",
         view.value if private else "-",
         server,
-        kept // data.num_clients,
+        _size(state.clients) // data.num_clients,
         sent.down,
         sent.up,
     )

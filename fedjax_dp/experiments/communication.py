@@ -37,10 +37,10 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     """The bytes of one round of `algorithm`."""
     members = algorithm.cohort.members(data.num_clients)
     size, features = parameters(model, data)
-    beside = [c.floats(size, features, members, data.num_clients) for c in algorithm.local.corrections]
-    joined = size + algorithm.aggregate.extra + algorithm.upload.extra + sum(floats.summed for floats in beside)
-    down = 4 * (size + algorithm.upload.extra + sum(floats.down for floats in beside))
-    up = algorithm.transport.word_bytes * joined + 4 * sum(floats.up for floats in beside)
+    beside = algorithm.local.floats(size, features, members, data.num_clients)
+    joined = size + algorithm.aggregate.extra + algorithm.upload.extra + beside.summed
+    down = 4 * (size + algorithm.upload.extra + beside.down)
+    up = algorithm.transport.word_bytes * joined + 4 * beside.up
     rates = algorithm.cohort.rates(np.asarray(data.shares, float))
     clients = float(np.sum(rates)) if rates is not None else float(members)
     return Traffic(down, up, min(clients, members))

@@ -31,7 +31,8 @@ from fedjax_dp.parts.clipping import Unbounded
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.pytrees import changed, structure, value
 from fedjax_dp.rounds import metrics, simulation
-from fedjax_dp.rounds.algorithm import Algorithm, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import ServerState
 
 PARTS = ("sampling", "gather", "gradient", "clipping", "noise", "aggregation", "server", "evaluation")
 TURN_S = 0.2  # a measurement of one variant lasts about this long

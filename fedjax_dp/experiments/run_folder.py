@@ -28,10 +28,10 @@ from fedjax_dp.models import Model
 from fedjax_dp.privacy.ledger import noise_of
 from fedjax_dp.privacy.paper_noise import clips_records
 from fedjax_dp.pytrees import checksum
-from fedjax_dp.rounds import algorithm as algorithms
-from fedjax_dp.rounds.algorithm import Algorithm, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.prefetch import check as check_feed
+from fedjax_dp.rounds.round import ServerState, place
 from fedjax_dp.rounds.simulation import Evaluation, Simulation, check, fresh, numbers, run_key, simulate
 
 FREE = ("devices", "model_devices")  # what a run may change on its way
@@ -250,7 +250,7 @@ def _train(
     checkpoints = Checkpoints(folder)
     on_host, rounds, seed = config.execution.records == "host", config.training.rounds, config.data.seed
     begun = fresh(ready.algorithm, ready.data, ready.model, seed, on_host)
-    state = checkpoints.restore(algorithms.place(begun, execution)) if done else begun
+    state = checkpoints.restore(place(begun, execution)) if done else begun
     first, began = done or 0, time.perf_counter()
     try:
         with screen.bar("training", total=rounds, done=first) as show:

@@ -24,7 +24,8 @@ WORDS = {
     "bound": "no neighbours that were not tried move it by more than its unit",
     "noise source": "its noise is fresh and normal",
     "correction": "it holds no records itself",
-    "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere",
+    "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere, and "
+    "holds no records itself",
     "local rule": "it holds no records itself",
     "upload": "it bounds and noises whatever a client sends",
     "estimator": "no client moves it by more than its reach",

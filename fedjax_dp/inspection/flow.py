@@ -24,11 +24,12 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import Sent, Upload
 from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.corrections import Memory
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.pytrees import changed, ravel, structure, tensor_sizes, value
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
 
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
@@ -62,10 +63,10 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     key, by_record = run_key(0), algorithm.upload.unit is None
 
     def begin(x: jax.Array, y: jax.Array) -> Any:
-        return algorithms.init(marked, model, changed(data, x=x, y=y), key)
+        return initial_state(marked, model, changed(data, x=x, y=y), key)
 
     state = _clean("before the first round", begin, (x, y), (), mark)
-    if by_record and not any(c.warm for c in algorithm.local.corrections):
+    if by_record and not algorithm.local.warm:
         begun = jax.make_jaxpr(begin)(x, y)
         if any(True for _ in _marks(begun.jaxpr, mark)):
             raise errors.refuse(
@@ -77,7 +78,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 
     def advance(x: jax.Array, y: jax.Array, state: Any) -> Any:
         held = changed(data, x=x, y=y)
-        new, report = algorithms.run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
+        new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
         return new, (report.heard.uploads if by_record else ())
 
     _clean("in a round", advance, (x, y), (state,), mark)
@@ -157,13 +158,12 @@ def _clean(when: str, function: Callable[..., Any], records: Any, others: Any, m
 
 def _named(path: Any) -> str:
     names = [str(getattr(entry, "name", getattr(entry, "idx", getattr(entry, "key", "")))) for entry in path]
-    known = [name for name in names if name in ("params", "optimizer", "upload", "rules", "memories", "clients")]
+    known = [name for name in names if name in ("params", "optimizer", "upload", "shared", "clients")]
     words = {
         "params": "the model",
         "optimizer": "the server's optimizer",
         "upload": "what the server keeps of uploads",
-        "rules": "what the local rule keeps",
-        "memories": "what a correction keeps",
+        "shared": "what the server keeps for local steps",
         "clients": "what clients keep",
     }
     return words[known[0]] if known else "a client's message"
@@ -270,25 +270,15 @@ def _counted(
 
     def visit(x: jax.Array, y: jax.Array, state: Any) -> Any:
         held = jax.tree.map(jnp.asarray, changed(data, x=x, y=y))
-        members = algorithms.draw_cohort(marked.cohort, key, state.round, held.shares)
-        pairs = list(zip(local.corrections, state.memories, strict=True))
-        flat, _ = ravel(state.params)
-
-        def first(tree: Any) -> Any:
-            return jax.tree.map(lambda a: a[0], tree)
-
-        received = Received(
-            state.params,
-            tuple(memory.server for _, memory in pairs),
-            tuple(first(m.clients) for _, m in pairs),
-            tuple(first(c.send(memory, members)) for c, memory in pairs),
-            local.rule.transform().init(flat),
-        )
+        members = draw_cohort(marked.cohort, key, state.round, held.shares)
+        extra = local.send(Memory(state.shared, state.clients), members)
+        own, extra = jax.tree.map(lambda a: a[0], (state.clients, extra))
+        received = Received(state.params, state.shared, own, extra)
         found = local.run(key, state.round, held.client(members.ids[0]), received, held, model)
         return found.update, found.terms, found.own
 
     steps = local.batches.count(local.steps, data.largest)
-    allowed = steps + sum(correction.extra_gradients for correction in local.corrections)
+    allowed = steps + local.extra_gradients
     size = sum(tensor_sizes(state.params))
     found = list(_marks(jax.make_jaxpr(visit)(*records, state).jaxpr, mark))
     made = sum(one.times for one in found)

@@ -14,6 +14,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
 from fedjax_dp.parts.corrections import Correction, Step
+from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import NoiseSource, Place
 from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.prng import role_key
@@ -226,7 +227,7 @@ def examine_correction(
     if not algorithm.local.privatizer.on_upload:
         return
     start, unravel = ravel(model.init(run_key(0)))
-    rate = algorithm.local.extreme_rates(data.largest, rounds)[1]
+    rate = extreme_rates(algorithm.local, data.largest, rounds)[1]
     rng = np.random.default_rng(0)
     scale = np.resize([1e-2, 1.0, 1e2], TRIALS)[:, None]
     points = (scale * rng.normal(size=(4, TRIALS, start.size))).astype(np.float32)

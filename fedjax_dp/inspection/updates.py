@@ -14,6 +14,7 @@ from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.client_privacy import Attendance, Sent, Upload
 from fedjax_dp.parts.cohorts import SEEN, Members
+from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import ravel, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -131,7 +132,7 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     positions, size = schedule.ids.shape[1], 8
     clip = float(getattr(algorithm.upload, "clip_norm", 1.0))
     reach = float(aggregate.reach(shares, rates, positions))
-    least, most = local.extreme_rates(data.largest, rounds)
+    least, most = extreme_rates(local, data.largest, rounds)
     added = algorithm.upload.amplified and algorithm.cohort.hidden(data.num_clients, 0)[1] is Adjacency.ADD_REMOVE
 
     def mean(here: Members, updates: jax.Array, rate: jax.Array, params: jax.Array) -> jax.Array:

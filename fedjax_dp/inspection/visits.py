@@ -15,24 +15,27 @@ from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.local_training import LocalSgd, Received
+from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.local_training import LocalResult, Received
 from fedjax_dp.parts.noise import Place
+from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, structure, value
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.statistics.verdict import certainty, limit, require
 
 NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each
 
 
-def examine_local(local: LocalSgd, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
     """What a round asks of the privatizer, and that updates of two clients and rounds differ in their noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
+    if local.warm:
+        raise AssertionError("releases before the first round are understood of LocalSgd alone")
     _examine_batches(local, algorithm, data, model)
-    if not any(correction.keeps or correction.looks for correction in local.corrections):
-        _examine_updates(local, algorithm, data, model)
+    _examine_updates(local, algorithm, data, model)
 
 
 class Gradient(NamedTuple):
@@ -63,13 +66,10 @@ class Noting:
         return jnp.zeros_like(ravel(params)[0]), StepReport(none, none, none, none)
 
 
-def _examine_batches(local: LocalSgd, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     sizes, batches = np.asarray(data.sizes), local.batches
-    more = sum(correction.extra_gradients for correction in local.corrections)
-    state = jax.jit(lambda key: algorithms.init(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
-    members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
-    extras = [c.send(memory, members) for c, memory in zip(local.corrections, state.memories, strict=True)]
-    empty = local.rule.transform().init(ravel(state.params)[0])
+    more = local.extra_gradients
+    received = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes))}):
         records = int(sizes[client])
         steps = batches.count(local.steps, records)
@@ -86,17 +86,10 @@ def _examine_batches(local: LocalSgd, algorithm: Algorithm, data: FederatedData,
         held = _numbered(data, client)
 
         def of(key: jax.Array, trial: jax.Array, client: int = client, held: Any = held, note: Any = note) -> jax.Array:
-            row: Any = lambda table: table[client]  # noqa: E731
-            received = Received(
-                state.params,
-                tuple(memory.server for memory in state.memories),
-                tuple(jax.tree.map(row, memory.clients) for memory in state.memories),
-                tuple(jax.tree.map(row, extra) for extra in extras),
-                jax.tree.map(row, state.rules) if local.rule.keep else empty,
-            )
             noting = changed(local, privatizer=Noting(trial=trial, note=note))
             who = held.client(jnp.int32(client))
-            return noting.run(key, jnp.int32(trial % 2), who, received, held, model).update
+            found: LocalResult = noting.run(key, jnp.int32(trial % 2), who, received(client), held, model)
+            return found.update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count)))
         jax.effects_barrier()
@@ -126,6 +119,18 @@ def _examine_batches(local: LocalSgd, algorithm: Algorithm, data: FederatedData,
         examine_records(name, times, batches.sampling(records))
 
 
+def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., Received]:
+    """What a client holds when the first round begins, where everybody takes part."""
+    state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
+    members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
+    kept = state.clients, local.send(Memory(state.shared, state.clients), members)
+
+    def received(client: int, params: Any = state.params) -> Received:
+        return Received(params, state.shared, *jax.tree.map(lambda table: table[client], kept))
+
+    return received
+
+
 def _numbered(data: FederatedData, client: int) -> FederatedData:
     """A store of one client's records, of which every feature is the number of the record; of all others, none."""
     records = int(np.asarray(data.sizes)[client])
@@ -149,17 +154,16 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
     )
 
 
-def _examine_updates(local: LocalSgd, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+    received = _at_the_start(local, algorithm, data, model)
+
     def of(key: jax.Array) -> jax.Array:
-        held = jax.tree.map(jnp.asarray, data)
-        state = algorithms.init(algorithm, model, held, key)
-        rule = local.rule.transform().init(ravel(state.params)[0])
-        empty = ((),) * len(local.corrections)
-        received = Received(state.params, tuple(memory.server for memory in state.memories), empty, empty, rule)
+        held, params = jax.tree.map(jnp.asarray, data), model.init(role_key(key, "init"))
 
         def at(client: int, t: int) -> jax.Array:
-            own = jax.random.fold_in(jax.random.fold_in(key, t), client)
-            return local.run(own, jnp.int32(t), held.client(jnp.int32(client)), received, held, model).update
+            own, who = jax.random.fold_in(jax.random.fold_in(key, t), client), held.client(jnp.int32(client))
+            found: LocalResult = local.run(own, jnp.int32(t), who, received(client, params), held, model)
+            return found.update
 
         return jnp.stack([at(i, t) for i in range(min(2, data.num_clients)) for t in range(2)])
 

@@ -16,7 +16,7 @@ from fedjax_dp.pytrees import structure, value
 
 
 class Memory(NamedTuple):
-    """What a correction keeps across rounds."""
+    """What is kept across rounds: by a correction, or by the local steps with all of theirs."""
 
     server: Any = ()
     clients: Any = ()  # arrays with a leading axis (num_clients,); a cohort's rows are gathered and scattered
@@ -60,8 +60,9 @@ class Setting(NamedTuple):
     data: FederatedData
     params: Any
     size: int  # number of parameters
-    warm: Callable[[], jax.Array]  # mean of tau privatized gradients at `params`, for every client (num_clients, size)
     look: Callable[[Callable[..., Any]], Any]  # look(f) = f(key, params, client, data, model) for every client
+    warm: Callable[[], jax.Array] | None = None  # for corrections: the mean of tau privatized gradients at `params`
+    # of every client (num_clients, size)
 
 
 class Floats(NamedTuple):
@@ -208,6 +209,7 @@ class ControlVariates(Correction):
             # NumPy's zeros take no memory until they are copied to where the run wants them
             rows = np.zeros((setting.data.num_clients, setting.size), np.float32)
             return Memory(np.zeros(setting.size, np.float32), rows)
+        assert setting.warm is not None
         controls = setting.warm()
         return Memory(controls.mean(0), controls)
 

@@ -38,9 +38,10 @@ FACTS: dict[str, tuple[str, ...]] = {
     "upload": ("unit", "amplified", "shared_noise", "extra", "event"),
     "estimator": ("alike", "realised", "needs_loss", "needs_rates", "reach"),
     "transport": ("secret", "resolution", "limit", "hidden_among"),
-    "local": ("rates", "run", "mean_gradient"),
+    "local": ("leak", "keeps", "looks", "warm", "extra_gradients", "plain", "parts", "init", "rates", "run"),
     "local rule": ("plain",),
 }
+FIELDS = {"local": ("privatizer", "batches", "steps")}  # of the value itself: others are put in their places
 
 
 def restates(*bases: type) -> Callable[[T], T]:
@@ -84,16 +85,13 @@ def require_stated(slot: str, part: Any) -> None:
 
 def require_present(algorithm: Any) -> None:
     """Refuse parts that lack a member which the rounds or the accountants read, before anything reads it."""
-    for slot, part in (("algorithm", algorithm), *parts_of(algorithm), ("server", algorithm.server)):
-        if not is_value(part):
-            raise errors.refuse(
-                slot,
-                type(part).__name__,
-                "of a class decorated with fedjax_dp.value",
-                "other registrations let JAX take one part's program for another's, and a subclass needs its own",
-            )
+    _require_value("algorithm", algorithm)
+    _require_value("server", algorithm.server)
     for slot, part in parts_of(algorithm):
+        errors.require_choice("slot of a part of the local steps", slot, FACTS)
+        _require_value(slot, part)
         missing = [name for name in FACTS[slot] if not (name in dir(type(part)) or hasattr(part, name))]
+        missing += sorted({*FIELDS.get(slot, ())} - {field.name for field in dataclasses.fields(part)})
         if missing:
             raise errors.refuse(
                 slot,
@@ -101,6 +99,16 @@ def require_present(algorithm: Any) -> None:
                 f"a class that states {', '.join(missing)}",
                 "its Protocol says what each means",
             )
+
+
+def _require_value(slot: str, part: Any) -> None:
+    if not is_value(part):
+        raise errors.refuse(
+            slot,
+            type(part).__name__,
+            "of a class decorated with fedjax_dp.value",
+            "other registrations let JAX take one part's program for another's, and a subclass needs its own",
+        )
 
 
 def require_facts(algorithm: Any) -> None:
@@ -126,11 +134,10 @@ def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:
     local = algorithm.local
     yield from _with_inner("cohort", algorithm.cohort)
     yield "local", local
-    yield "local rule", local.rule
+    for slot, part in local.parts:
+        yield from _with_inner(slot, part)
     yield from _with_inner("privatizer", local.privatizer)
     yield "batches", local.batches
-    for correction in local.corrections:
-        yield "correction", correction
     yield from _with_inner("upload", algorithm.upload)
     yield from _with_inner("estimator", algorithm.aggregate)
     yield "transport", algorithm.transport

@@ -1,113 +1,121 @@
-"""What a client does in a round: tau local steps from the received model."""
+"""What a client does in a round, as the rounds, the accountants and the inspection know it: the slot `local`."""
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import lax
 
-from fedjax_dp import errors, schedules
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
-from fedjax_dp.parts.batches import Batch, Batches
-from fedjax_dp.parts.clipping import Records, StepReport
-from fedjax_dp.parts.corrections import Correction, Step, Visit
-from fedjax_dp.parts.facts import of_the_project
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.batches import Batches
+from fedjax_dp.parts.clipping import StepReport
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.corrections import Floats, Memory, Setting
 from fedjax_dp.parts.record_privacy import Privatizer
-from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel, structure, value
 
 
 class Received(NamedTuple):
     """What a client holds when its round begins, beside its records."""
 
-    params: Any
-    server: tuple[Any, ...]  # of each correction: Memory.server
-    own: tuple[Any, ...]  # its row of Memory.clients
-    extra: tuple[Any, ...]  # what `send` gave it
-    rule: Any  # state of the local rule
+    params: Any  # the model of the server
+    shared: Any = ()  # Memory.server, which every client receives
+    own: Any = ()  # its row of Memory.clients
+    extra: Any = ()  # what `send` gave it alone
 
 
 class LocalResult(NamedTuple):
     """What comes out of a client's round."""
 
-    update: jax.Array  # local model minus start, flat (size,)
-    terms: tuple[Any, ...]  # what each correction adds to the sum over the cohort
-    own: tuple[Any, ...]  # new rows of the corrections
-    rule: Any
+    update: jax.Array  # local model minus the received one, flat (size,), float32
+    terms: Any  # what joins the update in its sum over the cohort: float32 arrays, unweighted
+    own: Any  # the client's new row, shaped like Received.own
     report: StepReport  # probes, averaged over the steps
 
 
-@value
-class LocalRule:
-    """How a gradient becomes a direction: an optax transformation without a rate, `factory(**hyperparameters)`.
+class LocalTraining(Protocol):
+    """Local steps, and what clients and server keep for them from round to round.
 
-    `keep` says whether its state stays with the client from round to round or starts anew.
+    Implementations are made with `fedjax_dp.value`. Vectors of the model's parameters are flat `(size,)`, in the order
+    of `pytrees.ravel`. The bodies given here are those of local steps that keep and send nothing beside an update, and
+    that say nothing of their privacy. Those train, but have no epsilon: all that is marked as a fact must be stated in
+    the very class, as what a base class states is not believed of its subclasses.
     """
 
-    hyperparameters: dict[str, Any]
-    factory: Callable[..., optax.GradientTransformation] = structure(default=optax.identity)
-    keep: bool = structure(default=False)
+    privatizer: Privatizer  # a field, so that another can be put in its place; makes every gradient of records
+    batches: Batches  # a field; draws the records of every local step, as often as `batches.count` says
+    steps: int  # a field; local steps of a round, or epochs, as `batches.count(steps, records)` takes it
 
-    def transform(self) -> optax.GradientTransformation:
-        return self.factory(**self.hyperparameters)
+    @property
+    def leak(self) -> str | None:
+        """Fact. Why there is no epsilon, where records act past the privatizer; None: nowhere do they.
 
-    def check(self) -> None:
-        for name, number in self.hyperparameters.items():
-            if name == "decay" and not 0 <= float(number) < 1:
-                raise errors.refuse("local_decay", number, "in [0, 1)")
+        What is sent or kept must then depend on records through gradients of the privatizer alone.
+        """
+        return f"{type(self).__name__} does not say whether records act past its privatizer: implement leak"
+
+    @property
+    def keeps(self) -> bool:
+        """Fact. Whether clients keep something across rounds, or send something beside their updates."""
+        return True
+
+    @property
+    def looks(self) -> bool:
+        """Fact. Whether records are looked at outside a client's own round, by `init` or `exchange`."""
+        return True
+
+    @property
+    def apart(self) -> bool:
+        """Whether a client's row concerns nobody else (`send` and `exchange` read none), so that it may wait elsewhere.
+
+        Rows then begin alike for all clients, whatever their number.
+        """
+        return False
+
+    @property
+    def warm(self) -> bool:
+        """Fact. Whether, by `init`, every client releases a round's privatized gradients before round 0."""
+        return False
+
+    @property
+    def extra_gradients(self) -> int:
+        """Fact. Privatized gradients of a client's round beyond its local steps, each with a batch of its own."""
+        return 0
 
     @property
     def plain(self) -> bool:
-        """Plain stochastic gradient descent."""
-        return self.factory is optax.identity
+        """Fact. Whether, without `keeps`, the update is minus the sum of rate times gradient over the steps.
 
+        The noise of members that take one such step adds up in their sum.
+        """
+        return False
 
-def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformation:
-    """g / (sqrt(s) + eps) with s <- decay s + (1 - decay) g^2, as PyTorch does (rfedavg's text model)."""
-    return optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False)
+    @property
+    def parts(self) -> tuple[tuple[str, Any], ...]:
+        """Fact. (slot, part) of each further part that a proof rests on, by the slots of `facts.FACTS`."""
+        return ()
 
+    def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
+        """Raise ConfigurationError, in one line, where so many rounds cannot run.
 
-LOCAL_RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": optax.identity,
-    "momentum": optax.trace,
-    "rmsprop": rmsprop,
-}
+        sizes: records of each client `(num_clients,)`; model: None where it is not known yet.
+        """
 
+    def init(self, setting: Setting) -> Memory:
+        """Fact. What the server keeps before round 0, and what clients keep, in arrays `(num_clients, ...)`.
 
-@value
-class LocalSgd:
-    """`steps` (tau) steps, or epochs for `EpochBatches`: w <- w - rate * rule(privatized gradient + corrections).
+        It is traced; `setting.warm` is None here.
+        """
+        return Memory()
 
-    schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ...
-              (dp_fedavg_output).
-    """
-
-    learning_rate: float
-    privatizer: Privatizer
-    batches: Batches
-    corrections: tuple[Correction, ...] = ()
-    rule: LocalRule = LocalRule(hyperparameters={})
-    steps: int = structure(default=1)
-    schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
-    per_step: bool = structure(default=False)
+    def send(self, memory: Memory, members: Members) -> Any:
+        """What a member receives beside the model and Memory.server; arrays `(members, ...)`."""
+        return ()
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
-        """Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
-        tau = self.batches.count(self.steps, largest)
-        steps = jnp.arange(tau)
-        at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
-        return self.learning_rate * self.schedule(at)
-
-    def extreme_rates(self, largest: int, rounds: int) -> tuple[float, float]:
-        """The smallest and the largest of all steps of a run."""
-        rates = jax.vmap(lambda t: self.rates(t, largest))(jnp.arange(rounds))
-        return float(rates.min()), float(rates.max())
+        """Fact. Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
+        ...
 
     def run(
         self,
@@ -119,135 +127,34 @@ class LocalSgd:
         model: Model,
         spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
     ) -> LocalResult:
-        """One client's round; `key` belongs to this client and round alone.
+        """Fact. One client's round, traced under `vmap` over clients.
 
-        Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop; `spread` says
-        which device computes which part of it.
+        key     belongs to this client and round alone: give every noise and batch a key or step of its own;
+        client  its id, and where its records are, which `data.gather` reads;
+        spread  says of a flat vector which device computes which part of it, where devices hold a model together.
         """
-        held = list(zip(self.corrections, received.server, received.own, received.extra, strict=True))
-        more = sum(correction.extra_gradients for correction in self.corrections)
-        rates = self.rates(round_index, data.largest)
-        tau = rates.size
-        batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
-        batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
-        drift = jnp.sum(jnp.abs(rates) * batches.live[:tau])
-        last = tau - 1 - jnp.argmax(batches.live[:tau][::-1])  # of the steps that are taken
-        start, unravel = ravel(received.params)
-        start = spread(start)
-        rule = self.rule.transform()
+        ...
 
-        def privatized(params: jax.Array, index: Any, batch: Batch) -> tuple[jax.Array, StepReport, Records]:
-            x, y = data.gather(client, batch.positions)
-            records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
-            at = jnp.minimum(index, tau - 1)
-            place = Place(client.id, round_index, index, rates[at], drift, index == last)
-            gradient, report = self.privatizer.gradient(role_key(key, "noise"), place, model, unravel(params), records)
-            return gradient, report, records
+    def absorb(self, shared: Any, total: Any, num_clients: int) -> Any:
+        """Memory.server after the sum of the members' terms has arrived."""
+        return shared
 
-        def step(carry: tuple[jax.Array, Any], inputs: tuple[jax.Array, jax.Array, Batch]) -> tuple[Any, StepReport]:
-            moved, memory = carry
-            params = spread(start + moved)
-            index, rate, batch = inputs
-            gradient, report, records = privatized(params, index, batch)
-            for correction, server, own, extra in held:
-                seen = Step(params, start, server, own, extra, records, model, unravel)
-                gradient = correction.gradient(gradient, seen)
-            direction, kept = rule.update(spread(gradient), memory, params)
-            memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), kept, memory)
-            weighted = jax.tree.map(lambda probe: probe * batch.live, report)
-            return (spread(moved - rate * batch.live * direction), memory), weighted
+    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+        """After the new model: what clients of this round or the next send about it.
 
-        inner = jax.tree.map(lambda a: a[:tau], batches)
-        indices = jnp.arange(tau, dtype=jnp.uint32)
-        # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
-        nowhere = spread(jnp.zeros_like(start))
-        (moved, memory), reports = lax.scan(step, (nowhere, received.rule), (indices, rates, inner))
+        look(f, ids) = f(key, new params tree, client, data, model) for each id.
+        """
+        return memory
 
-        asked: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
+    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        """Numbers that travel to and from one member in a round, beside model and update.
 
-        def again(params: jax.Array) -> jax.Array:
-            number = len(asked)
-            if number >= more:
-                raise errors.refuse(
-                    "corrections",
-                    f"{number + 1} calls of visit.gradient",
-                    f"at most the {more} that they state",
-                    "state them as extra_gradients: each is one more release, which is counted",
-                )
-            asked.append(number)
-            return privatized(params, jnp.uint32(tau + number), jax.tree.map(lambda a: a[tau + number], batches))[0]
-
-        def look(see: Callable[..., Any], params: jax.Array) -> Any:
-            return see(role_key(key, "look"), unravel(params), client, data, model)
-
-        terms, rows = [], []
-        for correction, server, own, extra in held:
-            term, row = correction.finish(Visit(start, moved, server, own, extra, drift, again, look))
-            terms.append(term)
-            rows.append(row)
-        report = jax.tree.map(lambda probe: probe.sum() / jnp.maximum(inner.live.sum(), 1.0), reports)
-        return LocalResult(moved, tuple(terms), tuple(rows), memory, report)
-
-    def mean_gradient(
-        self, key: jax.Array, client: Client, params: Any, data: FederatedData, model: Model
-    ) -> jax.Array:
-        """Mean of tau privatized gradients at fixed parameters, flat; what a warm start releases. Round -1."""
-        rates = self.rates(jnp.int32(0), data.largest)
-        batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest)
-
-        def step(total: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, None]:
-            index, batch = inputs
-            x, y = data.gather(client, batch.positions)
-            place = Place(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
-            records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
-            return total + self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)[0], None
-
-        indices = jnp.arange(rates.size, dtype=jnp.uint32)
-        return lax.scan(step, jnp.zeros(ravel(params)[0].shape), (indices, batches))[0] / rates.size
-
-    def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
-        """Refuse what cannot run for so many rounds on clients with these numbers of records."""
-        errors.require_count("local_steps", self.steps)
-        errors.require_positive("learning_rate", self.learning_rate)
-        self.batches.check(sizes)
-        self.rule.check()
-        self.privatizer.check(len(sizes))
-        for correction in self.corrections:
-            correction.check(model, sizes)
-        alike = self.batches.even
-        if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
-            raise errors.refuse(
-                "local rule",
-                "another",
-                "sgd with one rate per round for control variates",
-                "their change is the update divided by the learning rate",
-            )
-        if any(c.extra_gradients or c.warm for c in self.corrections) and not alike:
-            raise errors.refuse("batches", "epochs", "of equal number for every client", "use without-replacement")
-        if self.privatizer.on_upload:
-            least, most = self.extreme_rates(int(sizes.max()), rounds)
-            if not 0 < least <= most < math.inf:
-                raise errors.refuse(
-                    "schedule",
-                    f"rates from {least:g} to {most:g}",
-                    "one of positive rates for noise on the upload",
-                    "what the steps can move is counted in them",
-                )
-            if not (self.rule.plain and of_the_project(self.rule) and alike):
-                raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
-            pull = float(sum(c.pull for c in self.corrections))
-            if pull and not 0 <= most * pull <= 2:
-                raise errors.refuse(
-                    "l2",
-                    "so strong that steps drive models apart",
-                    "at most 1 / learning_rate for noisy uploads",
-                    "what the steps can move would not be bounded by their clipped gradients",
-                )
-            if any(c.extra_gradients or c.warm for c in self.corrections):
-                raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
+        size, features: parameters of the model, and the width of its last hidden layer, if it has one.
+        """
+        return Floats()
 
 
-def _record_keys(key: jax.Array, step: jax.Array, batch: Batch) -> jax.Array:
-    """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
-    step_key = jax.random.fold_in(role_key(key, "model"), step)
-    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)
+def extreme_rates(local: LocalTraining, largest: int, rounds: int) -> tuple[float, float]:
+    """The smallest and the largest learning rate of all steps of a run."""
+    rates = jax.vmap(lambda t: local.rates(t, largest))(jnp.arange(rounds))
+    return float(rates.min()), float(rates.max())

@@ -308,7 +308,7 @@ def _assumptions(
         else "each client's sampling rate is a public constant"
     )
     told += local.privatizer.assumptions
-    if any(correction.warm for correction in local.corrections):
+    if local.warm:
         told.append("every client's warm start is counted, once")
     if view is not View.UPLOADS:
         gains = noise_gains(algorithm, data, view, colluders, rounds)

@@ -16,7 +16,8 @@ from fedjax_dp.parts.client_privacy import Attendance
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm, draw_cohorts
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohorts
 from fedjax_dp.rounds.simulation import run_key
 
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
@@ -50,9 +51,8 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
     """Why no epsilon exists, where none does."""
     if algorithm.cohort.gap:
         return algorithm.cohort.gap
-    for correction in algorithm.local.corrections:
-        if correction.leak:
-            return correction.leak
+    if algorithm.local.leak:
+        return algorithm.local.leak
     part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
     if noise_of(algorithm) is None and not getattr(part, "gap", None):
         return f"{type(part).__name__} has no noise_multiplier, so that nothing is known of its noise"
@@ -202,7 +202,6 @@ def _of_records(
     local, num_clients = algorithm.local, data.num_clients
     sizes, noises = np.asarray(data.sizes).tolist(), local.privatizer.client_noise(num_clients)
     rates = last_rates(algorithm, data.largest, rounds)
-    extra = sum(correction.extra_gradients for correction in local.corrections)
 
     @functools.cache
     def round_of(noise: float, records: int, more: int) -> Event:
@@ -212,7 +211,7 @@ def _of_records(
 
     @functools.cache  # a million clients are of a few kinds
     def own_round(noise: float, records: int, gain: float) -> Event:
-        return round_of(noise, records, extra).scaled(float(np.sqrt(gain)))
+        return round_of(noise, records, local.extra_gradients).scaled(float(np.sqrt(gain)))
 
     @functools.cache
     def own_rounds(kind: tuple[float, int, float], count: float) -> Event:
@@ -220,7 +219,7 @@ def _of_records(
 
     gains = np.asarray(noise_gains(algorithm, data, view, colluders, rounds)).tolist()
     kinds = list(zip(noises, sizes, gains, strict=True))
-    before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if any(c.warm for c in local.corrections) else []
+    before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if local.warm else []
     if participation == "law" and algorithm.cohort.drawn:
         chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
         later: list[Event] = [
@@ -257,19 +256,18 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     aggregate, privatizer = algorithm.aggregate, local.privatizer
     between = (
         local,
-        local.rule,
         local.batches,
         privatizer,
-        *local.corrections,
+        *(part for _, part in local.parts),
         algorithm.upload,
         aggregate,
         getattr(aggregate, "weigh", aggregate),
         algorithm.transport,
     )
-    one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.rule.plain
+    one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.plain
     if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
         return ones
-    if view is View.UPLOADS or not (cohort.fixed and one_step) or any(c.keeps for c in local.corrections):
+    if view is View.UPLOADS or not (cohort.fixed and one_step) or local.keeps:
         return ones
     if not all(map(of_the_project, between)):
         return ones

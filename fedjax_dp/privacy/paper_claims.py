@@ -76,7 +76,7 @@ def _dpnfl(run: Run) -> tuple[Claim, ...]:
     """dpnfl's theorem at realised participation, and as the paper applies it: at the mean, to the busiest client."""
     algorithm, delta = run.algorithm, run.delta
     by_record = clips_records(algorithm)
-    plain = not algorithm.transport.secret and not any(c.warm for c in algorithm.local.corrections)
+    plain = not algorithm.transport.secret and not algorithm.local.warm
     if not (by_record and plain and algorithm.cohort.once and unit_of(algorithm) is Unit.RECORD):
         return ()
     realised = training_of(algorithm, run.data, run.rounds, run.seed, view="uploads")
@@ -117,7 +117,7 @@ def _cpfed(run: Run) -> tuple[Claim, ...]:
         return ()
     members, steps = algorithm.cohort.members(run.data.num_clients), algorithm.local.steps
     batch, noise = algorithm.local.batches.divisor(run.data.largest), privatizer.client_noise(run.data.num_clients)[0]
-    if any(c.keeps for c in algorithm.local.corrections) or noise == 0:
+    if algorithm.local.keeps or noise == 0:
         return ()
     setting = theorems.Cpfed(run.rounds, steps, run.data.num_clients, members, batch)
     claimed, proved = setting.epsilon(noise / batch, run.delta, secure=True), max(run.epsilons)

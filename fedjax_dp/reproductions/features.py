@@ -10,9 +10,9 @@ import numpy as np
 from fedjax_dp import gradients
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.pytrees import ravel
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.sweeps.engine import Job
 
 CLIENTS, RECORDS = 3, 150  # that are looked at, and of each
@@ -68,7 +68,7 @@ def _one_more(algorithm: Algorithm, job: Job, state: Any) -> Any:
     def play(algorithm: Algorithm, state: Any) -> Any:
         key = simulation.run_key(job.seed)
         execution = Execution(chunk_size=1)
-        return algorithms.run_round(algorithm, job.model, job.data, key, state, execution, lambda _, message: message)
+        return run_round(algorithm, job.model, job.data, key, state, execution, lambda _, message: message)
 
     return jax.jit(play)(algorithm, state)
 

@@ -71,6 +71,5 @@ MEASURES[BYTES] = Measure("mean features that one client receives in a round (by
 
 
 def counted(algorithm: "Algorithm", params: int, features: int, members: int, clients: int) -> float:
-    """BYTES of an algorithm: what its corrections send beside model and update, four bytes a number."""
-    floats = [part.floats(params, features, members, clients) for part in algorithm.local.corrections]
-    return 4.0 * max((one.down for one in floats), default=0)
+    """BYTES of an algorithm: what its local steps send beside model and update, four bytes a number."""
+    return 4.0 * algorithm.local.floats(params, features, members, clients).down

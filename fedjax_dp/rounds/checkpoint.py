@@ -9,7 +9,7 @@ import jax
 from fedjax_dp import errors
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.rounds import prefetch
-from fedjax_dp.rounds.algorithm import ServerState
+from fedjax_dp.rounds.round import ServerState
 
 KEPT = 2
 STATE, TABLES = "state", "tables"
@@ -60,7 +60,7 @@ class Checkpoints:
             raise errors.refuse(
                 f"checkpoint of round {step}",
                 "one of another shape or a damaged one",
-                "written by this configuration",
+                "written by this version and configuration",
                 f"start again in a new folder ({reason})",
             ) from None
 

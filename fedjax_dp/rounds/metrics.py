@@ -13,7 +13,7 @@ from jax import lax
 from fedjax_dp import gradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
-from fedjax_dp.rounds.algorithm import RoundReport
+from fedjax_dp.rounds.round import RoundReport
 
 ROWS = 2048  # records that are looked at together, at most
 FLOATS = 2**23  # numbers that a forward pass over them may make, in all; bounds memory

@@ -21,7 +21,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import AXIS, Deal, Execution
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm, Fed, Held, ServerState, draw_cohorts
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import Fed, Held, ServerState, draw_cohorts
 
 BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
 MOST = 256  # rounds at once
@@ -123,11 +124,6 @@ class Feed:
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
 
 
-def keeps_on_host(algorithm: Algorithm) -> bool:
-    """Whether what clients keep can be on the host."""
-    return all(correction.apart for correction in algorithm.local.corrections)
-
-
 def tables_on_host(state: ServerState, clients: int) -> ServerState:
     """The state before round 0 of a population of one client, as that of `clients` whose tables are on the host."""
     return over_tables(state, lambda table: HostTable(clients, table[0]))
@@ -135,13 +131,12 @@ def tables_on_host(state: ServerState, clients: int) -> ServerState:
 
 def over_tables(state: ServerState, change: Callable[[Any], Any]) -> ServerState:
     """The state with every table by client changed."""
-    memories = tuple(m._replace(clients=jax.tree.map(change, m.clients)) for m in state.memories)
-    return state._replace(memories=memories, rules=jax.tree.map(change, state.rules))
+    return state._replace(clients=jax.tree.map(change, state.clients))
 
 
 def tables_of(state: ServerState) -> list[HostTable]:
     """Those on the host."""
-    return [leaf for leaf in jax.tree.leaves((state.memories, state.rules)) if isinstance(leaf, HostTable)]
+    return [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
 
 
 def lend(state: ServerState, block: Block, execution: Execution) -> ServerState:
@@ -175,14 +170,9 @@ def without_records(data: FederatedData) -> FederatedData:
     return changed(data, x=x, y=np.zeros(0, np.int32), rows=None)
 
 
-def looks_around(algorithm: Algorithm) -> bool:
-    """Whether records of clients are looked at beside their local steps, for which blocks do not hold them."""
-    return any(correction.warm or correction.looks for correction in algorithm.local.corrections)
-
-
 def check(algorithm: Algorithm, train_metrics: bool) -> None:
     """Refuse what looks at records that no block holds."""
-    for found, told in ((looks_around(algorithm), "this algorithm"), (train_metrics, "train_metrics")):
+    for found, told in ((algorithm.local.looks, "this algorithm"), (train_metrics, "train_metrics")):
         if found:
             raise errors.refuse(
                 "records", "host", f"devices for {told}", "it looks at clients beside their local steps"

@@ -22,12 +22,12 @@ from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.models import Model, NetworkModel, logistic_regression
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import changed, tensor_sizes
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds import prefetch as feeds
-from fedjax_dp.rounds.algorithm import Algorithm, Fed, RoundReport, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.rounds.prefetch import Feed
+from fedjax_dp.rounds.round import Fed, RoundReport, ServerState, initial_state, place, run_round
 
 MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
 
@@ -70,7 +70,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     algorithm.upload.check(data.num_clients)
     algorithm.server.check()
     algorithm.transport.check(algorithm.cohort.members(data.num_clients))
-    algorithms.check_fit(algorithm, np.asarray(data.shares))
+    check_fit(algorithm, np.asarray(data.shares))
     if model is not None:
         gradients.require_model(model)
         if isinstance(model, NetworkModel):
@@ -92,7 +92,7 @@ def numbers(algorithm: Algorithm) -> Algorithm:
 
 
 # Compiled: the state before round 0.
-begin = jax.jit(algorithms.init, static_argnames=("model",))
+begin = jax.jit(initial_state, static_argnames=("model",))
 
 
 def run_rounds(
@@ -108,14 +108,14 @@ def run_rounds(
 ) -> tuple[ServerState, RoundReport]:
     """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
 
-    def run_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
-        return algorithms.run_round(algorithm, model, data, key, carry[0], execution, fed=fed)
+    def following(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
+        return run_round(algorithm, model, data, key, carry[0], execution, fed=fed)
 
     def more(carry: tuple[ServerState, RoundReport]) -> jax.Array:
         state, report = carry
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
-    state, report = lax.while_loop(more, run_round, (state, nothing(algorithm.cohort.members(data.num_clients))))
+    state, report = lax.while_loop(more, following, (state, nothing(algorithm.cohort.members(data.num_clients))))
     if fed is not None and fed.places is not None:  # their rows go back to tables on the host
         state = feeds.over_tables(state, execution.readable)
     return state, execution.readable(report)
@@ -183,7 +183,7 @@ def on_devices(
     key, algorithm = run_key(seed), numbers(algorithm)
     if start is not None and not on_host:
         start = feeds.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)
-    state = algorithms.place(fresh(algorithm, data, model, seed, on_host) if start is None else start, execution)
+    state = place(fresh(algorithm, data, model, seed, on_host) if start is None else start, execution)
     if start is not None:  # the caller's arrays stay his
         state = jax.tree.map(lambda a: a.copy() if isinstance(a, HostTable) else jnp.copy(a), state)
     feed = None
@@ -200,7 +200,7 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
     if not on_host:
         return begin(algorithm, model, data, key)
     data = feeds.without_records(data)
-    if not feeds.keeps_on_host(algorithm):
+    if not algorithm.local.apart:
         return begin(algorithm, model, data, key)
     alone = changed(data, **{name: getattr(data, name)[:1] for name in ("offsets", "sizes", "shares")})
     return feeds.tables_on_host(begin(algorithm, model, alone, key), data.num_clients)

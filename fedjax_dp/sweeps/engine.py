@@ -94,7 +94,7 @@ def _follows_largest(algorithm: Algorithm) -> bool:
     """Whether steps or arrays depend on the number of records of the largest client."""
     local = algorithm.local
     apart = local.batches.even and not isinstance(local.batches.sampling(2**31), FullBatch)
-    plain = all(of_the_project(c) and not (c.keeps or c.looks) for c in local.corrections)
+    plain = all(map(of_the_project, (local, *(part for _, part in local.parts)))) and not (local.keeps or local.looks)
     return not (apart and plain) or algorithm.aggregate.needs_loss
 
 

@@ -15,10 +15,10 @@ from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds import metrics
-from fedjax_dp.rounds.algorithm import Algorithm, RoundReport, ServerState
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Look
+from fedjax_dp.rounds.round import RoundReport, ServerState, initial_state
 from fedjax_dp.rounds.simulation import nothing, run_rounds
 
 AXIS = "points"
@@ -71,7 +71,7 @@ class Program:
 
         def one(point: Points) -> Running:
             data = changed(shared, **point.partition)
-            return Running(algorithms.init(point.algorithm, self.model, data, point.key), jnp.bool_(True))
+            return Running(initial_state(point.algorithm, self.model, data, point.key), jnp.bool_(True))
 
         return self._over_points(one, points, count[0], jax.eval_shape(one, _first(points)))
 

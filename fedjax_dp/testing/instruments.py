@@ -25,14 +25,14 @@ from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.client_privacy import PlainUpload
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.local_training import LocalRule
+from fedjax_dp.parts.local_sgd import LocalRule
 from fedjax_dp.parts.noise import NoiseSource
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.privacy.ledger import natural_view, noise_of, training_of, unit_of, unprotected, with_noise
 from fedjax_dp.pytrees import changed, ravel, value
-from fedjax_dp.rounds import algorithm as algorithms
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import initial_state, run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
 
 CLIENTS = 6  # looked at, of those that there are
@@ -128,8 +128,9 @@ def still(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     """The same, but local steps are noted and move nothing, and what clients keep (control variates) joins none."""
     steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
     rule = LocalRule(hyperparameters={}, factory=noting(steps), keep=True)
-    passing = tuple(correction for correction in algorithm.local.corrections if not correction.keeps)
-    return changed(algorithm, local=changed(algorithm.local, rule=rule, corrections=passing))
+    local: Any = algorithm.local
+    passing = tuple(correction for correction in local.corrections if not correction.keeps)
+    return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
 
 
 def keys_of(seed: int, trials: int) -> jax.Array:
@@ -167,24 +168,35 @@ def unjitted(
             here = changed(here, local=changed(local, batches=Without(batches=local.batches, position=trial.without)))
         if trial.cohort is not None:
             here = changed(here, cohort=trial.cohort)
-        state = algorithms.init(here, model, held, trial.key)
+        state = initial_state(here, model, held, trial.key)
         if trial.params is not None:
             state = state._replace(params=ravel(state.params)[1](trial.params))
 
         def advance(state: Any, _: Any) -> tuple[Any, Any]:
-            state = state._replace(rules=jax.tree.map(jnp.zeros_like, state.rules))  # a clean sheet every round
-            new, _ = algorithms.run_round(here, model, held, trial.key, state, execution)
-            return new, (
-                new.rules.gradients if isinstance(new.rules, Noted) else (),
-                ravel(new.params)[0],
-                state.upload,
-            )
+            state = state._replace(clients=_with_clean_sheets(state.clients))
+            new, _ = run_round(here, model, held, trial.key, state, execution)
+            noted = [sheet.gradients for sheet in _leaves(new.clients) if isinstance(sheet, Noted)]
+            return new, (noted[0] if noted else (), ravel(new.params)[0], state.upload)
 
         start = ravel(state.params)[0]
         _, (gradients, params, upload) = lax.scan(advance, state, length=rounds)
         return Seen(gradients, jnp.concatenate([start[None], params]), upload)
 
     return jax.vmap(one)(setup)
+
+
+def _leaves(clients: Any) -> list[Any]:
+    """What clients keep, their notes as they are."""
+    return jax.tree.leaves(clients, is_leaf=lambda kept: isinstance(kept, Noted))
+
+
+def _with_clean_sheets(clients: Any) -> Any:
+    """What clients keep, with nothing noted yet."""
+
+    def clean(kept: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, kept) if isinstance(kept, Noted) else kept
+
+    return jax.tree.map(clean, clients, is_leaf=lambda kept: isinstance(kept, Noted))
 
 
 # Trials are small and programs many, so what the compiler saves by trying less is most of a check's time.
@@ -242,7 +254,7 @@ def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, recor
         apart = algorithm.cohort.spacing(data.num_clients)
         return correlated.sensitivity(coefficients, rounds, -(-rounds // apart), apart)
     local = algorithm.local
-    steps = local.batches.count(local.steps, int(records)) + sum(c.extra_gradients for c in local.corrections)
+    steps = local.batches.count(local.steps, int(records)) + local.extra_gradients
     sampling = local.batches.sampling(int(records))
     return correlated.sensitivity(coefficients, steps, steps // getattr(sampling, "steps_per_epoch", 1), 1)
 

@@ -30,7 +30,8 @@ from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
 from fedjax_dp.parts.corrections import Correction, Memory, Setting
 from fedjax_dp.parts.facts import restates
-from fedjax_dp.parts.local_training import LocalResult, LocalSgd, Received
+from fedjax_dp.parts.local_sgd import LocalSgd
+from fedjax_dp.parts.local_training import LocalResult, Received
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.parts.record_privacy import Privatizer, RecordGaussian
 from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
@@ -365,14 +366,15 @@ def _run_with_noise_key(
     received: Received,
     *rest: Any,
 ) -> LocalResult:
-    run_key = jax.random.wrap_key_data(received.server[-1], impl=jax.random.key_impl(key))
+    run_key = jax.random.wrap_key_data(received.shared[-1], impl=jax.random.key_impl(key))
     keyed: Any = _Keyed(right.privatizer, key_of(run_key, round_index, client))
     return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
 
 
 def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:
-    local = changed(algorithm.local, corrections=(*algorithm.local.corrections, RunWords()))
-    return changed(algorithm, local=posing(local, "run", deed))
+    local: Any = algorithm.local
+    told = changed(local, corrections=(*local.corrections, RunWords()))
+    return changed(algorithm, local=posing(told, "run", deed))
 
 
 def frozen_server_noise(algorithm: Algorithm) -> Algorithm:

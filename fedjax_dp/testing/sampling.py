@@ -17,7 +17,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.privacy.ledger import ledger_of, noise_of, unit_of
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm, draw_cohort
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohort
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.sampling import examine_sampling, overlap
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
@@ -145,7 +146,8 @@ def drawn_batches(
     Shapes: for each client `(trials, 2, steps, records)`, once for one-hot records, once for such of 50 times the size
             and other labels, by the same keys; `draws` is the least trials x 2 x steps.
     """
-    algorithm, local = instruments.bare(algorithm), algorithm.local
+    local: Any = algorithm.local
+    algorithm = instruments.bare(algorithm)
     steps = local.batches.count(local.steps, data.largest)
     sizes = np.asarray(data.sizes)
     x = np.concatenate([np.eye(data.largest, dtype=np.float32)[:n] for n in sizes])

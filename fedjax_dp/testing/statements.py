@@ -65,7 +65,7 @@ class _Reads(Correction):
 
 
 def _with(algorithm: Algorithm, correction: Correction) -> Algorithm:
-    local = algorithm.local
+    local: Any = algorithm.local
     return changed(algorithm, local=changed(local, corrections=(*local.corrections, correction)))
 
 

@@ -232,7 +232,7 @@ def test_scaffold_equals_the_reference(name):
     states = given.ours(entry, **options)
     run = reference.scaffold if entry == "scaffold" else reference.dp_scaffold
     expected = run(given.case(), **told)
-    compare(states, expected, lambda state: {"c": state.memories[0].server, "c_i": state.memories[0].clients})
+    compare(states, expected, lambda state: {"c": state.shared[0], "c_i": state.clients[0]})
 
 
 @pytest.mark.parametrize(("q", "norm"), [(1.5, "update"), (0.7, "weighted")])

@@ -133,8 +133,8 @@ def test_scaffold_equals_worked_example_over_two_rounds(store, name):
     states = run(store, entry, [[0, 2], [1, 2]], **options)  # the warm start is round -1, which takes the last noise
     for state, expected in zip(states[1:], EXPECTED[name]["rounds"], strict=True):
         agree(name, state.params, expected["x"])
-        agree(name, state.memories[0].server, expected["c"])
-        agree(name, state.memories[0].clients, expected["c_i"])
+        agree(name, state.shared[0], expected["c"])
+        agree(name, state.clients[0], expected["c_i"])
 
 
 def test_dpfedavg_central_equals_worked_example(store):
@@ -187,7 +187,7 @@ def test_feature_matching_equals_worked_example_over_two_rounds(feature_store, n
     states = run(feature_store, entry, [None, None], model=model, **rate, **options)
     for state, expected in zip(states[1:], EXPECTED[name]["rounds"], strict=True):
         agree(name, state.params, expected["w"])
-        agree(name, state.memories[0].clients[:, 0], expected["delta"])
+        agree(name, state.clients[0][:, 0], expected["delta"])
 
 
 def test_noise_on_features_equals_worked_example():

@@ -250,10 +250,10 @@ def arrays_of(folder):
     data = population.build_data(settings.data)
     value = build.build_algorithm(settings, data)
     from fedjax_dp.models import logistic_regression
-    from fedjax_dp.rounds import algorithm
+    from fedjax_dp.rounds.round import initial_state
 
     model = logistic_regression(data.record_shape, data.classes)
-    like = simulation.all_devices().place(algorithm.init(simulation.numbers(value), model, data, simulation.run_key(0)))
+    like = simulation.all_devices().place(initial_state(simulation.numbers(value), model, data, simulation.run_key(0)))
     store = Checkpoints(folder)
     state = store.restore(like)
     store.close()

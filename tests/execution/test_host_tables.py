@@ -64,7 +64,7 @@ def test_only_the_rows_of_a_block_are_on_devices(data, monkeypatch):  # noqa: F8
     run, state = simulation.on_devices(KEEPING["controls"], data, MODEL, fdp.all_devices(), on_host=True)
     lent = prefetch.lend(state, run.feed.block(0), run.execution)
     members = COMMON["cohort_size"]
-    assert [table.shape[0] for memory in lent.memories for table in jax.tree.leaves(memory.clients)] == [2 * members]
+    assert [table.shape[0] for table in jax.tree.leaves(lent.clients)] == [2 * members]
     run.close()
 
 
@@ -101,5 +101,5 @@ def test_what_looks_at_rows_of_others_keeps_its_tables_on_devices(data):  # noqa
 
     algorithm = KEEPING["controls"]
     local = dataclasses.replace(algorithm.local, corrections=(Nosy(),))
-    assert prefetch.keeps_on_host(algorithm)
-    assert not prefetch.keeps_on_host(dataclasses.replace(algorithm, local=local))
+    assert algorithm.local.apart
+    assert not local.apart

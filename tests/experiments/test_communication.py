@@ -107,6 +107,6 @@ def test_state_of_clients_is_updated_for_the_cohort_alone():
     algorithm = CATALOGUE["scaffold"](**COMMON)
     first, second = states_of(algorithm, model, data, 1)
     counts = fdp.participations(algorithm, data, 1, 0)
-    moved = np.any(first.memories[0].clients != second.memories[0].clients, axis=1)
+    moved = np.any(first.clients[0] != second.clients[0], axis=1)
     np.testing.assert_array_equal(moved, counts > 0)
-    assert jax.tree.leaves(second.memories[0].clients)[0].shape == (8, 12)
+    assert jax.tree.leaves(second.clients[0])[0].shape == (8, 12)

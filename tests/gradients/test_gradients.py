@@ -17,9 +17,8 @@ from jax import lax
 import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments.config import MODELS
 from fedjax_dp.gradients import clipped
-from fedjax_dp.models import Frozen, Linen, NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm
+from fedjax_dp.models import ARCHITECTURES, Frozen, Linen, NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.testing import check_sensitivity
 
@@ -661,7 +660,7 @@ def test_clip_factor_table():
 def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     """Forward and backward in bfloat16; norms and sums of what came out of them in float32."""
     shape = {"logistic": (20,), "mlp": (20,), "cnn": (12, 12), "group_norm_cnn": (8, 8, 3)}[name]
-    wide = MODELS[name](shape, 4)
+    wide = ARCHITECTURES[name](shape, 4)
     narrow = dataclasses.replace(wide, dtype=jnp.bfloat16)
     params = jax.tree.map(
         lambda p: p + 0.1 * jax.random.normal(jax.random.key(1), p.shape), wide.init(jax.random.key(0))

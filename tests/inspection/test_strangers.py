@@ -188,7 +188,7 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     """A3."""
     algorithm = dpnfl(cohort_size=None, batches="full", batch_size=None)
     asked = with_local(algorithm, corrections=(TwoMore(),))
-    one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].memories[0].server
+    one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].shared[0]
     assert np.abs(one - other).min() > 0  # another noise for each
     assert epsilon(asked) == pytest.approx(epsilon(changed(algorithm, local=changed(algorithm.local, steps=4))))
     assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
@@ -319,9 +319,7 @@ def test_records_that_reach_a_message_are_found():
 @pytest.mark.parametrize("entry", sorted(CATALOGUE))
 def test_the_catalogue_lets_out_what_it_says(entry):
     """The trace that strangers' parts are put through finds nothing in ours but what they say by `leak`."""
-    private = CATALOGUE[entry] in (fdp.dp_fedavg, fdp.dp_ftrl) or "noise_multiplier" in (
-        CATALOGUE[entry].__kwdefaults__ or {}
-    )
+    private = CATALOGUE[entry].private
     options = {**COMMON, **(CLIP if private else {}), **({"local_steps": 1} if entry == "dp_sgd" else {})}
     algorithm = CATALOGUE[entry](**options)
     model = fdp.mlp((3,), 3, (4,))

@@ -25,7 +25,7 @@ from fedjax_dp.parts.client_privacy import Attendance, ClientGaussian, ClientSke
 from fedjax_dp.parts.cohorts import Members, PoissonCohort, UniformCohort
 from fedjax_dp.parts.noise import BandedNoise, Place, WhiteNoise
 from fedjax_dp.privacy import ledger
-from fedjax_dp.rounds import algorithm, simulation
+from fedjax_dp.rounds import simulation
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.5}
 
@@ -325,7 +325,7 @@ def test_place_of_server_noise_is_the_round():
     server_noise(Watch(), jax.random.key(0), jnp.int32(7), 3)
     assert isinstance(seen[0], Place)
     assert (int(seen[0].round), int(seen[0].step)) == (7, 7)
-    assert isinstance(algorithm.Algorithm.__dataclass_fields__["upload"].default, fdp.PlainUpload)
+    assert isinstance(fdp.Algorithm.__dataclass_fields__["upload"].default, fdp.PlainUpload)
 
 
 def test_noise_that_float32_cannot_carry_is_refused(data):

@@ -14,7 +14,8 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacement
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, ledger
-from fedjax_dp.rounds import algorithm, simulation
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.round import draw_cohort
 
 ROUNDS, STEPS, DELTA = 12, 3, 1e-3
 
@@ -34,8 +35,7 @@ def test_participations_are_those_of_the_simulated_cohorts(data):
     assert counts.sum() == 2 * ROUNDS
     key = simulation.run_key(4)
     seen = [
-        algorithm.draw_cohort(dpnfl().cohort, key, jnp.int32(t), jnp.asarray(data.shares)).ids.tolist()
-        for t in range(ROUNDS)
+        draw_cohort(dpnfl().cohort, key, jnp.int32(t), jnp.asarray(data.shares)).ids.tolist() for t in range(ROUNDS)
     ]
     assert counts.tolist() == np.bincount(np.ravel(seen), minlength=6).tolist()
 

@@ -99,8 +99,8 @@ def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
     value = CATALOGUE["dp_scaffold"](**{**COMMON, **PRIVATE, "cohort_size": None})
     states = states_of(value, MODEL, data, 2)
     for before, after in itertools.pairwise(states):
-        old, new = before.memories[0], after.memories[0]
-        np.testing.assert_allclose(new.server, new.clients.mean(0), atol=1e-5)  # c is the mean of the c_i
+        old, new = before.clients[0], after.clients[0]
+        np.testing.assert_allclose(after.shared[0], new.mean(0), atol=1e-5)  # c is the mean of the c_i
         # summed over all clients: w_next - w = -rate * tau * mean(c_i_new) because the corrections cancel
         moved = np.concatenate(
             [
@@ -108,8 +108,8 @@ def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
                 for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(before.params), strict=True)
             ]
         )
-        np.testing.assert_allclose(moved, -0.3 * 3 * new.clients.mean(0), rtol=1e-4, atol=1e-5)
-        assert np.abs(new.clients - old.clients).max() > 1e-3
+        np.testing.assert_allclose(moved, -0.3 * 3 * new.mean(0), rtol=1e-4, atol=1e-5)
+        assert np.abs(new - old).max() > 1e-3
 
 
 def test_rfedavg_and_plus_agree_in_the_first_round():

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from helpers import FlatModel, ragged_data
 from hypothesis import given, settings
@@ -17,7 +16,8 @@ from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts import aggregation, cohorts
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.prng import role_key
-from fedjax_dp.rounds import algorithm, simulation
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.round import draw_cohort, initial_state
 from fedjax_dp.rounds.simulation import numbers, run_key
 
 
@@ -49,7 +49,7 @@ def reference(config, data, seed, rounds):
     shares = np.asarray(data.shares, float)
     noise_multiplier = np.broadcast_to(config["noise_multiplier"], (num_clients,))
     for t in range(rounds):
-        ids = np.asarray(algorithm.draw_cohort(who, key, jnp.int32(t), jnp.asarray(data.shares)).ids)
+        ids = np.asarray(draw_cohort(who, key, jnp.int32(t), jnp.asarray(data.shares)).ids)
         rate = config["learning_rate"] / np.sqrt(1 + t)
         models = []
         for i in ids:
@@ -298,7 +298,7 @@ def test_a_vmapped_sweep_equals_its_single_runs(data):
     model, execution = logistic_regression((3,), 3), one_device()
 
     def run(value):
-        state = algorithm.init(value, model, data, run_key(0))
+        state = initial_state(value, model, data, run_key(0))
         key, until = run_key(0), jnp.int32(3)
         return simulation.run_rounds(value, state, data, key, until, model=model, execution=execution)[0].params
 
@@ -331,7 +331,7 @@ def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1, sta
     def update(t, i):
         own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
         stored = jax.tree.map(jnp.asarray, data)
-        held = Received(jnp.full(size, start), (), (), (), optax.identity().init(None))
+        held = Received(jnp.full(size, start))
         return value.local.run(own, t, stored.client(i), held, stored, model).update
 
     over_clients = jax.vmap(update, in_axes=(None, 0))

@@ -1,0 +1,158 @@
+"""Clients that keep a head of their own: a part of somebody else's, of which nothing in the package knows."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import ragged_data
+from jax.tree_util import tree_leaves_with_path, tree_map_with_path
+
+import fedjax_dp as fdp
+from fedjax_dp.errors import ConfigurationError
+from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.facts import FACTS, restates
+from fedjax_dp.pytrees import path_name, ravel, structure
+
+
+@fdp.value
+class OwnHead(fdp.LocalTraining):
+    """Parameters whose path begins with `head` stay with their client: they are trained there, and never sent."""
+
+    privatizer: Any
+    batches: Any
+    learning_rate: float
+    steps: int = structure(default=1)
+    head: str = structure()
+    leak, keeps, looks, apart, warm, extra_gradients, plain, parts = None, True, False, True, False, 0, False, ()
+
+    @property
+    def sgd(self):
+        given = {"privatizer": self.privatizer, "batches": self.batches, "steps": self.steps}
+        return fdp.LocalSgd(learning_rate=self.learning_rate, **given)
+
+    def head_of(self, tree):
+        named = ((path_name(path), leaf) for path, leaf in tree_leaves_with_path(tree))
+        return {name: leaf for name, leaf in named if name.startswith(self.head)}
+
+    def init(self, setting):
+        heads = self.head_of(setting.params)
+        return Memory(clients={k: jnp.broadcast_to(a, (setting.data.num_clients, *a.shape)) for k, a in heads.items()})
+
+    def rates(self, round_index, largest):
+        return self.sgd.rates(round_index, largest)
+
+    def run(self, key, round_index, client, received, *rest):
+        start = with_head(received.own, received.params)
+        found = self.sgd.run(key, round_index, client, fdp.Received(start), *rest)
+        moved = ravel(start)[1](found.update)
+        sent = with_head(jax.tree.map(jnp.zeros_like, self.head_of(moved)), moved)
+        return found._replace(update=ravel(sent)[0], own=self.head_of(jax.tree.map(jnp.add, start, moved)))
+
+
+def with_head(head, tree):
+    return tree_map_with_path(lambda path, leaf: head.get(path_name(path), leaf), tree)
+
+
+DATA = ragged_data([8] * 6)
+MODEL = fdp.mlp(DATA.record_shape, DATA.classes, (5,))
+COMMON = {"cohort_size": 3, "batch_size": 4, "local_steps": 2, "learning_rate": 0.3}
+PRIVATE = fdp.dpnfl(**COMMON, clip_norm=1.0, noise_multiplier=2.0, schedule="constant", l2=0.0)
+ASKED = {"rounds": 4, "delta": 1e-3, "model": MODEL}
+
+
+def with_own_head(algorithm, kind=OwnHead, head="Dense_1"):
+    given = {name: getattr(algorithm.local, name) for name in ("privatizer", "batches", "learning_rate", "steps")}
+    return dataclasses.replace(algorithm, local=kind(**given, head=head))
+
+
+@pytest.mark.parametrize("algorithm", [fdp.fedavg(**COMMON), PRIVATE], ids=["plain", "private"])
+def test_heads_stay_with_their_clients(algorithm):
+    begun = fdp.simulate(with_own_head(algorithm), DATA, rounds=1, model=MODEL, seed=3).state
+    state = fdp.simulate(with_own_head(algorithm), DATA, rounds=6, model=MODEL, seed=3).state
+    for name in ("bias", "kernel"):
+        first, heads = begun.params["Dense_1"][name], state.clients[f"Dense_1/{name}"]
+        np.testing.assert_array_equal(state.params["Dense_1"][name], first)  # the server's never moves
+        assert len(np.unique(np.asarray(heads), axis=0)) == len(heads)  # all took part, each has another one
+    assert np.any(state.params["Dense_0"]["kernel"] != begun.params["Dense_0"]["kernel"])
+
+
+def test_without_a_head_it_is_the_same_as_plain_local_steps():
+    ours, theirs = (
+        fdp.simulate(algorithm, DATA, rounds=3, model=MODEL).params
+        for algorithm in (with_own_head(PRIVATE, head="none"), PRIVATE)
+    )
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_heads_may_wait_on_the_host_and_in_checkpoints_as_any_table():
+    algorithm, options = with_own_head(PRIVATE), {"rounds": 5, "model": MODEL}
+    here, there = (fdp.simulate(algorithm, DATA, on_host=on_host, **options).state for on_host in (False, True))
+    for one, other in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them():
+    """What is sent, and the head that it is made with, depend on records through noised gradients alone."""
+    found, plain = (fdp.guarantee(algorithm, DATA, **ASKED) for algorithm in (with_own_head(PRIVATE), PRIVATE))
+    assert found.epsilons == plain.epsilons
+    assert any(told.startswith("on the word of OwnHead (local)") for told in found.assumptions)
+    assert not np.isfinite(fdp.guarantee(with_own_head(fdp.fedavg(**COMMON)), DATA, **ASKED).epsilon)
+
+
+def test_the_facts_that_are_asked_for_are_those_that_the_protocol_marks():
+    told = {
+        name: member.fget if isinstance(member, property) else member
+        for name, member in vars(fdp.LocalTraining).items()
+    }
+    assert {name for name, member in told.items() if (member.__doc__ or "").startswith("Fact. ")} == set(FACTS["local"])
+
+
+@fdp.value
+class Silent(fdp.LocalTraining):
+    privatizer: Any
+    batches: Any
+    learning_rate: float
+    steps: int = structure(default=1)
+    head: str = structure()
+    apart, init, rates, run = True, OwnHead.init, OwnHead.rates, OwnHead.run
+    sgd, head_of = OwnHead.sgd, OwnHead.head_of
+
+
+def test_local_steps_that_say_nothing_train_but_have_no_epsilon():
+    algorithm = with_own_head(PRIVATE, Silent)
+    fdp.simulate(algorithm, DATA, rounds=1, model=MODEL)
+    found = fdp.guarantee(algorithm, DATA, **ASKED)
+    assert not np.isfinite(found.epsilon)
+    assert found.reason == "Silent does not say whether records act past its privatizer: implement leak"
+    half = type("Half", (Silent,), {"leak": None, "init": OwnHead.init, "rates": OwnHead.rates, "run": OwnHead.run})
+    with pytest.raises(ConfigurationError, match=r"itself states keeps, looks, warm.*implement keeps in Half"):
+        fdp.guarantee(with_own_head(PRIVATE, fdp.value(half)), DATA, **ASKED)
+
+
+def unnoised_head(found, seen):
+    return found._replace(own=jax.tree.map(lambda a: a + seen, found.own))
+
+
+def unnoised_update(found, seen):
+    return found._replace(update=found.update + seen)
+
+
+@pytest.mark.parametrize("spoil", [unnoised_head, unnoised_update])
+def test_records_that_pass_the_privatizer_by_are_found_out(spoil):
+    def run(self, key, round_index, client, received, data, *rest):
+        found = OwnHead.run(self, key, round_index, client, received, data, *rest)
+        return spoil(found, data.gather(client, jnp.arange(1))[0].sum())
+
+    wrong = fdp.value(restates(OwnHead)(type("Wrong", (OwnHead,), {"run": run})))
+    with pytest.raises(ConfigurationError, match="past what is accounted for"):
+        fdp.guarantee(with_own_head(PRIVATE, wrong), DATA, **ASKED)
+
+
+def test_releases_before_the_first_round_are_believed_of_the_projects_own_local_steps_alone():
+    warm = fdp.value(restates(OwnHead)(type("Warm", (OwnHead,), {"warm": True})))
+    with pytest.raises(ConfigurationError, match="before the first round are understood of LocalSgd alone"):
+        fdp.guarantee(with_own_head(PRIVATE, warm), DATA, **ASKED)
