@@ -122,7 +122,10 @@ from fedjax_dp.parts.transport import PlainSum as PlainSum
 from fedjax_dp.privacy.guarantees import calibrate as calibrate
 from fedjax_dp.privacy.guarantees import guarantee as guarantee
 from fedjax_dp.privacy.ledger import ledger_of as ledger_of
-from fedjax_dp.privacy.ledger import participations as participations
+from fedjax_dp.privacy.planned_run import PlannedRun as PlannedRun
+from fedjax_dp.privacy.planned_run import participations as participations
+from fedjax_dp.privacy.planned_run import plan_run as plan_run
+from fedjax_dp.privacy.terms import PrivacyTerms as PrivacyTerms
 from fedjax_dp.pytrees import structure as structure
 from fedjax_dp.pytrees import value as value
 from fedjax_dp.reproductions.found import Reproduction as Reproduction

@@ -6,7 +6,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,15 @@ from fedjax_dp.audits.setup import CANARY_NAMES, Scene, set_scene
 from fedjax_dp.audits.trials import Trials
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.privacy.guarantees import contradiction
-from fedjax_dp.privacy.ledger import noise_of, with_noise
+from fedjax_dp.options import of_class
+from fedjax_dp.privacy.guarantees import calibrated, contradiction
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.protection import noise_of, with_noise
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check, run_key
+from fedjax_dp.rounds.simulation import run_key
 
 TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
 LEAST_CLAIM = 1e-3  # an epsilon that is told from 0
@@ -159,12 +162,8 @@ def audit(
     data: FederatedData,
     *,
     rounds: int,
-    delta: float | None,
     seed: int = 0,
     model: Model | None = None,
-    view: str | None = None,
-    colluders: int = 0,
-    accountant: str = "pld",
     canary: str = "gradient",
     client: int | None = None,
     record: int = 0,
@@ -175,12 +174,13 @@ def audit(
     parameters: int = 20,
     lanes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    **privacy: Unpack[PrivacyOptions],
 ) -> Audit:
     """Run `algorithm` `trials` times, half of them with a canary, and prove a lower bound on epsilon.
 
     The worlds are neighbours under unit and adjacency of the algorithm's Guarantee. The cohorts are those of `seed`
     where the adversary of the view knows them; all else is fresh in every trial.
-    view        what the adversary receives, as in `privacy.guarantees`; default the strongest that is hidden from;
+    privacy     `delta`, `view`, ...: the fields of `PrivacyTerms`; with an `epsilon` its noise is found first;
     canary      "gradient": the worst case. Records are gradients of a linear model of `parameters` parameters: the
                 canary's is C e, that of what it replaces -C e, in every step; what the others' are is chosen to tell
                 the most, see `canaries.gradient_game`. Every layer of the algorithm is run but the user's model.
@@ -200,30 +200,17 @@ def audit(
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.
     """
-    asked, began = dict(locals()), time.perf_counter()
+    asked, began = {**locals(), **privacy}, time.perf_counter()
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     own = model or logistic_regression(data.record_shape, data.classes)
-    check(algorithm, data, rounds, own)
-    scene = set_scene(
-        algorithm,
-        data,
-        own,
-        rounds=rounds,
-        delta=delta,
-        seed=seed,
-        view=view,
-        colluders=colluders,
-        accountant=accountant,
-        canary=canary,
-        client=client,
-        record=record,
-        one_run=one_run,
-        parameters=parameters,
-    )
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=terms_from(privacy))
+    run = (run if run.terms.epsilon is None else calibrated(run)).counted(participation="schedule", epsilon=None)
+    algorithm, accountant = run.algorithm, run.terms.accountant
+    scene = set_scene(run, own, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     curve = _tested(scene, claim, accountant)
     if one_run is None:
         _require_trials(trials, len(scene.games), curve, scene.epsilon if claim is None else claim, significance)
-    found = contradiction(algorithm, data, rounds, seed, own)
+    found = contradiction(run)
     field = Trials(next(iter(scene.games.values())), seed, lanes, scene.bits)
     traces = {name: _trace(field, game) for name, game in scene.games.items()}
     times = np.any(list(traces.values()), axis=0)
@@ -361,6 +348,7 @@ def audit_mechanism(
 def _call(function: Callable[..., Any], asked: dict[str, Any]) -> str:
     """The call with all options that are plain values and not the default."""
     usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    usual |= {name: option.default for name, option in of_class(PrivacyTerms).items() if name not in usual}
     told = [
         f"{name}={value!r}"
         for name, value in asked.items()

@@ -1,5 +1,6 @@
 """What is audited: the Guarantee, the client, and the games that put it to the test."""
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -26,7 +27,9 @@ from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.ledger import ledger_of, unit_of
+from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
@@ -47,23 +50,17 @@ class Scene(NamedTuple):
 
 
 def set_scene(
-    algorithm: Algorithm,
-    data: FederatedData,
+    run: PlannedRun,
     model: Model,
     *,
-    rounds: int,
-    delta: float | None,
-    seed: int,
-    view: str | None,
-    colluders: int,
-    accountant: str,
     canary: str,
     client: int | None,
     record: int,
     one_run: int | None,
     parameters: int,
 ) -> Scene:
-    """See `audit` for the options; algorithm and data have been checked."""
+    """See `audit` for the options."""
+    algorithm, data, rounds, seed = run.algorithm, run.data, run.rounds, run.seed
     errors.require_choice("canary", canary, CANARY_NAMES)
     by_record = unit_of(algorithm) is Unit.RECORD
     if one_run is not None:
@@ -75,8 +72,8 @@ def set_scene(
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
         staged = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    options: dict[str, Any] = {"seed": seed, "view": view, "colluders": colluders, "model": played}
-    promise = guarantees.stated(algorithm, staged, rounds=rounds, delta=delta, accountant=accountant, **options)
+    run = dataclasses.replace(run, data=staged, model=played)  # whose clients are as many, of the same sizes
+    promise = guarantees.stated(run)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
             "algorithm",
@@ -86,7 +83,7 @@ def set_scene(
         )
     target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
     errors.require_integer("client", target, 0, data.num_clients - 1)
-    event = ledger_of(algorithm, staged, rounds, **options)[target]
+    event = ledger_of(run)[target]
     step = _release(algorithm, event, target)
     place = (
         place_one(algorithm, data, step, target, record)

@@ -21,8 +21,9 @@ from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data
-from fedjax_dp.experiments.run import prepare
 from fedjax_dp.options import about
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.planned_run import plan_run
 
 DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
 
@@ -117,9 +118,8 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
     model, algorithm = build_model(config, data), build_algorithm(config, data)
     rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
     with screen.counter("calibrating noise") as count:
-        algorithm, promise = prepare(
-            algorithm, data, rounds=rounds, seed=seed, terms=terms, model=model, progress=count
-        )
+        planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+        algorithm, promise = prepared(planned, count)
     attack = {name: value for name, value in vars(options).items() if name != "plot"}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         found = audit(

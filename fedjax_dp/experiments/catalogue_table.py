@@ -9,7 +9,7 @@ from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data.store import Dataset, FederatedData, federate
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.models import logistic_regression, mlp
-from fedjax_dp.privacy.ledger import natural_view, unit_of, unprotected
+from fedjax_dp.privacy.protection import natural_view, unit_of, unprotected
 from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
 

@@ -1,18 +1,16 @@
 """A run with its Guarantee: calibrate, simulate, account."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
-from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
-from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.ledger import noise_of
-from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, train
 
 
 class Result(NamedTuple):
@@ -43,37 +41,6 @@ class Result(NamedTuple):
         return self.history[-1].test_loss
 
 
-def prepare(
-    algorithm: Algorithm,
-    data: FederatedData,
-    *,
-    rounds: int,
-    terms: PrivacyTerms,
-    seed: int = 0,
-    model: Model | None = None,
-    counted: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[Algorithm, Guarantee]:
-    """The algorithm with the noise that meets the budget, and its Guarantee, before anything is trained.
-
-    Without a budget the algorithm keeps its own noise. A private algorithm needs `delta`.
-    counted  how the Guarantee counts rounds: the schedule's, or by the law of any where noise was found for it.
-    """
-    if noise_of(algorithm) is not None and terms.delta is None:
-        raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
-    said = vars(terms)
-    if terms.epsilon is not None:
-        algorithm = guarantees.calibrate(
-            algorithm, data, rounds=rounds, seed=seed, model=model, progress=progress, **said
-        )
-    shown = {name: value for name, value in said.items() if name not in ("epsilon", "sigma_mode")}
-    shown["participation"] = counted or ("law" if terms.participation == "law" else "schedule")
-    promise = guarantees.guarantee(algorithm, data, rounds=rounds, seed=seed, model=model, **shown)
-    if terms.epsilon is None:
-        return algorithm, promise
-    return algorithm, guarantees.over_budget(promise, terms.epsilon, terms.participation, terms.sigma_mode)
-
-
 def run(
     algorithm: Algorithm,
     data: FederatedData,
@@ -91,8 +58,9 @@ def run(
 
     How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
     """
-    algorithm, promise = prepare(algorithm, data, rounds=rounds, seed=seed, terms=terms_from(privacy), model=model)
-    simulation = simulate(
+    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    algorithm, promise = prepared(planned)
+    simulation = train(
         algorithm,
         data,
         rounds=rounds,

@@ -23,16 +23,18 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.run import Result, prepare
+from fedjax_dp.experiments.run import Result
 from fedjax_dp.models import Model
-from fedjax_dp.privacy.ledger import noise_of
+from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.paper_noise import clips_records
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.prefetch import check as check_feed
 from fedjax_dp.rounds.round import ServerState, place
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, check, fresh, numbers, run_key, simulate
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, fresh, numbers, run_key, train
 
 FREE = ("devices", "model_devices")  # what a run may change on its way
 Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
@@ -176,7 +178,9 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
     data = population.build_data(config.data)
     model = build.build_model(config, data)
     algorithm = build.build_algorithm(config, data)
-    check(algorithm, data, config.training.rounds, model)
+    terms = build.terms_of(config, data)
+    rounds, seed = config.training.rounds, config.data.seed
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     execution = build.build_execution(config, algorithm, data)
     # Said, so that the run goes on alike with another number of processes.
     on_host = build.records_on_host(config, algorithm)
@@ -192,15 +196,7 @@ def _prepare(config: RunConfig, screen: Screen) -> _Ready:
             kinds = total
             show(done / total, f"{done} of {total} kinds of clients")
 
-        algorithm, guarantee = prepare(
-            algorithm,
-            data,
-            rounds=config.training.rounds,
-            seed=config.data.seed,
-            terms=build.terms_of(config, data),
-            model=model,
-            progress=progress,
-        )
+        algorithm, guarantee = prepared(run, progress)
     for line in _about(config, data, algorithm, model, execution):
         screen.say(line)
     if kinds:
@@ -263,7 +259,7 @@ def _train(
                     checkpoints.save(state)
                 show(now, _pace(new, now - first, time.perf_counter() - began))
 
-            simulation = simulate(
+            simulation = train(
                 ready.algorithm,
                 ready.data,
                 rounds=rounds,

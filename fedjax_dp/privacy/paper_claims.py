@@ -18,7 +18,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.events import each
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.privacy.ledger import last_rates, training_of, unit_of
+from fedjax_dp.privacy.ledger import training_of
 from fedjax_dp.privacy.paper_noise import (
     acs_pldp_theorem1,
     clips_records,
@@ -27,34 +27,41 @@ from fedjax_dp.privacy.paper_noise import (
     noises_steps,
     noises_uploads,
 )
+from fedjax_dp.privacy.planned_run import PlannedRun, last_rates
+from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
-class Run(NamedTuple):
+class Subject(NamedTuple):
     """What a claim is about."""
 
-    algorithm: Algorithm
-    data: FederatedData
-    rounds: int
-    seed: int
+    run: PlannedRun
     delta: float
     epsilons: tuple[float, ...]  # proved, per client
     ledger: list[Event]
 
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.run.algorithm
 
-def claims_about(
-    algorithm: Algorithm,
-    data: FederatedData,
-    rounds: int,
-    seed: int,
-    delta: float,
-    epsilons: tuple[float, ...],
-    ledger: list[Event],
-) -> tuple[Claim, ...]:
+    @property
+    def data(self) -> FederatedData:
+        return self.run.data
+
+    @property
+    def rounds(self) -> int:
+        return self.run.rounds
+
+    def training(self, participation: str = "schedule") -> list[Event]:
+        """What rounds release to a server that sees every upload."""
+        return training_of(self.run.counted(participation=participation, view="uploads", colluders=0))
+
+
+def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], ledger: list[Event]) -> tuple[Claim, ...]:
     """The claims of every paper whose theorem speaks of this combination of parts."""
-    run = Run(algorithm, data, rounds, seed, delta, epsilons, ledger)
+    subject = Subject(run, delta, epsilons, ledger)
     return tuple(
-        claim for theorem in (_dpnfl, _cpfed, _dp_fedavg_output, _acs_pldp, _moments) for claim in theorem(run)
+        claim for theorem in (_dpnfl, _cpfed, _dp_fedavg_output, _acs_pldp, _moments) for claim in theorem(subject)
     )
 
 
@@ -72,15 +79,15 @@ def _without_replacement(algorithm: Algorithm, data: FederatedData) -> bool:
     return isinstance(hidden, WithoutReplacement) and algorithm.cohort.fixed
 
 
-def _dpnfl(run: Run) -> tuple[Claim, ...]:
+def _dpnfl(run: Subject) -> tuple[Claim, ...]:
     """dpnfl's theorem at realised participation, and as the paper applies it: at the mean, to the busiest client."""
     algorithm, delta = run.algorithm, run.delta
     by_record = clips_records(algorithm)
     plain = not algorithm.transport.secret and not algorithm.local.warm
     if not (by_record and plain and algorithm.cohort.once and unit_of(algorithm) is Unit.RECORD):
         return ()
-    realised = training_of(algorithm, run.data, run.rounds, run.seed, view="uploads")
-    expected = training_of(algorithm, run.data, run.rounds, run.seed, "expected", view="uploads")
+    realised = run.training()
+    expected = run.training("expected")
     source = "dpnfl, Lemmas 2-4 (tCDP)"
     try:
         spent = accounting.epsilons_of(realised, delta, "tcdp")
@@ -108,7 +115,7 @@ def _dpnfl(run: Run) -> tuple[Claim, ...]:
     )
 
 
-def _cpfed(run: Run) -> tuple[Claim, ...]:
+def _cpfed(run: Subject) -> tuple[Claim, ...]:
     """cpfed's Theorem 1: the mean number of rounds, and the cohort's noise as if every local step were linear."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
     if not (noises_steps(algorithm) and algorithm.transport.secret and draws_batches(algorithm)):
@@ -131,7 +138,7 @@ def _cpfed(run: Run) -> tuple[Claim, ...]:
     return (Claim("cpfed, Theorem 1 (zCDP, secure sum)", claimed, run.delta, verdict, reason),)
 
 
-def _dp_fedavg_output(run: Run) -> tuple[Claim, ...]:
+def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
     """dp_fedavg_output's Theorem 1 for one round, from the algorithm's noise, for the client it promises least."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
     if not noises_uploads(algorithm):
@@ -166,13 +173,13 @@ def _dp_fedavg_output(run: Run) -> tuple[Claim, ...]:
     )
 
 
-def _acs_pldp(run: Run) -> tuple[Claim, ...]:
+def _acs_pldp(run: Subject) -> tuple[Claim, ...]:
     """acs_pldp's Theorem 1 with constant 1, for the client whose proved epsilon exceeds its claim most."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
     if not has_acs_pldp_theorem1(algorithm):
         return ()
     needed = acs_pldp_theorem1(algorithm, run.data, run.rounds, run.delta)
-    ledger = training_of(algorithm, run.data, run.rounds, run.seed, view="uploads")  # the claim is about it alone
+    ledger = run.training()  # the claim is about it alone
     proved = accounting.epsilons_of(ledger, run.delta)
     noises = privatizer.client_noise(run.data.num_clients)
     if 0 in noises:
@@ -190,7 +197,7 @@ def _acs_pldp(run: Run) -> tuple[Claim, ...]:
     return (Claim(told, claimed, run.delta, verdict, reason, client),)
 
 
-def _moments(run: Run) -> tuple[Claim, ...]:
+def _moments(run: Subject) -> tuple[Claim, ...]:
     """The moments accountant of DPFedAvg, which assumes Poisson cohorts and add-remove neighbours."""
     steps = [step for event in run.ledger[:1] for step, _ in event.leaves()]
     if unit_of(run.algorithm) is not Unit.CLIENT or not steps or isinstance(steps[0].sampling, FullBatch):

@@ -9,7 +9,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import WithoutReplacement, theorems, zcdp
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.privacy.ledger import last_rates
+from fedjax_dp.privacy.planned_run import last_rates
 from fedjax_dp.rounds.algorithm import Algorithm
 
 

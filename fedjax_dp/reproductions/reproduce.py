@@ -1,6 +1,5 @@
 """`reproduce`: a recipe from its name to its table and figure, through the sweep engine."""
 
-import dataclasses
 import datetime
 import json
 import os
@@ -9,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.experiments import report, run
-from fedjax_dp.experiments.build import terms_of
+from fedjax_dp.experiments import report
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.privacy.ledger import noise_of
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.reproductions import features, tables
 from fedjax_dp.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
 from fedjax_dp.reproductions.features import Cloud
@@ -23,7 +22,7 @@ from fedjax_dp.reproductions.measures import BYTES, SEPARATION, counted
 from fedjax_dp.reproductions.recipe import SCALES, Recipe, Scale, read_recipe
 from fedjax_dp.reproductions.rows import Row, claims_of, rows_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
-from fedjax_dp.sweeps.preparation import Sources, job_of
+from fedjax_dp.sweeps.preparation import Sources, job_of, planned_of
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.sweep import run_sweep
 
@@ -180,23 +179,20 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
 
 
 def _round_epsilon(config: RunConfig, sources: Sources) -> float | None:
-    job = job_of(config, sources)
-    if noise_of(job.algorithm) is None:
+    run = planned_of(config, sources)
+    if noise_of(run.algorithm) is None:
         return None
-    terms = dataclasses.replace(terms_of(config, job.data), participation="once")
-    return run.prepare(
-        job.algorithm, job.data, rounds=job.rounds, seed=job.seed, terms=terms, model=job.model, counted="once"
-    )[1].epsilon
+    return prepared(run.counted(participation="once"), participation="once")[1].epsilon
 
 
 def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
     """BYTES of every cell."""
     found, sources = {}, Sources()
     for cell in cells:
-        job = job_of(cell.config(0).replace(data_dir=data_dir), sources)
-        size, features = parameters(job.model, job.data)
-        members = job.algorithm.cohort.members(job.data.num_clients)
-        found[cell.place, cell.reading] = counted(job.algorithm, size, features or 0, members, job.data.num_clients)
+        run = planned_of(cell.config(0).replace(data_dir=data_dir), sources)
+        size, features = parameters(run.model, run.data)
+        members = run.algorithm.cohort.members(run.data.num_clients)
+        found[cell.place, cell.reading] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
     return found
 
 
@@ -212,7 +208,9 @@ def _clouds(
             path = folder / RUNS / f"{identity(config)}.npz"
             cloud = features.load(path)
             if cloud is None:
-                cloud = features.cloud_of(job_of(config.replace(data_dir=data_dir), sources))
+                local = config.replace(data_dir=data_dir)
+                run = planned_of(local, sources)
+                cloud = features.cloud_of(job_of(local, run, run.algorithm))
                 features.save(cloud, path)
             found[cell.place, cell.reading] = cloud
             show(done + 1, "")

@@ -14,9 +14,10 @@ from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import PopulationConfig, build_data
-from fedjax_dp.experiments.run import prepare
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.simulation import check
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.plan import Point, refuse_points
 
@@ -25,7 +26,7 @@ class Built(NamedTuple):
     """A point that can run, without its noise yet."""
 
     point: Point
-    job: Job
+    run: PlannedRun
 
 
 class Ready(NamedTuple):
@@ -61,11 +62,11 @@ class Sources:
 
 
 def build(points: Sequence[Point], sources: Sources) -> list[Built]:
-    """Data, model and algorithm of every point. Raises one ConfigurationError for all the points that cannot run."""
+    """Every point, checked. Raises one ConfigurationError for all the points that cannot run."""
     built, refused = [], []
     for point in points:
         try:
-            built.append(Built(point, job_of(point.config, sources)))
+            built.append(Built(point, planned_of(point.config, sources)))
         except errors.ConfigurationError as error:
             refused.append((point.values, str(error)))
     if refused:
@@ -77,18 +78,10 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
     """Every point with the noise that meets its budget. Raises one ConfigurationError for all that cannot meet it."""
     ready, refused = [], []
     with screen.bar("noise of points", total=len(built)) as show:
-        for done, (point, job) in enumerate(built):
-            config = point.config
+        for done, (point, run) in enumerate(built):
             try:
-                algorithm, promise = prepare(
-                    job.algorithm,
-                    job.data,
-                    rounds=config.training.rounds,
-                    seed=config.data.seed,
-                    terms=terms_of(config, job.data),
-                    model=job.model,
-                )
-                ready.append(Ready(point, job._replace(algorithm=algorithm), promise))
+                algorithm, promise = prepared(run)
+                ready.append(Ready(point, job_of(point.config, run, algorithm), promise))
             except errors.ConfigurationError as error:
                 refused.append((point.values, str(error)))
             show(done + 1, "")
@@ -97,18 +90,24 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
     return ready
 
 
-def job_of(config: RunConfig, sources: Sources) -> Job:
-    """A resolved configuration, checked, without its noise yet."""
+def planned_of(config: RunConfig, sources: Sources) -> PlannedRun:
+    """A configuration, checked, without its noise yet."""
     data = sources.of(config.data)
     model, algorithm = build_model(config, data), build_algorithm(config, data)
-    rounds, output, execution = config.training.rounds, config.output, config.execution
-    check(algorithm, data, rounds, model)
+    terms = terms_of(config, data)
+    return plan_run(algorithm, data, rounds=config.training.rounds, seed=config.data.seed, model=model, terms=terms)
+
+
+def job_of(config: RunConfig, run: PlannedRun, algorithm: Algorithm) -> Job:
+    """What the sweep engine runs of a configuration."""
+    assert run.model is not None  # `planned_of` gives one
+    output, execution = config.output, config.execution
     return Job(
         algorithm,
-        data,
-        model,
-        rounds,
-        config.data.seed,
+        run.data,
+        run.model,
+        run.rounds,
+        run.seed,
         output.evaluate_every,
         bool(output.train_metrics),
         execution.chunk_size,

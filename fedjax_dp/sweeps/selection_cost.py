@@ -1,5 +1,6 @@
 """What it costs in privacy to choose among the points of a sweep."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, selection_cost
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.sweeps.runner import Entry
 
 # What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
@@ -100,16 +102,13 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 
 def _ledger(entry: Entry) -> list[Any]:
-    job, terms = entry.job, entry.terms
+    job = entry.job
+    counted = "law" if entry.terms.participation == "law" else "schedule"
+    terms = dataclasses.replace(entry.terms, participation=counted)
     return ledger_of(
-        job.algorithm,
-        job.data,
-        job.rounds,
-        job.seed,
-        "law" if terms.participation == "law" else "schedule",
-        terms.view,
-        terms.colluders,
-        model=job.model,
+        PlannedRun(
+            algorithm=job.algorithm, data=job.data, rounds=job.rounds, seed=job.seed, model=job.model, terms=terms
+        )
     )
 
 

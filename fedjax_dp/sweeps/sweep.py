@@ -14,11 +14,11 @@ import numpy as np
 from fedjax_dp import devices, errors
 from fedjax_dp.data import FederatedData
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.run import prepare
 from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps import cluster
 from fedjax_dp.sweeps import folder as folders
@@ -138,11 +138,11 @@ def sweep(
                 raise errors.refuse("noise_multiplier", "an axis", "left out where epsilon finds the noise", "drop one")
             value = made(algorithm, varied)
             used = model or logistic_regression(own.record_shape, own.classes)
-            check(value, own, run_options["rounds"], used)
             counted = dataclasses.replace(terms, epsilon=run_options["epsilon"], delta=run_options["delta"])
-            value, promise = prepare(
+            planned_run = plan_run(
                 value, own, rounds=run_options["rounds"], seed=values["seed"], model=used, terms=counted
             )
+            value, promise = prepared(planned_run)
         except (TypeError, ValueError) as error:  # a value of a kind that its place cannot take
             refused.append((values, str(error)))
             continue

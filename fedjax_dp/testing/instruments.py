@@ -29,7 +29,10 @@ from fedjax_dp.parts.local_sgd import LocalRule
 from fedjax_dp.parts.noise import NoiseSource
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
-from fedjax_dp.privacy.ledger import natural_view, noise_of, training_of, unit_of, unprotected, with_noise
+from fedjax_dp.privacy.ledger import training_of
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprotected, with_noise
+from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import initial_state, run_round
@@ -232,7 +235,8 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     unit = unit_of(algorithm)
     view = "uploads" if unit is Unit.RECORD else None
     once = 1 if unit is Unit.RECORD else rounds
-    events = training_of(algorithm, data, once, 0, "worst", view, model=model)
+    terms = PrivacyTerms(participation="worst", view=view)
+    events = training_of(PlannedRun(algorithm=algorithm, data=data, rounds=once, model=model, terms=terms))
     steps = [[step for step, _ in event.leaves()] for event in events]
     noise = np.array([min(step.noise_multiplier for step in each) for each in steps])
     first = steps[0][0]

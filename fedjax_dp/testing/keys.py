@@ -15,7 +15,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.parts.client_privacy import Upload
-from fedjax_dp.privacy.ledger import noise_of, unit_of
+from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check, numbers

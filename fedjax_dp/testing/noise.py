@@ -13,7 +13,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.privacy.ledger import unit_of
+from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check

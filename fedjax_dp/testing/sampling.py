@@ -15,7 +15,10 @@ from fedjax_dp.accounting import events
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts.cohorts import Cohort, Members
-from fedjax_dp.privacy.ledger import ledger_of, noise_of, unit_of
+from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.protection import noise_of, unit_of
+from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohort
@@ -181,7 +184,9 @@ def _told(algorithm: Algorithm, data: FederatedData, client: int) -> Sampling:
     law = algorithm.local.batches.sampling(records)
     if noise_of(algorithm) is None or unit_of(algorithm) is not events.Unit.RECORD:
         return law
-    told = next(step.sampling for step, _ in ledger_of(algorithm, data, 1, 0, "worst", "uploads")[client].leaves())
+    terms = PrivacyTerms(participation="worst", view="uploads")
+    ledger = ledger_of(PlannedRun(algorithm=algorithm, data=data, rounds=1, terms=terms))
+    told = next(step.sampling for step, _ in ledger[client].leaves())
     return told if isinstance(told, Poisson | WithoutReplacement | WithReplacement | Shuffled) else law
 
 

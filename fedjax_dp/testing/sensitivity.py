@@ -16,7 +16,7 @@ from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.cohorts import Cohort, Members
-from fedjax_dp.privacy.ledger import unit_of
+from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check

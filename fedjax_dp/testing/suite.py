@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
-from fedjax_dp.privacy.ledger import natural_view, noise_of, unprotected
+from fedjax_dp.privacy.protection import natural_view, noise_of, unprotected
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing.audit import check_audit

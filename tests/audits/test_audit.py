@@ -29,7 +29,7 @@ from fedjax_dp.audits.setup import set_scene
 from fedjax_dp.audits.trials import Trials
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
-from fedjax_dp.privacy.ledger import with_noise
+from fedjax_dp.privacy.protection import with_noise
 from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.simulation import begin, numbers, run_key, simulate
 from fedjax_dp.testing import WRONG
@@ -52,20 +52,13 @@ def audited(algorithm, rounds=10, sizes=TEN, **options):
 
 
 def scene_of(algorithm, data, rounds, **options):
-    asked = {
-        "delta": DELTA,
-        "seed": 0,
-        "view": None,
-        "colluders": 0,
-        "accountant": "pld",
-        "canary": "gradient",
-        "client": None,
-        "record": 0,
-        "one_run": None,
-        "parameters": 10,
-    }
+    asked = {"canary": "gradient", "client": None, "record": 0, "one_run": None, "parameters": 10}
+    counted = {name: value for name, value in options.items() if name not in (*asked, "seed")}
+    attack = asked | {name: value for name, value in options.items() if name in asked}
     model = logistic_regression(data.record_shape, data.classes)
-    return set_scene(algorithm, data, model, rounds=rounds, **{**asked, **options})
+    terms = fdp.PrivacyTerms(**{"delta": DELTA, **counted})
+    run = fdp.plan_run(algorithm, data, rounds=rounds, seed=options.get("seed", 0), model=model, terms=terms)
+    return set_scene(run, model, **attack)
 
 
 # What is played

@@ -1,0 +1,170 @@
+"""A run before its first round: checked once, and what accounting has to know of it found once."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import View
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.privacy.protection import view_of, with_noise
+from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import draw_cohorts
+from fedjax_dp.rounds.simulation import check, run_key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """An algorithm, what it runs on, and how its privacy is counted; `plan_run` makes one that has been checked."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    rounds: int
+    terms: PrivacyTerms
+    seed: int = 0
+    model: Model | None = None  # needed where its size matters; default logistic regression
+    _drawn: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @functools.cached_property
+    def view(self) -> View:
+        """Who must learn nothing."""
+        return view_of(self.algorithm, self.terms.view)
+
+    @property
+    def schedule(self) -> np.ndarray:
+        """Rounds that each client is drawn for under the seed `(num_clients,)`; drawn once, as no noise changes it."""
+        if "schedule" not in self._drawn:
+            self._drawn["schedule"] = participations(self.algorithm, self.data, self.rounds, self.seed)
+        return self._drawn["schedule"]
+
+    @functools.cached_property
+    def gains(self) -> np.ndarray:
+        """See `noise_gains`."""
+        return noise_gains(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
+
+    def counted(self, **terms: object) -> "PlannedRun":
+        """The same run, counted on other terms."""
+        return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))  # type: ignore[arg-type]
+
+    def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
+        """The same run with other noise."""
+        return dataclasses.replace(self, algorithm=with_noise(self.algorithm, noise_multiplier))
+
+
+def plan_run(
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    terms: PrivacyTerms,
+    seed: int = 0,
+    model: Model | None = None,
+) -> PlannedRun:
+    """The run, after everything that can be refused without accounting.
+
+    Raises: ConfigurationError for parts that do not fit, and for terms that cannot be.
+    """
+    check(algorithm, data, rounds, model)
+    terms.check()
+    return PlannedRun(algorithm=algorithm, data=data, rounds=rounds, seed=seed, model=model, terms=terms)
+
+
+def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:
+    """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`.
+
+    Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
+    ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
+    """
+    ids, drawn = draw_cohorts(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
+    return np.bincount(np.asarray(ids)[np.asarray(drawn)], minlength=data.num_clients)
+
+
+def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
+    """Members of a cohort that help the adversary. In view broadcast it is itself a client that knows its own part."""
+    members = algorithm.cohort.members(data.num_clients)
+    errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
+    return max(colluders, 1) if view is View.BROADCAST else colluders
+
+
+def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: int) -> int:
+    """Members of a cohort of which the adversary sees no more than the sum.
+
+    Where it is the server, the helpers' masks may cut honest members out of what is hidden together.
+    Raises: ConfigurationError where one of them may stand alone though there are others.
+    """
+    members = algorithm.cohort.members(data.num_clients)
+    others = max(members - helpers, 1)
+    if view is not View.SECURE_SUM:
+        return others
+    hidden = algorithm.transport.hidden_among(members, helpers)
+    if hidden < min(others, 2):
+        raise errors.refuse(
+            "colluders",
+            helpers,
+            f"so few that no honest client of {members} is left alone between them in a round",
+            "give every client more neighbours (None masks every pair), or use view uploads",
+        )
+    return min(hidden, others)
+
+
+def last_rates(algorithm: Algorithm, largest: int, rounds: int) -> np.ndarray:
+    """Learning rate of the last step of every round."""
+    return np.asarray(jax.vmap(lambda t: algorithm.local.rates(t, largest)[-1])(jnp.arange(rounds)), float)
+
+
+def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders: int, rounds: int = 1) -> np.ndarray:
+    """How much more noise variance than its own each client's message is hidden under in `view`; `(num_clients,)`.
+
+    After one plain local step, noises add up in the sum of a cohort. Client i's message has weight a_i, so relative to
+    what its record can change the others bring (a_j z_j u_j)^2 to its own (a_i z_i u_i)^2, with u the unit of the bound
+    (C / B where records are clipped); the cohort is taken to be the least noisy one that contains i. In view broadcast
+    the adversary is a client that knows its own noise.
+    Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
+    Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
+    where clients keep something: a control variate carries a client's own noise from one sum into the next alone; nor
+    where a part that is not the project's own stands between the noise and the sum.
+    """
+    ones, local = np.ones(data.num_clients), algorithm.local
+    cohort = algorithm.cohort
+    helpers = helpers_of(algorithm, data, view, colluders)
+    aggregate, privatizer = algorithm.aggregate, local.privatizer
+    between = (
+        local,
+        local.batches,
+        privatizer,
+        *(part for _, part in local.parts),
+        algorithm.upload,
+        aggregate,
+        getattr(aggregate, "weigh", aggregate),
+        algorithm.transport,
+    )
+    one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.plain
+    if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
+        return ones
+    if view is View.UPLOADS or not (cohort.fixed and one_step) or local.keeps:
+        return ones
+    if not all(map(of_the_project, between)):
+        return ones
+    others = honest_of(algorithm, data, view, helpers) - 1
+    everyone = Members(jnp.arange(data.num_clients), jnp.ones(data.num_clients), *(jnp.zeros(data.num_clients),) * 2)
+    shares = jnp.asarray(data.shares)
+    weight = np.asarray(algorithm.aggregate.weights(everyone, shares, cohort.rates(shares)), float)
+    unit = np.array([local.privatizer.unit(local.batches.divisor(n)) for n in np.asarray(data.sizes).tolist()])
+    own = (weight * np.asarray(local.privatizer.client_noise(data.num_clients), float) * unit) ** 2
+    rate = last_rates(algorithm, data.largest, rounds).min()
+    clip = float(getattr(local.privatizer, "clip_norm", 0.0))
+    coarse = np.sqrt(own.min()) * clip * rate < 4 * algorithm.transport.resolution
+    if not np.all(own > 0) or coarse:  # noise that rounding to the ring swallows adds up to nothing
+        return ones
+    ranked = np.sort(own)
+    least = np.concatenate([[0.0], np.cumsum(ranked)])
+    among = own <= ranked[others - 1] if others else np.zeros(len(own), bool)  # a client that is one of the least noisy
+    brought = np.where(among, least[min(others + 1, len(own))] - own, least[others])
+    return 1 + brought / own

@@ -1,0 +1,66 @@
+"""Whom an algorithm hides from whom, read off its parts."""
+
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Unit, View
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
+
+
+def unit_of(algorithm: Algorithm) -> Unit:
+    """Whom the noise is meant to hide."""
+    return algorithm.upload.unit or Unit.RECORD
+
+
+def natural_view(algorithm: Algorithm) -> View:
+    """The strongest adversary against whom the algorithm was made."""
+    if unit_of(algorithm) is Unit.CLIENT and not algorithm.upload.shared_noise:
+        return View.BROADCAST
+    return View.SECURE_SUM if algorithm.transport.secret else View.UPLOADS
+
+
+def view_of(algorithm: Algorithm, view: str | None) -> View:
+    """The view asked for, or the natural one; refuses one that the algorithm does not hide from."""
+    if view is None:
+        return natural_view(algorithm)
+    errors.require_choice("view", view, [known.value for known in View])
+    if view == View.SECURE_SUM.value and not algorithm.transport.secret:
+        raise errors.refuse(
+            "view", view, "used with a secure sum: here the server sees every upload", "set secure, or use view uploads"
+        )
+    return View(view)
+
+
+def unprotected(algorithm: Algorithm, view: View) -> str | None:
+    """Why no epsilon exists, where none does."""
+    if algorithm.cohort.gap:
+        return algorithm.cohort.gap
+    if algorithm.local.leak:
+        return algorithm.local.leak
+    part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
+    if noise_of(algorithm) is None and not getattr(part, "gap", None):
+        return f"{type(part).__name__} has no noise_multiplier, so that nothing is known of its noise"
+    if algorithm.aggregate.needs_loss:
+        return "clients send the loss of the received model on their records as it is"
+    if unit_of(algorithm) is Unit.RECORD:
+        return algorithm.local.privatizer.gap
+    if algorithm.upload.shared_noise:
+        return "a single upload carries only a share of the noise" if view is View.UPLOADS else None
+    if view in (View.UPLOADS, View.SECURE_SUM):
+        return f"{view} sees clipped updates before the server adds noise; the noise protects against view broadcast"
+    return None
+
+
+def noise_of(algorithm: Algorithm) -> Any:
+    """The noise multiplier: one number, or one per client."""
+    part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
+    return getattr(part, "noise_multiplier", None)
+
+
+def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:
+    """The same algorithm with other noise."""
+    if unit_of(algorithm) is Unit.CLIENT:
+        return changed(algorithm, upload=changed(algorithm.upload, noise_multiplier=noise_multiplier))
+    privatizer = changed(algorithm.local.privatizer, noise_multiplier=noise_multiplier)
+    return changed(algorithm, local=changed(algorithm.local, privatizer=privatizer))
