@@ -33,10 +33,10 @@ COHORTS, POINTS = (10, 100, 1000), (64, 256)
 def round_of(w, repeats):
     """One row: a workload with its cohort."""
     data, model, algorithm = ours.clients_of(w), ours.model_of(w), ours.algorithm_of(w)
-    execution = fdp.all_devices()
+    execution = fdp.execution.all_devices()
     runs = {
         "ours": ours.rounds_of(w, algorithm, data, model, execution),
-        "one_by_one": ours.rounds_of(w, algorithm, data, model, fdp.all_devices(1)),
+        "one_by_one": ours.rounds_of(w, algorithm, data, model, fdp.execution.all_devices(1)),
         "bfloat16": ours.rounds_of(w, algorithm, data, dataclasses.replace(model, dtype=jnp.bfloat16), execution),
     }
     if w.private == "record":
@@ -153,7 +153,7 @@ def main():
     found = {
         "rounds": [],
         "sweeps": [],
-        "ceilings": speeds(fdp.all_devices()),
+        "ceilings": speeds(fdp.execution.all_devices()),
         "hardware": report.device(),
         "versions": report.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -34,7 +34,7 @@ def made(entry):
 def told():
     """Of every entry and seed: what its run ends with."""
     digits = fdp.load("digits")
-    data = fdp.federate(digits, fdp.iid(digits.y_train, np.full(10, 100), seed=0))
+    data = fdp.federate(digits, fdp.data.iid(digits.y_train, np.full(10, 100), seed=0))
     model = fdp.mlp(data.record_shape, data.classes, (16,))
     found = {}
     for entry in fdp.CATALOGUE:

@@ -53,7 +53,7 @@ def workload(name):
 
 def counted(algorithm, model, data):
     """What the compiled rounds of an algorithm do."""
-    rounds, state = simulation.on_devices(algorithm, data, model, fdp.all_devices())
+    rounds, state = simulation.on_devices(algorithm, data, model, fdp.execution.all_devices())
     compiled = rounds.compiled(state)
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     return {

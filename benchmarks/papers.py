@@ -97,7 +97,7 @@ def main():
     options = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     index = RESULTS / "index.json"
-    for name in options.names or fdp.recipes():
+    for name in options.names or fdp.reproductions.recipes():
         told = json.loads(index.read_text()) if index.is_file() else {}
         folder = folder_of(name, options.scale, options.panels)
         if not options.names and folder in told:

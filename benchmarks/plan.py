@@ -47,7 +47,7 @@ LETTERS = ("F", "B", "Z", "M", "L", "H", "D", "p")
 
 def measure():
     """Constants of this program, on this machine."""
-    model, execution = mlp((FEATURES,), 10, (HIDDEN,)), fdp.all_devices()
+    model, execution = mlp((FEATURES,), 10, (HIDDEN,)), fdp.execution.all_devices()
     data = clients(20)
     algorithm = fdp.dpnfl(
         cohort_size=4,
@@ -69,7 +69,7 @@ def measure():
         jax.block_until_ready((state, found))
         times.append(1e3 * (time.perf_counter() - began))
     round_ms, work = statistics.median(times[1:]), 4 * 5 * size  # client-steps x parameters
-    cohorts = simulation.numbers(fdp.UniformCohort(size=100_000))
+    cohorts = simulation.numbers(fdp.parts.UniformCohort(size=100_000))
     draw = jax.jit(lambda key, shares: cohorts.sample(key, 0, shares).ids)
     shares = np.full(10**7, 1e-7, np.float32)
     many = clients(100_000)
@@ -101,16 +101,16 @@ def measure():
 def anonymous_bytes(count):
     """Memory of a process that runs on a store of so many clients, without pages of the store."""
     with tempfile.TemporaryDirectory() as work:
-        fdp.save_store(clients(count, features=1), pathlib.Path(work) / "store")
+        fdp.data.save_store(clients(count, features=1), pathlib.Path(work) / "store")
         command = [sys.executable, __file__, "--store", str(pathlib.Path(work) / "store")]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def held(store):
     """The same, in this process."""
-    data, model = fdp.open_store(store), mlp((1,), 10, (1,))
+    data, model = fdp.data.open_store(store), mlp((1,), 10, (1,))
     algorithm = fdp.fedavg(cohort_size=10, batch_size=BATCH, local_steps=1, learning_rate=0.1)
-    run, state = simulation.on_devices(algorithm, data, model, fdp.all_devices(), on_host=True)
+    run, state = simulation.on_devices(algorithm, data, model, fdp.execution.all_devices(), on_host=True)
     jax.block_until_ready(run.advance(state, 1))
     run.close()
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

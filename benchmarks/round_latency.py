@@ -64,13 +64,15 @@ def relatives(w):
         return {"ours": algorithm}
     local = algorithm.local
     swap = {
-        "unclipped": {"privatizer": dataclasses.replace(local.privatizer, bound=fdp.Unbounded())},  # noise: not private
-        "non_private": {"privatizer": fdp.NonPrivate()},
+        "unclipped": {
+            "privatizer": dataclasses.replace(local.privatizer, bound=fdp.parts.Unbounded())
+        },  # noise: not private
+        "non_private": {"privatizer": fdp.parts.NonPrivate()},
     }
     if w.name == "W1":
         control = fdp.dp_scaffold(**ours.settings_of(w), clip_norm=1.0, noise_multiplier=1.0).local.corrections
         swap |= {
-            "proximal": {"corrections": (fdp.Proximal(strength=1.0), *local.corrections)},
+            "proximal": {"corrections": (fdp.parts.Proximal(strength=1.0), *local.corrections)},
             "control_variates": {"corrections": control},
         }
     exchanged = {
@@ -247,7 +249,7 @@ def main():
     w = workloads.WORKLOADS[options.workload]
     if options.cohort:
         w = w._replace(cohort=options.cohort, clients=max(options.cohort, w.clients))
-    result = summarise(w, *measure(w, options.repeats, fdp.all_devices(options.chunk_size)))
+    result = summarise(w, *measure(w, options.repeats, fdp.execution.all_devices(options.chunk_size)))
     text = json.dumps(result, indent=1)
     if options.out:
         options.out.write_text(text + "\n")

@@ -37,7 +37,12 @@ def require_equal_bits(w, data, model, counts, parts):
     algorithm = ours.algorithm_of(w)
     ends = [
         fdp.simulate(
-            algorithm, data, rounds=3, model=model, evaluate_every=3, execution=fdp.some_devices(n, parts=parts)
+            algorithm,
+            data,
+            rounds=3,
+            model=model,
+            evaluate_every=3,
+            execution=fdp.execution.some_devices(n, parts=parts),
         ).params
         for n in counts
     ]
@@ -49,7 +54,7 @@ def require_equal_bits(w, data, model, counts, parts):
 def side_by_side(w, data, model, count):
     """Runs as many separate rounds as there are devices, each on its own."""
     meshes = [Mesh([device], (AXIS,)) for device in jax.devices()[:count]]
-    runs = [ours.rounds_of(w, ours.algorithm_of(w), data, model, fdp.Execution(mesh)) for mesh in meshes]
+    runs = [ours.rounds_of(w, ours.algorithm_of(w), data, model, fdp.execution.Execution(mesh)) for mesh in meshes]
     threads = concurrent.futures.ThreadPoolExecutor(count)
 
     def run():
@@ -68,7 +73,7 @@ def measure(w, clients, repeats):
     for n in counts:
         own = w._replace(cohort=clients * n)
         for kind, parts in (("any_order", None), ("in_order", n)):
-            execution = fdp.some_devices(n, parts=parts)
+            execution = fdp.execution.some_devices(n, parts=parts)
             runs[n, kind] = ours.rounds_of(own, ours.algorithm_of(own), data, model, execution)
         runs[n, "apart"] = side_by_side(w._replace(cohort=clients), data, model, n)
     for run in runs.values():

@@ -363,7 +363,7 @@ class EachTensor:
 
 
 @fdp.value
-class Decay(fdp.Correction):
+class Decay(fdp.parts.Correction):
     """Weight decay."""
 
     strength: float
@@ -377,7 +377,7 @@ class Decay(fdp.Correction):
 
 
 @fdp.value
-class SignOnly(fdp.Correction):
+class SignOnly(fdp.parts.Correction):
     """Steps by the sign of the noised gradient."""
 
     pull = 0.0
@@ -387,7 +387,7 @@ class SignOnly(fdp.Correction):
 
 
 @fdp.value
-class Drift(fdp.Correction):
+class Drift(fdp.parts.Correction):
     """The server keeps the mean update and sends it to everybody; clients send theirs once more."""
 
     pull = 0.0
@@ -406,7 +406,7 @@ class Drift(fdp.Correction):
 
 
 @fdp.value
-class OneMore(fdp.Correction):
+class OneMore(fdp.parts.Correction):
     """One more privatized gradient of every client, kept by the server."""
 
     pull = 0.0
@@ -449,7 +449,7 @@ class Clips:
         return self.noise_multiplier * self.clip_norm * reach
 
     def event(self, noise, attendance):
-        return noisy_sums(fdp.WhiteNoise(), noise, attendance)
+        return noisy_sums(fdp.parts.WhiteNoise(), noise, attendance)
 
     def check(self, num_clients):
         pass
@@ -501,12 +501,12 @@ class Open:
 
 
 @fdp.value
-@restates(fdp.LocalSgd)
-class Halved(fdp.LocalSgd):
+@restates(fdp.parts.LocalSgd)
+class Halved(fdp.parts.LocalSgd):
     """Local steps of which half the way is kept."""
 
     def run(self, *arguments):
-        found = fdp.LocalSgd.run(self, *arguments)
+        found = fdp.parts.LocalSgd.run(self, *arguments)
         return found._replace(update=0.5 * found.update)
 
 

@@ -24,8 +24,15 @@ def test_parts_of_different_classes_are_never_taken_for_each_other():
     """Else `jit` may run the program of another algorithm, whenever two hashes fall together."""
     alike = [
         [First(number=1.0), Second(number=1.0), First(number=1.0, size=2)],
-        [fdp.ClipRecords(), fdp.ClipBatch(), fdp.Unbounded(), fdp.WhiteNoise(), fdp.NonPrivate(), fdp.PlainUpload()],
-        [fdp.UniformCohort(size=3), fdp.CyclicCohort(size=3)],
+        [
+            fdp.parts.ClipRecords(),
+            fdp.parts.ClipBatch(),
+            fdp.parts.Unbounded(),
+            fdp.parts.WhiteNoise(),
+            fdp.parts.NonPrivate(),
+            fdp.parts.PlainUpload(),
+        ],
+        [fdp.parts.UniformCohort(size=3), fdp.parts.CyclicCohort(size=3)],
     ]
     for parts in alike:
         for one, other in itertools.combinations(parts, 2):

@@ -51,7 +51,7 @@ def test_a_part_of_ones_own_is_priced_and_named():
     names = {}
     exec(compile(part, "README.md", "exec"), names)
     dataset = fdp.load("digits")
-    data = fdp.federate(dataset, fdp.iid(dataset.y_train, fdp.equal_sizes(1000, 10), seed=0))
+    data = fdp.federate(dataset, fdp.data.iid(dataset.y_train, fdp.data.equal_sizes(1000, 10), seed=0))
     ours = fdp.dpnfl(cohort_size=5, batch_size=10, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=2)
     theirs = dataclasses.replace(ours, local=dataclasses.replace(ours.local, privatizer=names["private"]))
     one, other = (fdp.guarantee(a, data, rounds=3, delta=1e-5) for a in (ours, theirs))

@@ -1,9 +1,13 @@
 """The house has floors: a module imports only what lies below it (read from the imports, nothing is run)."""
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
+import types
+
+import pytest
 
 import fedjax_dp
 
@@ -119,15 +123,25 @@ def test_nobody_asks_for_the_class_of_a_part():
     assert not found
 
 
-def test_type_checkers_are_told_where_every_public_name_lives():
-    stub = ast.parse((ROOT / "__init__.pyi").read_text())
-    told = [
-        (alias.name, alias.asname, node.module)
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    ]
-    assert {name: module for name, _, module in told} == {
-        name: f"fedjax_dp.{module}" for name, module in fedjax_dp._MODULE_OF.items()
-    }
-    assert all(name == known for name, known, _ in told), "only `import X as X` is handed on"
+def test_every_listed_name_is_there_and_type_checkers_know_it():
+    for stub in ROOT.rglob("__init__.pyi"):
+        names = [alias for node in ast.parse(stub.read_text()).body for alias in getattr(node, "names", [])]
+        package = importlib.import_module(".".join(stub.parent.relative_to(ROOT.parent).parts))
+        assert {alias.name for alias in names} == set(package.__all__)
+        assert all(alias.name == alias.asname for alias in names), "only `import X as X` is handed on"
+        for name in package.__all__:
+            assert getattr(package, name).__doc__ or name.isupper(), name
+
+
+def test_the_top_holds_what_a_notebook_needs_and_says_where_the_rest_is():
+    namespaces = {name for name in fedjax_dp.__all__ if isinstance(getattr(fedjax_dp, name), types.ModuleType)}
+    assert len(set(fedjax_dp.__all__) - namespaces) <= 40
+    assert {"parts", "accounting", "data", "sweeps"} <= namespaces
+    for name in namespaces:
+        space = getattr(fedjax_dp, name)
+        assert space.__all__, name
+        assert len(space.__doc__.splitlines()[0]) > 20, name
+    with pytest.raises(AttributeError, match=r"no attribute 'PoissonCohort'; it is fedjax_dp\.parts\.PoissonCohort"):
+        _ = fedjax_dp.PoissonCohort
+    with pytest.raises(AttributeError, match=r"no attribute 'Nothing'$"):
+        _ = fedjax_dp.Nothing

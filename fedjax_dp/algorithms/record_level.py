@@ -205,7 +205,7 @@ def acs_pldp(
             "probabilities",
             "none" if probabilities is None else "some",
             "given for sampling optimal, and only then",
-            "find them with fedjax_dp.optimal_probabilities",
+            "find them with fedjax_dp.algorithms.optimal_probabilities",
         )
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
     drawn = {

@@ -1,1 +1,5 @@
-"""A run from its configuration to its folder: options, population, report, pictures, latency, bytes sent."""
+"""A run from its configuration to its folder: result, traffic, latency, pictures."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """What a run promises: what is released of each client, the noise for a budget, what papers claim of it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -141,7 +141,7 @@ def test_a_bare_function_of_options_is_an_entry_too():
 
         rate  of the server
         """
-        return assemble(common, server=fdp.Server(hyperparameters={"learning_rate": rate}))
+        return assemble(common, server=fdp.parts.Server(hyperparameters={"learning_rate": rate}))
 
     made = Entry(bare)
     assert made.name == "bare"

@@ -11,7 +11,7 @@ from helpers import ragged_data
 from scipy.stats import binom
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
+from fedjax_dp import errors, parts
 from fedjax_dp.accounting import (
     Adjacency,
     FullBatch,
@@ -56,8 +56,8 @@ def scene_of(algorithm, data, rounds, **options):
     counted = {name: value for name, value in options.items() if name not in (*asked, "seed")}
     attack = asked | {name: value for name, value in options.items() if name in asked}
     model = logistic_regression(data.record_shape, data.classes)
-    terms = fdp.PrivacyTerms(**{"delta": DELTA, **counted})
-    run = fdp.plan_run(algorithm, data, rounds=rounds, seed=options.get("seed", 0), model=model, terms=terms)
+    terms = fdp.privacy.PrivacyTerms(**{"delta": DELTA, **counted})
+    run = fdp.privacy.plan_run(algorithm, data, rounds=rounds, seed=options.get("seed", 0), model=model, terms=terms)
     return set_scene(run, model, **attack)
 
 
@@ -94,7 +94,7 @@ def test_the_schedule_is_that_of_the_seed_and_noise_is_fresh_in_every_trial():
     scene = scene_of(algorithm, data, 12, client=1)
     heard = Trials(scene.games["opposite"], 0, 8).run(scene.games["opposite"], 0, np.zeros(8, bool))
     takes_part = np.any(heard != 0, axis=(0, 2, 3))
-    assert takes_part.sum() == fdp.participations(algorithm, data, 12, 0)[1]
+    assert takes_part.sum() == fdp.privacy.participations(algorithm, data, 12, 0)[1]
     assert len(np.unique(heard[:, takes_part][:, 0, 0, 0])) == 8
 
 
@@ -115,7 +115,9 @@ def test_messages_are_heard_before_they_are_summed():
     algorithm = numbers(records(cohort_size=None))
     model = logistic_regression(data.record_shape, data.classes)
     state = begin(algorithm, model, data, run_key(0))
-    new, report = fdp.run_round(algorithm, model, data, run_key(0), state, fdp.Execution(), lambda params, flat: flat)
+    new, report = fdp.rounds.run_round(
+        algorithm, model, data, run_key(0), state, fdp.execution.Execution(), lambda params, flat: flat
+    )
     np.testing.assert_allclose(report.heard.uploads.sum(0), report.heard.total, rtol=1e-5, atol=1e-7)
     moved = ravel(new.params)[0] - ravel(state.params)[0]
     np.testing.assert_allclose(report.heard.update, moved, rtol=1e-4, atol=1e-6)
@@ -250,23 +252,25 @@ def test_noise_that_two_tensors_share_is_noticed():
     assert audited(changed(right, local=changed(right.local, privatizer=shared)), trials=4_000).proved
 
 
-class SilentFirst(fdp.UniformCohort):
+class SilentFirst(parts.UniformCohort):
     """Cohorts of which client 1 is never heard, though it is invited like all others."""
 
     def sample(self, key, round_index, shares):
-        members = fdp.UniformCohort.sample(self, key, round_index, shares)
+        members = parts.UniformCohort.sample(self, key, round_index, shares)
         return members._replace(drawn=jnp.where(members.ids == 1, 0.0, members.drawn))
 
 
 def repeating(self, key, place, size):
-    return fdp.WhiteNoise.draw(fdp.WhiteNoise(), key, place._replace(step=place.step % 4, round=place.round % 4), size)
+    return parts.WhiteNoise.draw(
+        parts.WhiteNoise(), key, place._replace(step=place.step % 4, round=place.round % 4), size
+    )
 
 
 def hidden_faults():
     """What no trial of one canary shows: the algorithm, and a word of what is found."""
     right, clients = records(cohort_size=3), fdp.dp_fedavg(cohort_size=3, batch_size=2, **BATCHES, noise_multiplier=1.0)
     masked = fdp.cpfed(cohort_size=3, noise_multiplier=6.0, **STEPS | {"local_steps": 1})
-    every_four = value(restates(fdp.WhiteNoise)(type("EveryFour", (fdp.WhiteNoise,), {"draw": repeating})))()
+    every_four = value(restates(parts.WhiteNoise)(type("EveryFour", (parts.WhiteNoise,), {"draw": repeating})))()
     return {
         "undeclared gradient": (undeclared_gradient(right), "visit.gradient"),
         "repeated gradient": (repeated_gradient(right), "same batch and noise"),
@@ -296,7 +300,7 @@ def test_what_trials_cannot_show_is_found_by_inspection(name):
 def test_a_client_that_is_never_heard_is_not_the_one_that_is_audited():
     algorithm = fdp.dp_fedavg(cohort_size=3, batch_size=2, **BATCHES, noise_multiplier=1.0, weight_cap=0.3)
     silent = type("Silent", (SilentFirst,), {"fixed": False, "rates": lambda self, shares: jnp.array([1.0, 0.0, 1.0])})
-    heir = value(restates(fdp.UniformCohort)(silent))
+    heir = value(restates(parts.UniformCohort)(silent))
     data = ragged_data((2, 20, 5))
     assert scene_of(algorithm, data, 3).client == 1
     never = records(cohort_size=None)

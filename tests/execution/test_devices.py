@@ -10,8 +10,8 @@ from fedjax_dp import devices
 from fedjax_dp.cli import main
 
 CASES = {
-    "ours first": "import fedjax_dp as fdp; import jax; jax.numpy.zeros(1); fdp.all_devices()",
-    "ours alone": "import fedjax_dp as fdp; fdp.all_devices(); import jax",
+    "ours first": "import fedjax_dp as fdp; import jax; jax.numpy.zeros(1); fdp.execution.all_devices()",
+    "ours alone": "import fedjax_dp as fdp; fdp.execution.all_devices(); import jax",
     "a part alone": "import fedjax_dp.prng; import jax",
     "jax first": "import jax; import fedjax_dp as fdp; jax.numpy.zeros(1); fdp.simulate",
 }
@@ -36,13 +36,15 @@ def test_every_core_is_a_device(case):
 
 
 def test_a_choice_of_the_user_stays():
-    told = "import fedjax_dp as fdp; fdp.all_devices(); import jax, os; print(len(jax.devices()))"
+    told = "import fedjax_dp as fdp; fdp.execution.all_devices(); import jax, os; print(len(jax.devices()))"
     assert child(told, **{devices.ASKED: "3"}) == ["3"]
     assert child(told, XLA_FLAGS="--xla_force_host_platform_device_count=4") == ["4"]
 
 
 def test_jax_in_use_already_is_no_error():
-    assert child("import jax; jax.devices(); import fedjax_dp as fdp; print(fdp.all_devices().shares)") == ["1"]
+    assert child("import jax; jax.devices(); import fedjax_dp as fdp; print(fdp.execution.all_devices().shares)") == [
+        "1"
+    ]
 
 
 MANY = """
@@ -68,7 +70,7 @@ cases = {  # a cohort that no mesh divides, one that varies, tables by client, a
 
 def end(name, devices, parts, together=1, host=False):
     algorithm, model = cases[name]
-    execution = fdp.some_devices(devices, parts=parts, model_devices=together)
+    execution = fdp.execution.some_devices(devices, parts=parts, model_devices=together)
     state = fdp.simulate(algorithm, data, rounds=4, model=model, execution=execution, on_host=host).state
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state)])
 """
@@ -94,7 +96,7 @@ from fedjax_dp.rounds import simulation
 algorithm, model = fdp.addpnfl(**common, **noise, server_learning_rate=0.01), mlp((features,), 3, (4000,))
 held, bytes_ = [], []
 for together in (1, 4):
-    run, state = simulation.on_devices(algorithm, data, model, fdp.some_devices(4, model_devices=together))
+    run, state = simulation.on_devices(algorithm, data, model, fdp.execution.some_devices(4, model_devices=together))
     bytes_.append(run.compiled(state).memory_analysis().argument_size_in_bytes)
     for until in (1, 2, 3):
         state, _ = run.advance(state, until)
@@ -113,7 +115,7 @@ import re
 from fedjax_dp.rounds import simulation
 from fedjax_dp.models import logistic_regression
 algorithm, model = cases["dpnfl"][0], logistic_regression((features,), 3)
-rounds, state = simulation.on_devices(algorithm, data, model, fdp.some_devices(4))
+rounds, state = simulation.on_devices(algorithm, data, model, fdp.execution.some_devices(4))
 found = re.findall(r' (all-[a-z]+|reduce-scatter|collective-[a-z]+)(?:-start)?[(].*op_name="([^"]*)"',
                    rounds.compiled(state).as_text())
 print(sorted(f"{kind}:{name.rsplit('/', 1)[1]}" for kind, name in found))

@@ -214,10 +214,10 @@ def test_devices_of_processes_are_taken_alike(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: found)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr("fedjax_dp.execution.mesh.Mesh", lambda devices, names: list(devices))
-    assert fdp.some_devices(2).mesh == [found[0], found[3]]
-    assert fdp.all_devices().mesh == found
+    assert fdp.execution.some_devices(2).mesh == [found[0], found[3]]
+    assert fdp.execution.all_devices().mesh == found
     with pytest.raises(errors.ConfigurationError, match="a multiple of the 2 processes, got 3"):
-        fdp.some_devices(3)
+        fdp.execution.some_devices(3)
 
 
 CASES = {  # what passes between processes: sums, tables by client in parts, masked integers, cohorts that vary, looks
@@ -268,7 +268,7 @@ read, copied = [], prefetch.Feed._copied
 prefetch.Feed._copied = lambda self, rows: (read.append(rows.tolist()), copied(self, rows))[1]
 prefetch.MOST = 1
 algorithm = fdp.fedavg(cohort_size=4, batch_size=1, local_steps=2, learning_rate=0.1)
-run = fdp.simulate(algorithm, fdp.open_store({store!r}), rounds=3, on_host=True)
+run = fdp.simulate(algorithm, fdp.data.open_store({store!r}), rounds=3, on_host=True)
 state = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(run.params)]
 print("told", json.dumps([read, state]))
 """
@@ -277,7 +277,7 @@ print("told", json.dumps([read, state]))
 @pytest.mark.slow
 def test_from_python_each_process_reads_the_records_of_its_own_clients(tmp_path):
     data = scattered_data()
-    fdp.save_store(data, tmp_path / "store")
+    fdp.data.save_store(data, tmp_path / "store")
     program = PROGRAM.format(port=free_port(), store=str(tmp_path / "store"))
     started = [begin(["-c", program, str(index)]) for index in range(2)]
     told = []
@@ -366,7 +366,7 @@ def test_processes_that_disagree_are_refused(tmp_path):
 
     for index, kind in enumerate((np.float32, np.float16)):
         (tmp_path / f"{index}").mkdir()
-        fdp.save_store(scattered_data(kind), tmp_path / f"{index}" / "store")
+        fdp.data.save_store(scattered_data(kind), tmp_path / f"{index}" / "store")
     words = ["--dataset", "store:store", "--cohort-size", "3", "--batch-size", "1"]
     refused(words, lambda index: {"folder": tmp_path / f"{index}"}, "data of process 1 must be that of process 0")
 

@@ -41,13 +41,13 @@ def test_bytes_up_are_those_of_the_message_that_a_round_carries(entry):
     data, model = ragged_data([4, 5, 6, 4]), mlp((3,), 3, (5,))
     extra = {"clip_norm": 1.0, "noise_multiplier": 1.0, "adaptive_clip": True} if entry == "dp_fedavg" else {}
     algorithm = CATALOGUE[entry](**COMMON, **extra)
-    sent = fdp.traffic(algorithm, model, data)
+    sent = fdp.experiments.traffic(algorithm, model, data)
     NOTED.clear()
     states_of(dataclasses.replace(algorithm, transport=Noting()), model, data, 1)
     apart = 5 if entry == "rfedavg" else 0  # mean features travel beside the sum
     assert sent.up == 4 * (NOTED[0] + apart)
-    secret = dataclasses.replace(algorithm, transport=fdp.SecureSum(bits=64))
-    assert fdp.traffic(secret, model, data).up == 8 * NOTED[0] + 4 * apart
+    secret = dataclasses.replace(algorithm, transport=fdp.parts.SecureSum(bits=64))
+    assert fdp.experiments.traffic(secret, model, data).up == 8 * NOTED[0] + 4 * apart
 
 
 class Wide(nn.Module):
@@ -72,8 +72,10 @@ def test_features_cost_what_rfedavg_table_iii_prints(members, features, table, o
         matching = algorithm.local.corrections[0]
         vectors = matching.vectors(members, members)
         found[entry] = serialised_bytes(vectors, features)
-        plain = fdp.traffic(CATALOGUE["fedavg"](**COMMON), model, data)
-        assert fdp.traffic(algorithm, model, data).down - plain.down == 4 * features * vectors  # the payload alone
+        plain = fdp.experiments.traffic(CATALOGUE["fedavg"](**COMMON), model, data)
+        assert (
+            fdp.experiments.traffic(algorithm, model, data).down - plain.down == 4 * features * vectors
+        )  # the payload alone
     assert found == {"rfedavg": table, "rfedavg_plus": one}
 
 
@@ -106,7 +108,7 @@ def test_state_of_clients_is_updated_for_the_cohort_alone():
     data, model = ragged_data([4] * 8), logistic_regression((3,), 3)
     algorithm = CATALOGUE["scaffold"](**COMMON)
     first, second = states_of(algorithm, model, data, 1)
-    counts = fdp.participations(algorithm, data, 1, 0)
+    counts = fdp.privacy.participations(algorithm, data, 1, 0)
     moved = np.any(first.clients[0] != second.clients[0], axis=1)
     np.testing.assert_array_equal(moved, counts > 0)
     assert jax.tree.leaves(second.clients[0])[0].shape == (8, 12)

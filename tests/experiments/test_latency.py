@@ -101,7 +101,7 @@ def test_a_round_without_noise_moves_as_a_plain_one_does(data, model):
     """What is left after clipping and noise are out is the gradient of the batch, step by step."""
     silent = latency.variants(private(l2=0.0, schedule="constant"), model)["noise"][0]
     plain = private(l2=0.0, schedule="constant")
-    plain = dataclasses.replace(plain, local=dataclasses.replace(plain.local, privatizer=fdp.NonPrivate()))
+    plain = dataclasses.replace(plain, local=dataclasses.replace(plain.local, privatizer=fdp.parts.NonPrivate()))
     ends = [fdp.simulate(algorithm, data, rounds=3, model=model).params for algorithm in (silent, plain)]
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -116,7 +116,7 @@ def test_parts_add_up_to_the_round_and_its_share_of_an_evaluation(found):
 
 
 def test_the_floor_is_counted(data, model):
-    floor = floor_of(private(), data, model, fdp.all_devices())
+    floor = floor_of(private(), data, model, fdp.execution.all_devices())
     assert floor.normals == SIZE * STEPS * COHORT
     assert floor.bytes == (BATCH * FEATURES * 4 + 8 * SIZE) * STEPS * COHORT
     products = 4 * BATCH * FEATURES * CLASSES * STEPS * COHORT  # scores, and the gradient of the kernel
@@ -127,7 +127,7 @@ def test_the_floor_is_counted(data, model):
 def test_noise_of_whole_clients_is_drawn_once_a_round(data, model):
     common = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
     client = fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0)
-    execution = fdp.all_devices()
+    execution = fdp.execution.all_devices()
     assert floor_of(client, data, model, execution).normals == SIZE
     assert floor_of(fdp.fedavg(**common), data, model, execution).normals == 0
 
@@ -192,7 +192,7 @@ def test_the_part_that_is_made_slow_is_named_and_no_other(part, slowed, data, mo
     assert max(seen.parts, key=seen.parts.get) == part
 
 
-HOW = fdp.explain_gradients(fdp.mlp((6,), 3))
+HOW = fdp.models.explain_gradients(fdp.mlp((6,), 3))
 
 
 def test_a_disturbed_measurement_says_so_instead_of_a_clean_number(capsys):

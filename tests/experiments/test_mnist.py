@@ -32,7 +32,7 @@ def test_private_accuracy_at_the_papers_budget(mnist_dir, accountant, low, high)
     budget = {"epsilon": 0.3, "delta": 1e-2, "accountant": accountant}
     result = fdp.run(value, data, rounds=resolved.rounds, **budget)
     assert low <= result.test_accuracy <= high
-    counts = fdp.participations(value, data, resolved.rounds, 0)
+    counts = fdp.privacy.participations(value, data, resolved.rounds, 0)
     spent = np.array(result.guarantee.epsilons)[counts > 0]
     assert spent.max() <= 0.3 * (1 + 1e-6)
     assert spent.min() > 0.299

@@ -11,7 +11,7 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
+from fedjax_dp import errors, parts
 from fedjax_dp.accounting import Adjacency, Poisson, WithoutReplacement
 from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.facts import FACTS, restates
@@ -40,16 +40,16 @@ def noised(algorithm, **parts):
 
 
 FULL = fdp.dpnfl(**{**COMMON, "batch_size": None}, **CLIP, batches="full", l2=0.0, schedule="constant")
-BATCH = noised(RECORD, bound=fdp.ClipBatch())
+BATCH = noised(RECORD, bound=parts.ClipBatch())
 # what a user wrote, and what of the catalogue does the same
 RIGHT = {
-    "shuffled cohort": (changed(RECORD, cohort=own.Shuffled(size=6)), changed(RECORD, cohort=fdp.AllClients())),
+    "shuffled cohort": (changed(RECORD, cohort=own.Shuffled(size=6)), changed(RECORD, cohort=parts.AllClients())),
     "shuffled cohort, whole clients": (changed(CLIENT, cohort=own.Shuffled(size=3)), CLIENT),
     "coins, whole clients": (
         changed(CLIENT, cohort=own.Coins(rate=0.5)),
-        changed(CLIENT, cohort=fdp.PoissonCohort(size=3)),
+        changed(CLIENT, cohort=parts.PoissonCohort(size=3)),
     ),
-    "halves": (changed(RECORD, cohort=own.Halves()), changed(RECORD, cohort=fdp.CyclicCohort(size=3))),
+    "halves": (changed(RECORD, cohort=own.Halves()), changed(RECORD, cohort=parts.CyclicCohort(size=3))),
     "halves, correlated": (
         changed(fdp.dp_ftrl(**COMMON, **CLIP), cohort=own.Halves()),
         fdp.dp_ftrl(**COMMON, **CLIP, cohort="cyclic"),
@@ -57,13 +57,13 @@ RIGHT = {
     "batches by luck": (steps(RECORD, batches=own.Picks(size=2)), RECORD),
     "batches by coins": (
         steps(RECORD, batches=own.RecordCoins(size=2)),
-        steps(RECORD, batches=fdp.PoissonBatches(size=2)),
+        steps(RECORD, batches=parts.PoissonBatches(size=2)),
     ),
     "all records": (steps(RECORD, batches=own.Everything()), FULL),
     "own clipping": (noised(RECORD, bound=own.Normalise()), RECORD),
     "own clipping, Poisson": (
-        steps(noised(RECORD, bound=own.Normalise()), batches=fdp.PoissonBatches(size=2)),
-        steps(RECORD, batches=fdp.PoissonBatches(size=2)),
+        steps(noised(RECORD, bound=own.Normalise()), batches=parts.PoissonBatches(size=2)),
+        steps(RECORD, batches=parts.PoissonBatches(size=2)),
     ),
     "own batch clipping": (noised(RECORD, bound=own.ClampMean()), BATCH),
     "own bound of a noised upload": (noised(OUTPUT, bound=own.ClampMean()), OUTPUT),
@@ -71,7 +71,7 @@ RIGHT = {
     "JAX's normals, whole clients": (changed(CLIENT, upload=changed(CLIENT.upload, source=own.JaxNormals())), CLIENT),
     "noise taken back": (
         noised(RECORD, source=own.TakesBack()),
-        noised(RECORD, source=fdp.BandedNoise(coefficients=(1.0, -0.5))),
+        noised(RECORD, source=parts.BandedNoise(coefficients=(1.0, -0.5))),
     ),
     "own privatizer": (steps(RECORD, privatizer=own.Noises(**CLIP)), RECORD),
     "own privatizer, own names": (
@@ -81,8 +81,8 @@ RIGHT = {
     "every tensor clipped": (noised(RECORD, bound=own.EachTensor()), RECORD),
     "own schedule": (steps(RECORD, schedule=lambda t: 1 / (1 + 0.1 * t)), RECORD),
     "own privatizer, Poisson": (
-        steps(RECORD, privatizer=own.Noises(**CLIP), batches=fdp.PoissonBatches(size=2)),
-        steps(RECORD, batches=fdp.PoissonBatches(size=2)),
+        steps(RECORD, privatizer=own.Noises(**CLIP), batches=parts.PoissonBatches(size=2)),
+        steps(RECORD, batches=parts.PoissonBatches(size=2)),
     ),
     "weight decay": (steps(RECORD, corrections=(own.Decay(strength=0.1),)), RECORD),
     "weight decay under a noised upload": (steps(OUTPUT, corrections=(own.Decay(strength=0.1),)), OUTPUT),
@@ -92,7 +92,7 @@ RIGHT = {
     "own upload": (changed(CLIENT, upload=own.Clips(**CLIP)), CLIENT),
     "own estimator": (changed(CLIENT, aggregate=own.Average()), CLIENT),
     "own estimator of records": (changed(RECORD, aggregate=own.Average()), RECORD),
-    "own weights": (changed(CLIENT, aggregate=fdp.Estimator(weigh=own.small_first)), CLIENT),
+    "own weights": (changed(CLIENT, aggregate=parts.Estimator(weigh=own.small_first)), CLIENT),
     "own transport": (changed(RECORD, transport=own.Open()), RECORD),
     "own local steps": (changed(RECORD, local=own.Halved(**vars(RECORD.local))), RECORD),
     "own server": (changed(CLIENT, server=own.Lazy(rate=0.5)), CLIENT),
@@ -155,7 +155,7 @@ def test_a_part_that_leaves_a_fact_unsaid_is_refused_in_one_line(slot, name):
 @pytest.mark.parametrize("slot", SLOTS)
 def test_a_subclass_inherits_no_fact(slot):
     part, place = SLOTS[slot]
-    for kind in (type(part), *([fdp.RecordGaussian] if slot == "privatizer" else [])):
+    for kind in (type(part), *([parts.RecordGaussian] if slot == "privatizer" else [])):
         heir = fdp.value(type("Heir", (kind,), {}))
         given = {f.name: getattr(part, f.name, None) for f in dataclasses.fields(kind) if hasattr(part, f.name)}
         with pytest.raises(errors.ConfigurationError, match="not believed of its subclasses"):
@@ -280,7 +280,7 @@ def unit_of_the_batch(self, model, params, records, clip_norm):
 
 
 def unclipped(self, model, params, records, clip_norm):
-    return fdp.Unbounded().apply(model, params, records, clip_norm)
+    return parts.Unbounded().apply(model, params, records, clip_norm)
 
 
 def realised_mean(self, model, params, records, clip_norm):
@@ -363,13 +363,13 @@ def by_those_here(self, total, members, shares, rates, params):
     return total / jnp.maximum(members.drawn.sum(), 1.0)
 
 
-class Sender(fdp.Correction):
+class Sender(parts.Correction):
     """What the corrections below have in common."""
 
     pull = 0.0
 
     def init(self, setting):
-        return fdp.parts.corrections.Memory(jnp.zeros(setting.size))
+        return parts.corrections.Memory(jnp.zeros(setting.size))
 
     def absorb(self, server, total, num_clients):
         return total
@@ -400,7 +400,7 @@ def label_step(self, gradient, step):
 
 def looks_before(self, setting):
     found = setting.look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
-    return fdp.parts.corrections.Memory(jnp.zeros(setting.size) + found.sum())
+    return parts.corrections.Memory(jnp.zeros(setting.size) + found.sum())
 
 
 def looks_after(self, memory, look, members, upcoming):
@@ -409,7 +409,7 @@ def looks_after(self, memory, look, members, upcoming):
 
 
 def same_for_all(self, key, round_index, client, *rest):
-    return fdp.LocalSgd.run(self, jax.random.fold_in(jax.random.key(7), round_index), round_index, client, *rest)
+    return parts.LocalSgd.run(self, jax.random.fold_in(jax.random.key(7), round_index), round_index, client, *rest)
 
 
 class AllAtOnce:
@@ -428,13 +428,13 @@ class AllAtOnce:
 
 
 def of_all_records(self, *arguments):
-    return fdp.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), *arguments)
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), *arguments)
 
 
 def of_one_key(self, key, *arguments):
     """Every step's batch is drawn again with the same key: right numbers, but one batch for all."""
     drawn = Repeats(self.batches)
-    return fdp.LocalSgd.run(dataclasses.replace(self, batches=drawn), key, *arguments)
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=drawn), key, *arguments)
 
 
 class Repeats(AllAtOnce):
@@ -444,7 +444,7 @@ class Repeats(AllAtOnce):
 
 
 def past_the_privatizer(self, key, round_index, client, received, data, model, spread):
-    found = fdp.LocalSgd.run(self, key, round_index, client, received, data, model, spread)
+    found = parts.LocalSgd.run(self, key, round_index, client, received, data, model, spread)
     x, _ = data.gather(client, jnp.arange(1))
     return found._replace(update=found.update + 1e-3 * x.sum())
 
@@ -473,7 +473,9 @@ LIES = {
         CLIENT, cohort=lying(COINS, hidden=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
     ),
     "cohort hidden as independent": changed(CLIENT, cohort=lying(COINS, sample=pairs)),
-    "cohort fixed though it is not": changed(CLIENT, cohort=lying(COINS, fixed=True), aggregate=fdp.ESTIMATORS["mean"]),
+    "cohort fixed though it is not": changed(
+        CLIENT, cohort=lying(COINS, fixed=True), aggregate=parts.ESTIMATORS["mean"]
+    ),
     **{
         f"batches {name}": steps(RECORD, batches=lying(part, **members))
         for name, (part, members) in {
@@ -518,7 +520,7 @@ LIES = {
         ),
     ),
     "bound over who came": steps(
-        noised(RECORD, bound=lying(own.Normalise(), apply=realised_mean)), batches=fdp.PoissonBatches(size=2)
+        noised(RECORD, bound=lying(own.Normalise(), apply=realised_mean)), batches=parts.PoissonBatches(size=2)
     ),
     "bound wider than told, noised upload": noised(OUTPUT, bound=lying(own.ClampMean(), apply=scaled_bound(1.5))),
     **{
@@ -590,7 +592,7 @@ LIES = {
         }.items()
     },
     "estimator over who came": changed(
-        CLIENT, cohort=fdp.PoissonCohort(size=3), aggregate=lying(own.Average(), combine=by_those_here)
+        CLIENT, cohort=parts.PoissonCohort(size=3), aggregate=lying(own.Average(), combine=by_those_here)
     ),
     "estimator of equal weights that are not": changed(
         CLIENT,
@@ -719,7 +721,7 @@ def middle_sizes(self, key, records, steps, largest):
 
 
 @fdp.value
-class SignRule(fdp.LocalRule):
+class SignRule(parts.LocalRule):
     """Its `plain` is inherited: it says that it is not there."""
 
     def transform(self):
@@ -727,13 +729,13 @@ class SignRule(fdp.LocalRule):
 
 
 @fdp.value
-@restates(fdp.LocalRule)
+@restates(parts.LocalRule)
 class SignRuleTold(SignRule):
     pass
 
 
 @fdp.value
-class LateDecay(fdp.Correction):
+class LateDecay(parts.Correction):
     """A contraction at the rates of the first rounds."""
 
     pull = 0.0
@@ -778,7 +780,7 @@ LIES |= {
     "transport of one bit": changed(CLIENT, transport=lying(own.Open(), message=one_bit)),
     **{
         f"bound {name}, Poisson": steps(
-            noised(RECORD, bound=lying(own.Normalise(), apply=apply)), batches=fdp.PoissonBatches(size=2)
+            noised(RECORD, bound=lying(own.Normalise(), apply=apply)), batches=parts.PoissonBatches(size=2)
         )
         for name, apply in {
             "with a unit of its rows": unit_of_rows,
@@ -817,5 +819,5 @@ def test_there_are_enough_of_them():
 
 
 def test_the_same_weights_by_name_and_by_function():
-    named = fdp.Estimator(weigh=equally, normalised=True)
+    named = parts.Estimator(weigh=equally, normalised=True)
     assert epsilon(changed(CLIENT, aggregate=named)) == pytest.approx(epsilon(CLIENT))

@@ -69,11 +69,11 @@ def test_weights_have_the_reach_that_they_have():
     """X3: what one client of norm 1 moves the sum by, whatever function weighs."""
     shares = jnp.asarray(DATA.shares)
     for weigh, wanted in ((equally, 1.0), (fifty, 50.0)):
-        aggregate = fdp.Estimator(weigh=weigh)
+        aggregate = fdp.parts.Estimator(weigh=weigh)
         assert float(aggregate.reach(shares, None, 3)) == pytest.approx(wanted)
         assert epsilon(changed(whole(), aggregate=aggregate)) == pytest.approx(epsilon(whole()))
     assert "what a client of norm 1 moves the mean by" in refused(
-        changed(whole(), aggregate=fdp.Estimator(weigh=heavier_in_company))
+        changed(whole(), aggregate=fdp.parts.Estimator(weigh=heavier_in_company))
     )
 
 
@@ -90,7 +90,7 @@ class MeanClip:
     """The whole batch clipped, as `ClipBatch`; what it says is left to subclasses."""
 
     def apply(self, model, params, records, clip_norm):
-        found = fdp.ClipBatch().apply(model, params, records, clip_norm)
+        found = fdp.parts.ClipBatch().apply(model, params, records, clip_norm)
         return found._replace(unit=self.unit(records, clip_norm))
 
     def unit(self, records, clip_norm):
@@ -127,16 +127,16 @@ def test_a_bound_says_whether_it_is_of_records_or_of_the_batch():
         if batches == "poisson":
             assert "ClipRecords for Poisson batches" in refused(bounded(MeanClipTold()))
         else:
-            assert epsilon(bounded(MeanClipTold())) == pytest.approx(epsilon(bounded(fdp.ClipBatch())))
+            assert epsilon(bounded(MeanClipTold())) == pytest.approx(epsilon(bounded(fdp.parts.ClipBatch())))
 
 
 @fdp.value
-@restates(fdp.FixedBatches)
-class LastIdle(fdp.FixedBatches):
+@restates(fdp.parts.FixedBatches)
+class LastIdle(fdp.parts.FixedBatches):
     """Batches of which the last step is not taken."""
 
     def sample(self, key, records, steps, largest):
-        batch = fdp.FixedBatches(size=self.size).sample(key, records, steps, largest)
+        batch = fdp.parts.FixedBatches(size=self.size).sample(key, records, steps, largest)
         return batch._replace(live=batch.live.at[-1].set(0.0))
 
 
@@ -151,7 +151,7 @@ def test_noise_joins_in_the_last_step_that_is_taken():
 
 
 @fdp.value
-class TwoMore(fdp.Correction):
+class TwoMore(fdp.parts.Correction):
     """Sends two more privatized gradients."""
 
     told: int = fdp.structure(default=2)
@@ -202,7 +202,7 @@ class Bare:
 
     clip_norm: float
 
-    unit, amplified, extra, shared_noise = fdp.Unit.CLIENT, True, 0, False
+    unit, amplified, extra, shared_noise = fdp.accounting.Unit.CLIENT, True, 0, False
 
     def init(self):
         return ()
@@ -218,7 +218,7 @@ class Bare:
         return None
 
     def event(self, noise, attendance):
-        return fdp.parts.client_privacy.noisy_sums(fdp.WhiteNoise(), noise, attendance)
+        return fdp.parts.client_privacy.noisy_sums(fdp.parts.WhiteNoise(), noise, attendance)
 
     def check(self, num_clients):
         pass
@@ -251,7 +251,7 @@ class OwnGaussian:
     gap, assumptions, on_upload = None, (), False
 
     def gradient(self, key, place, model, params, records):
-        found = fdp.ClipRecords().apply(model, params, records, self.clip_norm)
+        found = fdp.parts.ClipRecords().apply(model, params, records, self.clip_norm)
         key = jax.random.fold_in(key, place.step)
         std = self.factor * self.noise_multiplier * self.clip_norm / records.divisor
         return found.mean + std * jax.random.normal(key, found.mean.shape), found.report
@@ -265,7 +265,7 @@ class OwnGaussian:
     def event(self, noise, batches, records, steps, rates):
         law = batches.sampling(records)
         adjacency = Adjacency.ADD_REMOVE if isinstance(law, Poisson) else Adjacency.REPLACE_ONE
-        return priced(fdp.WhiteNoise(), noise, law, adjacency, steps, steps)
+        return priced(fdp.parts.WhiteNoise(), noise, law, adjacency, steps, steps)
 
     def check(self, num_clients):
         pass
@@ -283,7 +283,7 @@ def test_an_own_privatizer_is_priced_as_what_it_does(batches):
 
 
 @fdp.value
-class Peeks(fdp.Correction):
+class Peeks(fdp.parts.Correction):
     """Reads the records past the privatizer: X2."""
 
     pull = 0.0
@@ -293,7 +293,7 @@ class Peeks(fdp.Correction):
 
 
 @fdp.value
-class Sends(fdp.Correction):
+class Sends(fdp.parts.Correction):
     """Sends a term beside the update: X6."""
 
     pull = 0.0
@@ -331,16 +331,16 @@ def test_the_catalogue_lets_out_what_it_says(entry):
 
 
 @fdp.value
-@restates(fdp.AllClients)
-class Uninvited(fdp.AllClients):
+@restates(fdp.parts.AllClients)
+class Uninvited(fdp.parts.AllClients):
     """Everybody comes, nobody is invited: X4."""
 
     def sample(self, key, round_index, shares):
-        members = fdp.AllClients().sample(key, round_index, shares)
+        members = fdp.parts.AllClients().sample(key, round_index, shares)
         return members._replace(invited=jnp.zeros(members.ids.shape, bool))
 
 
-class _Rigged(fdp.UniformCohort):
+class _Rigged(fdp.parts.UniformCohort):
     """Always the first clients."""
 
     def sample(self, key, round_index, shares):
@@ -354,7 +354,7 @@ class Rigged(_Rigged):
 
 
 @fdp.value
-@restates(fdp.UniformCohort)
+@restates(fdp.parts.UniformCohort)
 class RiggedTold(_Rigged):
     pass
 
@@ -378,7 +378,7 @@ def up(at):
 
 
 @fdp.value
-class Repels(fdp.Correction):
+class Repels(fdp.parts.Correction):
     """Drives models apart, and says nothing of it."""
 
     pull = 0.0
@@ -388,7 +388,7 @@ class Repels(fdp.Correction):
 
 
 @fdp.value
-class Doubles(fdp.Correction):
+class Doubles(fdp.parts.Correction):
     pull = 0.0
 
     def gradient(self, gradient, step):
@@ -396,7 +396,7 @@ class Doubles(fdp.Correction):
 
 
 @fdp.value
-class Unsaid(fdp.Correction):
+class Unsaid(fdp.parts.Correction):
     def gradient(self, gradient, step):
         return gradient
 
@@ -447,8 +447,8 @@ def test_probabilities_need_a_word_about_their_origin():
         )
     public = changed(
         dpnfl(),
-        cohort=fdp.MultinomialCohort(draws=3, probabilities=chances, public=True),
-        aggregate=fdp.ESTIMATORS["wor_delta"],
+        cohort=fdp.parts.MultinomialCohort(draws=3, probabilities=chances, public=True),
+        aggregate=fdp.parts.ESTIMATORS["wor_delta"],
     )
     promise = fdp.guarantee(public, DATA, rounds=3, delta=1e-5, accountant="rdp")
     assert promise.epsilon < math.inf

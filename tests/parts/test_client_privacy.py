@@ -148,7 +148,7 @@ def test_guarantee_of_whole_clients_names_unit_sampling_and_view(data):
     assert promise.claims[0].verdict == "wrong"  # the moments accountant is for Poisson cohorts
     for view in ("uploads", "secure_sum"):
         seen = fdp.guarantee(
-            dataclasses.replace(value, transport=fdp.SecureSum()), data, rounds=9, delta=1e-3, view=view
+            dataclasses.replace(value, transport=fdp.parts.SecureSum()), data, rounds=9, delta=1e-3, view=view
         )
         assert "before the server adds noise" in str(seen)
 
@@ -186,7 +186,8 @@ def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data)
     source = BandedNoise(coefficients=correlated.inverse_root_bands(2))
     private = dataclasses.replace(value.local.privatizer, source=source)
     value = dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private))
-    (event, *_) = ledger.ledger_of(fdp.plan_run(value, data, rounds=4, terms=fdp.PrivacyTerms(participation="worst")))
+    terms = fdp.privacy.PrivacyTerms(participation="worst")
+    (event, *_) = ledger.ledger_of(fdp.privacy.plan_run(value, data, rounds=4, terms=terms))
     reach = correlated.sensitivity(np.asarray(source.coefficients), 2, 2, 1)
     assert event.noise_multiplier == pytest.approx(5.0 / reach)
     assert (event.count, type(event.sampling)) == (4, accounting.FullBatch)
@@ -244,14 +245,20 @@ CONTROLS = fdp.dp_scaffold(**COMMON, clip_norm=1.0).local
 UNFIT = [
     ({"local": CONTROLS}, "none under noise on whole clients"),
     ({"estimator": ESTIMATORS["wor_model"]}, "one that bounds what a client can move"),
-    ({"cohort": fdp.Dropout(cohort=fdp.MultinomialCohort(draws=3), rate=0.1)}, "draws a client at most once a round"),
-    ({"cohort": fdp.FirstResponders(cohort=PoissonCohort(size=3), size=2)}, "of a cohort of fixed size"),
-    ({"transport": fdp.SecureSum(), "estimator": BoundedMean(cap=0.2)}, "one of equal weights"),
+    (
+        {"cohort": fdp.parts.Dropout(cohort=fdp.parts.MultinomialCohort(draws=3), rate=0.1)},
+        "draws a client at most once a round",
+    ),
+    ({"cohort": fdp.parts.FirstResponders(cohort=PoissonCohort(size=3), size=2)}, "of a cohort of fixed size"),
+    ({"transport": fdp.parts.SecureSum(), "estimator": BoundedMean(cap=0.2)}, "one of equal weights"),
     ({"estimator": ESTIMATORS["renorm"]}, "one that bounds what a client can move"),
-    ({"estimator": fdp.FairRatio(q=1.0)}, "one that bounds what a client can move"),
-    ({"cohort": fdp.MultinomialCohort(draws=3)}, "draws a client at most once a round"),
+    ({"estimator": fdp.parts.FairRatio(q=1.0)}, "one that bounds what a client can move"),
+    ({"cohort": fdp.parts.MultinomialCohort(draws=3)}, "draws a client at most once a round"),
     ({"cohort": PoissonCohort(size=3), "estimator": ESTIMATORS["mean"]}, "of a fixed size for a mean over it"),
-    ({"cohort": fdp.Dropout(cohort=UniformCohort(size=3), rate=0.1), "estimator": ESTIMATORS["mean"]}, "a fixed size"),
+    (
+        {"cohort": fdp.parts.Dropout(cohort=UniformCohort(size=3), rate=0.1), "estimator": ESTIMATORS["mean"]},
+        "a fixed size",
+    ),
     ({"upload": ClientSkellam(clip_norm=1.0, noise_multiplier=1.0)}, "shared only in secure sums"),
     ({"upload": ClientGaussian(clip_norm=1.0, noise_multiplier=np.ones(6))}, "one number for noise that the server"),
 ]
@@ -284,12 +291,14 @@ def test_parts_combine_freely_and_are_accounted(data):
     adam = fdp.fedadam(**COMMON, server_learning_rate=0.1).server
     value = dataclasses.replace(value, server=adam)
     masked = states_of(value, fdp.logistic_regression((3,), 3), data, 4)
-    plain = states_of(dataclasses.replace(value, transport=fdp.PlainSum()), fdp.logistic_regression((3,), 3), data, 4)
+    plain = states_of(
+        dataclasses.replace(value, transport=fdp.parts.PlainSum()), fdp.logistic_regression((3,), 3), data, 4
+    )
     for a, b in zip(jax.tree.leaves(masked[-1]), jax.tree.leaves(plain[-1]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     promise = fdp.guarantee(value, data, rounds=4, delta=1e-3)
     assert promise.view is View.SECURE_SUM
-    counts = fdp.participations(value, data, 4, 0)
+    counts = fdp.privacy.participations(value, data, 4, 0)
     assert counts.sum() == 12  # messages that never arrive are counted: they may have been seen on their way
     assert promise.epsilon == fdp.guarantee(value, data, rounds=4, delta=1e-3, view="uploads").epsilon
 
@@ -325,7 +334,7 @@ def test_place_of_server_noise_is_the_round():
     server_noise(Watch(), jax.random.key(0), jnp.int32(7), 3)
     assert isinstance(seen[0], Place)
     assert (int(seen[0].round), int(seen[0].step)) == (7, 7)
-    assert isinstance(fdp.Algorithm.__dataclass_fields__["upload"].default, fdp.PlainUpload)
+    assert isinstance(fdp.Algorithm.__dataclass_fields__["upload"].default, fdp.parts.PlainUpload)
 
 
 def test_noise_that_float32_cannot_carry_is_refused(data):
@@ -336,7 +345,7 @@ def test_noise_that_float32_cannot_carry_is_refused(data):
 
 
 def test_what_is_summed_stays_within_the_clip_norm_after_rounding():
-    size, ring = 5000, fdp.SecureSum(fractional_bits=6)
+    size, ring = 5000, fdp.parts.SecureSum(fractional_bits=6)
     upload, sent = ClientGaussian(clip_norm=1.0, noise_multiplier=1.0), Sent(3, ring.resolution)
     update = jnp.asarray(np.random.default_rng(0).normal(size=size), jnp.float32)
     kept, _ = upload.message(jax.random.key(0), update, (size,), (), sent)
@@ -345,8 +354,12 @@ def test_what_is_summed_stays_within_the_clip_norm_after_rounding():
     loose, _ = upload.message(
         jax.random.key(0), 0.0314 * jnp.ones(size) * (jnp.arange(size) < 1000), (size,), (), Sent(3, 0.0)
     )
-    words, _ = fdp.SecureSum(fractional_bits=4).encode(loose, 3)
-    assert float(jnp.linalg.norm(loose)) <= 1.0 < float(jnp.linalg.norm(fdp.SecureSum(fractional_bits=4).decode(words)))
+    words, _ = fdp.parts.SecureSum(fractional_bits=4).encode(loose, 3)
+    assert (
+        float(jnp.linalg.norm(loose))
+        <= 1.0
+        < float(jnp.linalg.norm(fdp.parts.SecureSum(fractional_bits=4).decode(words)))
+    )
 
 
 def test_clients_that_help_know_more(data):

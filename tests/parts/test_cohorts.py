@@ -33,8 +33,8 @@ LAWS = {
     "md equal": cohorts.MultinomialCohort(draws=5, equal=True),
     "importance": cohorts.MultinomialCohort(draws=5, probabilities=np.arange(1, N + 1) / 78),
     "md, each": cohorts.MultinomialCohort(draws=5, one_by_one=True),
-    "dropout": fdp.Dropout(cohort=cohorts.UniformCohort(size=4), rate=0.3),
-    "first": fdp.FirstResponders(cohort=cohorts.UniformCohort(size=6), size=3),
+    "dropout": fdp.parts.Dropout(cohort=cohorts.UniformCohort(size=4), rate=0.3),
+    "first": fdp.parts.FirstResponders(cohort=cohorts.UniformCohort(size=6), size=3),
 }
 
 
@@ -83,10 +83,10 @@ def test_cyclic_cohorts_visit_everyone_equally_far_apart():
 def test_stragglers_are_the_slow_ones():
     pace = np.ones(N)
     pace[0] = 50.0
-    law = fdp.FirstResponders(cohort=cohorts.AllClients(), latency=pace, size=6)
+    law = fdp.parts.FirstResponders(cohort=cohorts.AllClients(), latency=pace, size=6)
     arrived = messages(sampled(law, 4000)).mean(0)
     with pytest.raises(errors.ConfigurationError, match="of a cohort of fixed size"):
-        fdp.FirstResponders(cohort=cohorts.PoissonCohort(size=4), size=2).check(N)
+        fdp.parts.FirstResponders(cohort=cohorts.PoissonCohort(size=4), size=2).check(N)
     assert arrived[0] < 0.1 < arrived[1:].min()
     assert law.rates(SHARES) is None
 
@@ -104,10 +104,10 @@ BAD = [
     (cohorts.CyclicCohort(size=5), "a divisor of the 12 clients"),
     (cohorts.MultinomialCohort(draws=3, probabilities=np.ones(4) / 4), "one for each of the 12 clients"),
     (cohorts.MultinomialCohort(draws=3, probabilities=np.r_[np.zeros(1), np.ones(11) / 11]), "positive and of sum 1"),
-    (fdp.Dropout(cohort=cohorts.AllClients(), rate=1.0), "dropout must be in [0, 1)"),
-    (fdp.Dropout(cohort=cohorts.AllClients(), rate=np.ones(3) / 2), "dropout must be one number or 12 of them"),
-    (fdp.FirstResponders(cohort=cohorts.UniformCohort(size=3), size=4), "at most the 3 clients drawn"),
-    (fdp.FirstResponders(cohort=cohorts.AllClients(), size=4, latency=0.0), "latency must be positive"),
+    (fdp.parts.Dropout(cohort=cohorts.AllClients(), rate=1.0), "dropout must be in [0, 1)"),
+    (fdp.parts.Dropout(cohort=cohorts.AllClients(), rate=np.ones(3) / 2), "dropout must be one number or 12 of them"),
+    (fdp.parts.FirstResponders(cohort=cohorts.UniformCohort(size=3), size=4), "at most the 3 clients drawn"),
+    (fdp.parts.FirstResponders(cohort=cohorts.AllClients(), size=4, latency=0.0), "latency must be positive"),
 ]
 
 

@@ -18,7 +18,7 @@ from fedjax_dp.pytrees import path_name, ravel, structure
 
 
 @fdp.value
-class OwnHead(fdp.LocalTraining):
+class OwnHead(fdp.parts.LocalTraining):
     """Parameters whose path begins with `head` stay with their client: they are trained there, and never sent."""
 
     privatizer: Any
@@ -31,7 +31,7 @@ class OwnHead(fdp.LocalTraining):
     @property
     def sgd(self):
         given = {"privatizer": self.privatizer, "batches": self.batches, "steps": self.steps}
-        return fdp.LocalSgd(learning_rate=self.learning_rate, **given)
+        return fdp.parts.LocalSgd(learning_rate=self.learning_rate, **given)
 
     def head_of(self, tree):
         named = ((path_name(path), leaf) for path, leaf in tree_leaves_with_path(tree))
@@ -46,7 +46,7 @@ class OwnHead(fdp.LocalTraining):
 
     def run(self, key, round_index, client, received, *rest):
         start = with_head(received.own, received.params)
-        found = self.sgd.run(key, round_index, client, fdp.Received(start), *rest)
+        found = self.sgd.run(key, round_index, client, fdp.parts.Received(start), *rest)
         moved = ravel(start)[1](found.update)
         sent = with_head(jax.tree.map(jnp.zeros_like, self.head_of(moved)), moved)
         return found._replace(update=ravel(sent)[0], own=self.head_of(jax.tree.map(jnp.add, start, moved)))
@@ -106,13 +106,13 @@ def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them(
 def test_the_facts_that_are_asked_for_are_those_that_the_protocol_marks():
     told = {
         name: member.fget if isinstance(member, property) else member
-        for name, member in vars(fdp.LocalTraining).items()
+        for name, member in vars(fdp.parts.LocalTraining).items()
     }
     assert {name for name, member in told.items() if (member.__doc__ or "").startswith("Fact. ")} == set(FACTS["local"])
 
 
 @fdp.value
-class Silent(fdp.LocalTraining):
+class Silent(fdp.parts.LocalTraining):
     privatizer: Any
     batches: Any
     learning_rate: float

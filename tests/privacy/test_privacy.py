@@ -31,7 +31,7 @@ def dpnfl(**changes):
 
 
 def test_participations_are_those_of_the_simulated_cohorts(data):
-    counts = fdp.participations(dpnfl(), data, ROUNDS, seed=4)
+    counts = fdp.privacy.participations(dpnfl(), data, ROUNDS, seed=4)
     assert counts.sum() == 2 * ROUNDS
     key = simulation.run_key(4)
     seen = [
@@ -43,7 +43,7 @@ def test_participations_are_those_of_the_simulated_cohorts(data):
 def test_schedule_gives_every_client_its_own_noise_and_the_same_budget(data):
     value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1)
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1)
-    counts = fdp.participations(value, data, ROUNDS, 1)
+    counts = fdp.privacy.participations(value, data, ROUNDS, 1)
     assert promise.epsilon <= 2.0
     for epsilon, count in zip(promise.epsilons, counts, strict=True):
         assert epsilon == 0 if count == 0 else 1.99 < epsilon <= 2.0
@@ -53,7 +53,7 @@ def test_schedule_gives_every_client_its_own_noise_and_the_same_budget(data):
 def test_guarantee_is_the_accountants_epsilon_of_each_client(data):
     value = dpnfl(noise_multiplier=np.linspace(1, 2, 6))
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1)
-    counts = fdp.participations(value, data, ROUNDS, 1)
+    counts = fdp.privacy.participations(value, data, ROUNDS, 1)
     for i, epsilon in enumerate(promise.epsilons):
         noise = float(np.float32(np.linspace(1, 2, 6)[i]))
         sampling = WithoutReplacement(2, int(data.sizes[i]))
@@ -66,7 +66,7 @@ def test_guarantee_is_the_accountants_epsilon_of_each_client(data):
 def test_expected_participation_exceeds_the_budget_for_the_busiest_client_and_says_so(data):
     value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1, participation="expected")
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1)
-    assert fdp.participations(value, data, ROUNDS, 1).max() > 2 * ROUNDS / 6
+    assert fdp.privacy.participations(value, data, ROUNDS, 1).max() > 2 * ROUNDS / 6
     assert promise.epsilon > 2.0
 
 
@@ -128,7 +128,8 @@ def test_law_of_participation_holds_before_the_cohorts_are_drawn(data):
     value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="law")
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, participation="law")
     assert 1.99 < promise.epsilon <= 2.0
-    event = fdp.ledger_of(fdp.plan_run(value, data, rounds=ROUNDS, terms=fdp.PrivacyTerms(participation="law")))[0]
+    terms = fdp.privacy.PrivacyTerms(participation="law")
+    event = fdp.privacy.ledger_of(fdp.privacy.plan_run(value, data, rounds=ROUNDS, terms=terms))[0]
     assert (event.rate, event.rounds) == (2 / 6, ROUNDS)
     worst = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="worst")
     assert np.all(value.local.privatizer.noise_multiplier < worst.local.privatizer.noise_multiplier)
@@ -461,4 +462,4 @@ def test_what_is_no_number_or_name_is_refused_in_one_line(option, value):
 @pytest.mark.parametrize("given", [{"paid": "x"}, {"probabilities": "x"}, {"probabilities": 0.5}])
 def test_probabilities_and_what_they_cost_are_checked(given):
     with pytest.raises(errors.ConfigurationError, match=f"^{next(iter(given))} must be "):
-        fdp.MultinomialCohort(draws=3, **given).check(6)
+        fdp.parts.MultinomialCohort(draws=3, **given).check(6)

@@ -25,7 +25,7 @@ class Before(NamedTuple):
 @pytest.mark.parametrize("entry", ["fedavg", "scaffold"])
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(entry, tmp_path):
     digits = fdp.load("digits")
-    data = fdp.federate(digits, fdp.iid(digits.y_train, np.full(4, 100), seed=0))
+    data = fdp.federate(digits, fdp.data.iid(digits.y_train, np.full(4, 100), seed=0))
     algorithm = fdp.CATALOGUE[entry](cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
     model = fdp.logistic_regression(data.record_shape, data.classes)
     state = simulation.fresh(algorithm, data, model, 0)

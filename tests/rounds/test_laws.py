@@ -151,7 +151,7 @@ def test_chunks_and_devices_change_nothing_beyond_rounding(entry, data):
     value = CATALOGUE[entry](**{**COMMON, "cohort_size": 5}, **extra, secure=True)
     results = [
         fdp.simulate(value, data, rounds=3, model=MODEL, execution=execution).params["Dense_0"]["kernel"]
-        for execution in (fdp.Execution(), fdp.Execution(chunk_size=2), fdp.all_devices())
+        for execution in (fdp.execution.Execution(), fdp.execution.Execution(chunk_size=2), fdp.execution.all_devices())
     ]
     for other in results[1:]:
         np.testing.assert_allclose(results[0], other, rtol=1e-5, atol=1e-5)

@@ -46,7 +46,7 @@ def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
         algorithm,
         data,
         logistic_regression((FEATURES,), 3),
-        fdp.all_devices(),
+        fdp.execution.all_devices(),
         on_host=True,
         start=simulation.begin(algorithm, logistic_regression((FEATURES,), 3), data, key)._replace(round=empty),
     )
@@ -60,7 +60,7 @@ def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
 def test_any_layout_of_the_cohort_gets_its_records(parts, data):  # noqa: F811
     algorithm = fdp.dpnfl(**COMMON | NOISE | {"cohort_size": 5})
     for chunk in (1, 2):
-        execution = fdp.all_devices(chunk, parts=parts)
+        execution = fdp.execution.all_devices(chunk, parts=parts)
         pairs = zip(*(end(algorithm, data, host, 3, execution=execution) for host in (False, True)), strict=True)
         for a, b in pairs:
             np.testing.assert_array_equal(a, b)
@@ -70,7 +70,7 @@ def test_any_layout_of_the_cohort_gets_its_records(parts, data):  # noqa: F811
     ("count", "in_turn", "parts"), [(5, False, None), (5, True, None), (9, True, 4), (1, False, 2)]
 )
 def test_homes_are_where_positions_are_computed(count, in_turn, parts):
-    execution = fdp.all_devices(2, parts=parts)
+    execution = fdp.execution.all_devices(2, parts=parts)
     deal = Deal(count, execution, 10, None, in_turn)
     rows = np.asarray(deal.out(np.arange(count)))
     for part, found in enumerate(rows[: deal.parts]):
@@ -81,7 +81,7 @@ def test_homes_are_where_positions_are_computed(count, in_turn, parts):
 
 
 def test_a_device_holds_the_clients_that_it_computes_and_no_others(data):  # noqa: F811
-    algorithm, execution = simulation.numbers(fdp.dpnfl(**COMMON | NOISE)), fdp.all_devices()
+    algorithm, execution = simulation.numbers(fdp.dpnfl(**COMMON | NOISE)), fdp.execution.all_devices()
     source = prefetch.Feed(algorithm, data, execution, simulation.run_key(0), 21)
     block = source.block(0)
     ids = np.asarray(
@@ -109,7 +109,7 @@ def test_records_of_others_are_never_read(data, monkeypatch):  # noqa: F811
     x = np.array(data.x)
     x[np.concatenate([rows_of(data, i) for i in others])] = np.nan
     spoilt = changed(data, x=x)
-    source = prefetch.Feed(simulation.numbers(algorithm), spoilt, fdp.all_devices(), key, 21)
+    source = prefetch.Feed(simulation.numbers(algorithm), spoilt, fdp.execution.all_devices(), key, 21)
     assert np.isfinite(np.asarray(source.block(0).fed.held.x)).all()
     source.close()
 
@@ -118,7 +118,7 @@ def test_a_longer_run_compiles_once(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 4)
     algorithm, model = fdp.dpnfl(**COMMON | NOISE | {"cohort_size": 4}), logistic_regression((FEATURES,), 3)
     before = simulation.advance._cache_size()
-    run, state = simulation.on_devices(algorithm, data, model, fdp.all_devices(), on_host=True)
+    run, state = simulation.on_devices(algorithm, data, model, fdp.execution.all_devices(), on_host=True)
     for until in (1, 3, 10, 40):
         state, _ = run.advance(state, until)
     run.close()
@@ -180,7 +180,7 @@ def test_rows_are_numbered_beyond_32_bits():
         classes=2,
     )
     algorithm = simulation.numbers(fdp.fedavg(**COMMON))
-    source = prefetch.Feed(algorithm, data, fdp.some_devices(1), simulation.run_key(0), 2)
+    source = prefetch.Feed(algorithm, data, fdp.execution.some_devices(1), simulation.run_key(0), 2)
     source._copied = lambda rows: taken.append(rows) or (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.int32))
     source._read(0, (np.array([[2, 3, 5]]), np.ones((1, 3), bool)))
     assert taken[0].tolist() == [giants + i for i in (0, 1, 2, 3, 4, 5, 9, 10, 11)]

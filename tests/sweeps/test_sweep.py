@@ -86,7 +86,7 @@ def test_a_point_in_a_fixed_order_equals_its_single_run_bit_for_bit(data):
     jobs = [job._replace(parts=3) for job in jobs_on(data, GRID[1:2])]
     assert grouped([*jobs, jobs[0]._replace(parts=None)]) == [[0, 1], [2]]
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
-        assert outcome.history == single(job, execution=fdp.all_devices(parts=3))
+        assert outcome.history == single(job, execution=fdp.execution.all_devices(parts=3))
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, da
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data": fdp.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)}, "data must be FederatedData, got Dataset"),
+        ({"data": fdp.data.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)}, "data must be FederatedData, got Dataset"),
         ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one"),
         ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
         ({"seeds": 2.5}, "seeds must be an integer of at least 1"),

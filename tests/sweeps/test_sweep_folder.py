@@ -80,8 +80,8 @@ def test_the_folder_holds_everything(whole):
         "selection.json",
         "sweep.png",
     }
-    assert fdp.read_sweep(where / "sweep.toml") == fdp.read_sweep("sweep.toml")
-    assert about["digest"] == digest(fdp.read_sweep("sweep.toml"))
+    assert fdp.sweeps.read_sweep(where / "sweep.toml") == fdp.sweeps.read_sweep("sweep.toml")
+    assert about["digest"] == digest(fdp.sweeps.read_sweep("sweep.toml"))
     assert (about["points"], about["axes"], about["seeds"]) == (12, ["learning_rate", "clip_norm"], [0, 1])
     assert [record["index"] for record in records] == list(range(12))
     assert len(found.table()) == 36

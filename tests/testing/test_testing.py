@@ -100,7 +100,8 @@ def test_a_wrong_program_says_of_itself_what_the_right_one_says(name, data):
     for part in ("privatizer", "batches"):
         assert isinstance(getattr(wrong.local, part), type(getattr(honest.local, part)))
     claims = [
-        ledger_of(fdp.plan_run(algorithm, data, rounds=3, terms=fdp.PrivacyTerms())) for algorithm in (honest, wrong)
+        ledger_of(fdp.privacy.plan_run(algorithm, data, rounds=3, terms=fdp.privacy.PrivacyTerms()))
+        for algorithm in (honest, wrong)
     ]
     if name == "missing_factor_two":
         claims[0] = [event.scaled(2.0) for event in claims[0]]

@@ -1,0 +1,15 @@
+"""A run from its configuration to its folder: result, traffic, latency, pictures."""
+
+from .communication import Traffic as Traffic
+from .communication import traffic as traffic
+from .config import RunConfig as RunConfig
+from .config import resolve as resolve
+from .latency import Latency as Latency
+from .latency import latency as latency
+from .plots import plot_claims as plot_claims
+from .plots import plot_clients as plot_clients
+from .plots import plot_epsilon as plot_epsilon
+from .plots import plot_latency as plot_latency
+from .plots import plot_run as plot_run
+from .run import Result as Result
+from .run import run as run

@@ -1,0 +1,13 @@
+"""Rounds of an algorithm: what one does, their loop, and what is measured."""
+
+from .algorithm import Algorithm as Algorithm
+from .metrics import Evaluation as Evaluation
+from .metrics import client_accuracies as client_accuracies
+from .metrics import rounds_to as rounds_to
+from .round import Heard as Heard
+from .round import RoundReport as RoundReport
+from .round import ServerState as ServerState
+from .round import run_round as run_round
+from .simulation import Simulation as Simulation
+from .simulation import Timing as Timing
+from .simulation import simulate as simulate
