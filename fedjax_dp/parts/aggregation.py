@@ -64,7 +64,7 @@ def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     return members.drawn * shares[members.ids]
 
 
-def by_inverse_rate(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+def by_inverse_rate(members: Members, shares: jax.Array, rates: jax.Array) -> jax.Array:
     """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952)."""
     return members.drawn * (shares / rates)[members.ids]
 
@@ -240,6 +240,7 @@ class FairRatio:
         return weight * powered * step, weight * curvature
 
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
+        steps: jax.Array
         steps, curvature = total
         return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
 

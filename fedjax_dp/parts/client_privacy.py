@@ -99,7 +99,7 @@ class PlainUpload:
     def event(self, noise: float, attendance: Attendance) -> Event:
         raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
 
-    def init(self) -> tuple:
+    def init(self) -> tuple[()]:
         return ()
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
@@ -143,7 +143,7 @@ class ClientGaussian:
     def event(self, noise: float, attendance: Attendance) -> Event:
         return noisy_sums(self.source, noise, attendance)
 
-    def init(self) -> tuple:
+    def init(self) -> tuple[()]:
         return ()
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
@@ -160,7 +160,8 @@ class ClientGaussian:
         return self.noise_multiplier * self.clip_norm * reach
 
     def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> jax.Array:
-        return self.scale(reach) * jnp.sqrt(self.source.variance(round_index))
+        std: jax.Array = self.scale(reach) * jnp.sqrt(self.source.variance(round_index))
+        return std
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -221,7 +222,8 @@ class AdaptiveClientGaussian:
     def scale(self, state: ClipState, reach: Any) -> jax.Array:
         """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
         on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
-        return on_updates * state.clip_norm * reach
+        scale: jax.Array = on_updates * state.clip_norm * reach
+        return scale
 
     def noise_std(self, state: ClipState, reach: Any, round_index: jax.Array) -> jax.Array:
         return self.scale(state, reach) * jnp.sqrt(self.source.variance(round_index))
@@ -274,7 +276,7 @@ class ClientSkellam:
         )
         return repeated(one, attendance.times)
 
-    def init(self) -> tuple:
+    def init(self) -> tuple[()]:
         return ()
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:

@@ -126,7 +126,9 @@ class Correction(Protocol):
         """The server part after the sum has arrived."""
         return server
 
-    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+    def exchange(
+        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> Memory:
         """After the new model: what clients of this round or the next send about it.
 
         look(f, ids) = f(key, new params tree, client, data, model) for each id.
@@ -214,7 +216,8 @@ class ControlVariates(Correction):
         return Memory(controls.mean(0), controls)
 
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        return gradient + (step.server - step.own)
+        apart: jax.Array = step.server - step.own
+        return gradient + apart
 
     def finish(self, visit: Visit) -> tuple[Any, Any]:
         step = -visit.moved / visit.drift  # the mean of what the steps subtracted

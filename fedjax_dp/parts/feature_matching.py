@@ -132,14 +132,17 @@ class FeatureMatching(Correction):
             mean = jnp.where(records.mask[:, None], found, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
             return jnp.sum((mean - target) ** 2)
 
-        return gradient + self.strength * exists * jax.grad(distance)(step.params)
+        pull: jax.Array = self.strength * exists * jax.grad(distance)(step.params)
+        return gradient + pull
 
     def finish(self, visit: Visit) -> tuple[Any, Any]:
         if self.when == "global_after":
             return (), visit.own
         return (), visit.look(self._mean_features, visit.end if self.when == "local_after" else visit.start)
 
-    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+    def exchange(
+        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> Memory:
         if self.when != "global_after":
             return memory
         asked = upcoming() if self.scope == "participants" else members  # rfedavg's code asks those who train next

@@ -78,7 +78,8 @@ class BandedNoise:
             z = prng.normals(key, jnp.maximum(now - j, 0).astype(jnp.uint32), size)
             return total + jnp.where(now >= j, a[j], 0.0) * z
 
-        return jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
+        noise: jax.Array = jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
+        return noise
 
     def variance(self, step: jax.Array) -> jax.Array:
         a = jnp.asarray(self.coefficients, jnp.float32)

@@ -226,7 +226,8 @@ def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
     """The noise multiplier of every client, on the host."""
-    return np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
+    noise: list[float] = np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
+    return noise
 
 
 def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:
