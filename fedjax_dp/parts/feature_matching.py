@@ -24,11 +24,17 @@ SCOPES = ("participants", "all")
 class FeatureRelease(Protocol):
     """What a client does to its mean features before it sends them."""
 
-    def bound(self, features: jax.Array) -> jax.Array: ...  # of each record (records, k)
+    def bound(self, features: jax.Array) -> jax.Array:
+        """Features as they enter the mean; records on the leading axis, k features on the last, or one record's."""
+        ...
 
-    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array: ...  # (k,)
+    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
+        """The mean `(k,)` as it leaves the client; the key is for this alone."""
+        ...
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        ...
 
 
 @value
