@@ -31,7 +31,7 @@ class ServerState(NamedTuple):
 
 def place(state: ServerState, execution: Execution) -> ServerState:
     """A copy of the state where a run of `execution` wants it; tables on the host stay there."""
-    light = execution.place_models(state._replace(clients=()))
+    light: ServerState = execution.place_models(state._replace(clients=()))
     return light._replace(clients=execution.place_tables(state.clients))
 
 
@@ -245,7 +245,7 @@ def _visit(
 def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
     """The cohort trains: the sum of its messages as they travel, and new rows of what clients keep."""
     local, upload = now.algorithm.local, now.algorithm.upload
-    hides = upload.unit is not None or local.privatizer.gap is None
+    hides = upload.unit is not None or getattr(local.privatizer, "gap", None) is None
 
     def client(shared: Any, member: _Member) -> tuple[Any, Any]:
         shared = shared if now.fed is None else _holding(*shared)
