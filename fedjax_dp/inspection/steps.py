@@ -15,8 +15,8 @@ from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
 from fedjax_dp.parts.corrections import Correction, Step
 from fedjax_dp.parts.local_training import extreme_rates
-from fedjax_dp.parts.noise import NoiseSource, Place
-from fedjax_dp.parts.record_privacy import Privatizer
+from fedjax_dp.parts.noise import NoiseSource, Place, correlated_source
+from fedjax_dp.parts.record_privacy import Privatizer, clips
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -103,10 +103,10 @@ def _varies(algorithm: Algorithm) -> bool:
 
 
 def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    clip = getattr(algorithm.local.privatizer, "clip_norm", None)
-    if clip is None:
+    privatizer = algorithm.local.privatizer
+    if not clips(privatizer):
         return  # the privatizer is examined with it
-    clip = float(np.float32(clip))
+    clip = float(np.float32(privatizer.clip_norm))
     found = _neighbours(data, model, _varies(algorithm))
 
     def of(key: jax.Array, params: jax.Array, x: jax.Array, y: jax.Array, mask: jax.Array) -> tuple[Any, Any]:
@@ -213,8 +213,8 @@ def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cli
         require(step.adjacency is adjacency, "neighbours", step.adjacency.value, adjacency.value, "exact")
         known = step.sampling in (law, FullBatch())
         require(known, "sampling in its event", str(step.sampling), f"{law} of the batches", "exact")
-    source = getattr(privatizer, "source", None)
-    joined = source is not None and facts.of_the_project(source) and not source.fresh
+    source = correlated_source(privatizer)
+    joined = source is not None and facts.of_the_project(source)
     counted = sum(step.count for step, _ in leaves)
     require(joined or counted >= steps, "noisy sums in its event", f"{counted}", f"the {steps} local steps", "exact")
     return min((step.noise_multiplier for step, _ in leaves), default=np.inf)

@@ -12,9 +12,10 @@ from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIAL
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
-from fedjax_dp.parts.client_privacy import Attendance, Sent, Upload
+from fedjax_dp.parts.client_privacy import Attendance, ClientPrivacy, Sent, Upload, hides_clients
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.local_training import extreme_rates
+from fedjax_dp.parts.noise import correlated_source, source_of
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import ravel, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -25,7 +26,7 @@ from fedjax_dp.statistics.verdict import require
 HORIZON = 32  # rounds that are looked at
 
 
-def examine_upload(upload: Upload, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
     """Round after round: how long a message can be, what noise joins the mean, and that the mean passes as it is."""
     if upload.shared_noise or upload.extra:
         raise AssertionError("shares of noise, and numbers beside an update, are understood of the project's alone")
@@ -76,23 +77,23 @@ def examine_upload(upload: Upload, algorithm: Algorithm, data: FederatedData, mo
         "1 or more",
         f"{slack:.0%} may be chance",
     )
-    if upload.amplified or getattr(upload, "source", None) is None:
+    if upload.amplified or source_of(upload) is None:
         examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
 
 
-def _told(upload: Upload, algorithm: Algorithm, data: FederatedData, rounds: int, size: int) -> float:
+def _told(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, rounds: int, size: int) -> float:
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.members(count), algorithm.transport.resolution
-    noise = float(np.float32(upload.noise_multiplier))  # type: ignore[attr-defined]  # all that hide clients have one
+    noise = float(np.float32(upload.noise_multiplier))
     found = []
     for sampling, adjacency in {SEEN, cohort.hidden(count, 0) if upload.amplified else SEEN}:
         attendance = Attendance(
             sampling, adjacency, rounds, rounds, cohort.spacing(count), members, members, resolution, size
         )
         leaves = list(upload.event(noise, attendance).leaves())
-        source = getattr(upload, "source", None)
-        joined = source is not None and facts.of_the_project(source) and not source.fresh
+        source = correlated_source(upload)
+        joined = source is not None and facts.of_the_project(source)
         for step, _ in leaves:
             known = step.sampling in (sampling, FullBatch())
             require(known, "sampling in its event", str(step.sampling), f"{sampling} of the cohorts", "exact")
@@ -104,10 +105,15 @@ def _told(upload: Upload, algorithm: Algorithm, data: FederatedData, rounds: int
     return max(found, default=np.inf)
 
 
+def _longest(upload: Upload) -> float:
+    """The length of messages that transports and means are tried with."""
+    return float(upload.clip_norm) if hides_clients(upload) else 1.0
+
+
 def examine_transport(transport: Transport, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     """The sum that arrives is that of the messages, or its noise would be of another size than they."""
     members, size = algorithm.cohort.members(data.num_clients), 8
-    clip = float(getattr(algorithm.upload, "clip_norm", 1.0))
+    clip = _longest(algorithm.upload)
     ids, here = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)
 
     def off(key: jax.Array) -> jax.Array:
@@ -130,7 +136,7 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     rates = algorithm.cohort.rates(shares)
     schedule = drawn_cohorts(algorithm.cohort, run_key(seed), min(rounds, 200), shares)
     positions, size = schedule.ids.shape[1], 8
-    clip = float(getattr(algorithm.upload, "clip_norm", 1.0))
+    clip = _longest(algorithm.upload)
     reach = float(aggregate.reach(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
     added = algorithm.upload.amplified and algorithm.cohort.hidden(data.num_clients, 0)[1] is Adjacency.ADD_REMOVE

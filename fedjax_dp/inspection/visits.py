@@ -17,7 +17,7 @@ from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.corrections import Memory
 from fedjax_dp.parts.local_training import LocalResult, Received
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.noise import Place, correlated_source
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -105,8 +105,7 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
         if batches.even:
             asked = sorted({len(each) for each in taken})
             require(max(asked) <= steps + more, f"{name}: noised gradients", f"{asked}", f"{steps + more}", "exact")
-        source = getattr(local.privatizer, "source", None)
-        if source is not None and not source.fresh:
+        if correlated_source(local.privatizer) is not None:
             counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
             require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
         first = min(len(each) for each in taken)

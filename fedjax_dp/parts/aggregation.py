@@ -31,32 +31,61 @@ from fedjax_dp.pytrees import structure, value
 class Aggregate(Protocol):
     """What a client contributes to the round's sum, and what the sum means for the model.
 
-    Facts (`facts.FACTS`), on which the Guarantee rests: `needs_loss`, `needs_rates`, `alike`, `realised`, `reach`.
+    Implementations are made with `fedjax_dp.value`. Of all clients, public, `(num_clients,)`: `shares`, the p_i, and
+    `rates`, their expected messages in a round, None where nobody knows them. Updates and parameters are flat
+    `(size,)`, in the order of `pytrees.ravel`.
     """
 
     @property
-    def needs_loss(self) -> bool: ...  # of the received model on all of a client's records
+    def needs_loss(self) -> bool:
+        """Fact. Whether clients send the loss of the received model on all of their records, as it is."""
+        ...
 
     @property
-    def needs_rates(self) -> bool: ...  # of the cohort: how often each client is expected
+    def needs_rates(self) -> bool:
+        """Fact. Whether `rates` have to be known."""
+        ...
 
     @property
-    def alike(self) -> bool: ...  # every member has weight 1
+    def alike(self) -> bool:
+        """Fact. Whether every member has weight 1."""
+        ...
 
     @property
-    def realised(self) -> bool: ...  # divides by the realised cohort, so only a fixed size bounds a client
+    def realised(self) -> bool:
+        """Fact. Whether it divides by the realised cohort, so that only a fixed size bounds a client."""
+        ...
 
-    extra: int  # numbers that travel with an update
+    @property
+    def extra(self) -> int:
+        """Numbers that travel with an update."""
+        ...
 
-    def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array: ...  # a_i (members,)
+    def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+        """a_i of the members `(members,)`."""
+        ...
 
-    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any: ...
+    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any:
+        """What one member adds to the sum: float32 arrays, with `extra` numbers beside those of the update.
 
-    def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array: ...
+        weight  its a_i; loss  None unless `needs_loss`; rate  of the round's first local step.
+        """
+        ...
 
-    def reach(self, shares: Any, rates: Any, members: int) -> Any: ...  # see `Estimator.reach`; None: nothing bounds it
+    def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
+        """The mean update `(size,)`, from the sum of the contributions; linear in it where clients are to be hidden."""
+        ...
 
-    def check(self, cohort: Cohort, num_clients: int) -> None: ...
+    def reach(self, shares: Any, rates: Any, members: int) -> Any:
+        """Fact. How far, in L2, one client whose update has norm 1 can move the mean by joining; None: nothing says.
+
+        members: positions of the cohort. Where neighbours exchange a client, the mean moves twice as far.
+        """
+        ...
+
+    def check(self, cohort: Cohort, num_clients: int) -> None:
+        """Raise ConfigurationError, in one line, for cohorts that it does not suit."""
+        ...
 
 
 def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -64,7 +93,7 @@ def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     return members.drawn * shares[members.ids]
 
 
-def by_inverse_rate(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
+def by_inverse_rate(members: Members, shares: jax.Array, rates: jax.Array) -> jax.Array:
     """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952)."""
     return members.drawn * (shares / rates)[members.ids]
 
@@ -240,6 +269,7 @@ class FairRatio:
         return weight * powered * step, weight * curvature
 
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
+        steps: jax.Array
         steps, curvature = total
         return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
 

@@ -21,21 +21,36 @@ class Batch(NamedTuple):
 
 
 class Batches(Protocol):
-    """A law for the records of each local step."""
+    """A law for the records of each local step. Implementations are made with `fedjax_dp.value`."""
 
-    def count(self, steps: int, largest: int) -> int: ...  # local steps of a round, for a client of `largest` records
+    @property
+    def even(self) -> bool:
+        """Fact. Whether every client takes every step, however few records it has."""
+        ...
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch: ...  # records <= largest
+    def count(self, steps: int, largest: int) -> int:
+        """Fact. Local steps of a round of a client with `largest` records; `steps`: what the local steps state."""
+        ...
 
-    # Facts (`facts.FACTS`), on which the Guarantee rests:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+        """The batches of a client's round, by a key of its own; traced.
 
-    even: bool  # every client takes every step
+        records  of this client, at most `largest`, on which shapes may depend;
+        steps    to draw for: `count` of the largest client, and one for each further gradient.
+        """
+        ...
 
-    def sampling(self, records: int) -> events.Sampling: ...  # what the accountants are told
+    def sampling(self, records: int) -> events.Sampling:
+        """Fact. How the batches of a client with so many records are drawn, in the accountants' words."""
+        ...
 
-    def divisor(self, records: int) -> int: ...  # the public number that divides the sum over a batch
+    def divisor(self, records: int) -> int:
+        """Fact. The public number that divides the sum over a batch of a client with so many records."""
+        ...
 
-    def check(self, sizes: np.ndarray) -> None: ...  # records per client
+    def check(self, sizes: np.ndarray) -> None:
+        """Raise ConfigurationError, in one line, where clients of `sizes (num_clients,)` records cannot draw them."""
+        ...
 
 
 @value

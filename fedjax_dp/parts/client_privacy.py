@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -35,39 +35,97 @@ class Attendance(NamedTuple):
 
 
 class Upload(Protocol):
-    """The way of an update from the client to the server. All that hide whole clients have a noise_multiplier.
+    """The way of an update from the client to the server; all that hide whole clients are a `ClientPrivacy`.
 
-    Facts (`facts.FACTS`), on which the Guarantee rests:
-    unit          Unit.CLIENT where updates are bounded and noised; None: no more privacy than the local steps give;
-    amplified     sums are accounted for as over hidden samples of clients, where cohorts are hidden;
-    shared_noise  clients add shares of the noise, so that only their sum hides anybody;
-    extra         numbers that travel with an update;
-    event         what a run releases of a client that attends it so, at a noise multiplier.
+    Implementations are made with `fedjax_dp.value`. Updates and their mean are flat `(size,)` float32, in the order of
+    `pytrees.ravel`; `reach` is what `Aggregate.reach` says; `state` is what the server keeps, as `init` made it.
     """
 
-    shared_noise: bool
+    @property
+    def unit(self) -> Unit | None:
+        """Fact. Unit.CLIENT where updates are bounded and noised; None: no more privacy than the local steps give."""
+        ...
 
     @property
-    def unit(self) -> Unit | None: ...
+    def amplified(self) -> bool:
+        """Fact. Whether sums are accounted for as over hidden samples of clients, where cohorts are hidden."""
+        ...
 
     @property
-    def amplified(self) -> bool: ...
+    def shared_noise(self) -> bool:
+        """Fact. Whether clients add shares of the noise, so that only their sum hides anybody: a `SharedNoise`."""
+        ...
 
-    extra: int
+    @property
+    def extra(self) -> int:
+        """Fact. Numbers that travel with an update."""
+        ...
 
-    def event(self, noise: float, attendance: Attendance) -> Event: ...
+    def event(self, noise: float, attendance: Attendance) -> Event:
+        """Fact. What a run releases of a client that attends it so, at a noise multiplier."""
+        ...
 
-    def init(self) -> Any: ...  # what the server keeps
+    def init(self) -> Any:
+        """What the server keeps before round 0: a pytree of arrays."""
+        ...
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "Sent") -> Any: ...
+    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "Sent") -> Any:
+        """What stands for the update `(size,)`, and the `extra` numbers, () if there are none; traced.
+
+        key    of this client and round, for this alone;
+        sizes  parameters of each tensor of the model, in their order in the update.
+        """
+        ...
 
     def release(
         self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
-    ) -> tuple[jax.Array, Any]: ...
+    ) -> tuple[jax.Array, Any]:
+        """The mean as the server moves by it, with its noise, and the new state; traced.
 
-    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> Any: ...  # on the mean; None: none
+        key       the same in all rounds of a run: the round is part of every draw;
+        extra     sum of the extra numbers; expected  messages of a round, None where nobody knows.
+        """
+        ...
 
-    def check(self, num_clients: int) -> None: ...
+    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> Any:
+        """Of a coordinate of the noise on the mean, a probe; NaN: not known apart from it; None: there is no noise."""
+        ...
+
+    def check(self, num_clients: int) -> None:
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant for so many clients."""
+        ...
+
+
+class ClientPrivacy(Upload, Protocol):
+    """An upload that hides whole clients; one that draws its noise from a `NoiseSource` calls it `source`."""
+
+    @property
+    def clip_norm(self) -> float:
+        """Bound on a client's update, in L2; of the first round, where it is learnt."""
+        ...
+
+    @property
+    def noise_multiplier(self) -> float:
+        """What its event is asked for: noise on the mean, over what a client of norm `clip_norm` can move it."""
+        ...
+
+
+class SharedNoise(ClientPrivacy, Protocol):
+    """A `ClientPrivacy` to whose noise every client adds a share, in units of the sum's resolution."""
+
+    def check_resolution(self, resolution: float, members: int) -> None:
+        """Raise ConfigurationError, in one line, where sums of that resolution cannot carry the noise of so many."""
+        ...
+
+
+def hides_clients(upload: Upload) -> TypeGuard[ClientPrivacy]:
+    """Whether an upload says that it hides whole clients."""
+    return upload.unit is Unit.CLIENT
+
+
+def shares_noise(upload: Upload) -> TypeGuard[SharedNoise]:
+    """Whether clients add shares of the noise."""
+    return upload.shared_noise
 
 
 class Sent(NamedTuple):
@@ -99,7 +157,7 @@ class PlainUpload:
     def event(self, noise: float, attendance: Attendance) -> Event:
         raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
 
-    def init(self) -> tuple:
+    def init(self) -> tuple[()]:
         return ()
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
@@ -143,7 +201,7 @@ class ClientGaussian:
     def event(self, noise: float, attendance: Attendance) -> Event:
         return noisy_sums(self.source, noise, attendance)
 
-    def init(self) -> tuple:
+    def init(self) -> tuple[()]:
         return ()
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
@@ -160,7 +218,8 @@ class ClientGaussian:
         return self.noise_multiplier * self.clip_norm * reach
 
     def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> jax.Array:
-        return self.scale(reach) * jnp.sqrt(self.source.variance(round_index))
+        std: jax.Array = self.scale(reach) * jnp.sqrt(self.source.variance(round_index))
+        return std
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -221,7 +280,8 @@ class AdaptiveClientGaussian:
     def scale(self, state: ClipState, reach: Any) -> jax.Array:
         """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
         on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
-        return on_updates * state.clip_norm * reach
+        scale: jax.Array = on_updates * state.clip_norm * reach
+        return scale
 
     def noise_std(self, state: ClipState, reach: Any, round_index: jax.Array) -> jax.Array:
         return self.scale(state, reach) * jnp.sqrt(self.source.variance(round_index))
@@ -274,7 +334,7 @@ class ClientSkellam:
         )
         return repeated(one, attendance.times)
 
-    def init(self) -> tuple:
+    def init(self) -> tuple[()]:
         return ()
 
     def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:

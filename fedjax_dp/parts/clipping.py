@@ -14,13 +14,13 @@ from fedjax_dp.pytrees import ravel, structure, value
 
 
 class Records(NamedTuple):
-    """The records of one batch as the model sees them; `divisor` is the public batch size."""
+    """The records of one batch as the model sees them."""
 
-    x: jax.Array
-    y: jax.Array
-    mask: jax.Array
-    divisor: jax.Array
-    keys: jax.Array | None = None  # of each record in this step, for dropout
+    x: jax.Array  # (rows, ...) features
+    y: jax.Array  # (rows,) int32 labels
+    mask: jax.Array  # (rows,) bool; False is padding
+    divisor: jax.Array  # the public batch size
+    keys: jax.Array | None = None  # (rows,), of each record in this step, for dropout
 
 
 class StepReport(NamedTuple):
@@ -41,27 +41,36 @@ class Bounded(NamedTuple):
 
 
 class Bound(Protocol):
-    """From a batch to a bounded mean gradient.
-
-    Facts (`facts.FACTS`):
-    gap         why noise in these units proves nothing, where it does not;
-    assumption  what must hold of the data for it to prove anything, if something must; None: the mean is within C;
-    per_record  each record's part of the sum is within C, so that a record more or less moves the sum by C and the
-                unit is C / B; False: only the whole mean is bounded, unit C.
-    """
+    """From a batch to a bounded mean gradient. Implementations are made with `fedjax_dp.value`."""
 
     @property
-    def gap(self) -> str | None: ...
+    def gap(self) -> str | None:
+        """Fact. Why noise in these units proves nothing; None: it does."""
+        ...
 
     @property
-    def assumption(self) -> str | None: ...
+    def assumption(self) -> str | None:
+        """Fact. What must hold of the data for it to prove anything; None: nothing, and the mean is within C."""
+        ...
 
     @property
-    def per_record(self) -> bool: ...
+    def per_record(self) -> bool:
+        """Fact. Whether each record's part of the sum is within C.
 
-    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded: ...
+        A record more or less then moves the sum by C, and the unit is C / B; else only the whole mean is, and it is C.
+        """
+        ...
 
-    def check(self) -> None: ...
+    def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
+        """The mean over `records.divisor` of the gradients at the tree `params`, finite whatever the records, traced.
+
+        Rows of `records` with mask False count nothing. What noise is measured in must not depend on records.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        ...
 
 
 @value

@@ -28,57 +28,80 @@ class Members(NamedTuple):
 
 
 class Cohort(Protocol):
-    """A law for the clients of a round. `shares` are the public p_i, shape `(num_clients,)`.
+    """A law for the clients of a round. Implementations are made with `fedjax_dp.value`.
 
-    Facts (`facts.FACTS`), on which the Guarantee rests:
-    base   the law that draws the clients, under whatever decides who of them answers;
-    drawn  clients are drawn at random; fixed  as many answer in every round; once  a client counts at most once;
-    turns  most times that a client trains in a round;
-    gap    why no epsilon exists, because draws depend on records in a way that nobody accounted for, or None;
-    paid   the event by which every client told what the draws are made of; None if they know no records at all.
+    `shares` are the public p_i `(num_clients,)`: traced in the rounds, NumPy's for the accountants.
     """
 
     @property
-    def base(self) -> "Cohort": ...
+    def base(self) -> "Cohort":
+        """Fact. The law that draws the clients, under whatever decides who of them answers; itself, if nothing does."""
+        ...
 
     @property
-    def drawn(self) -> bool: ...
+    def drawn(self) -> bool:
+        """Fact. Whether clients are drawn at random."""
+        ...
 
     @property
-    def fixed(self) -> bool: ...
+    def fixed(self) -> bool:
+        """Fact. Whether as many answer in every round."""
+        ...
 
     @property
-    def once(self) -> bool: ...
+    def once(self) -> bool:
+        """Fact. Whether a client counts at most once a round."""
+        ...
 
     @property
-    def turns(self) -> int: ...
+    def turns(self) -> int:
+        """Fact. Most times that a client trains in a round."""
+        ...
 
     @property
-    def gap(self) -> str | None: ...
+    def gap(self) -> str | None:
+        """Fact. Why no epsilon exists, as draws depend on records in a way that nobody accounted for; None: none do."""
+        ...
 
     @property
-    def paid(self) -> Event | None: ...
+    def paid(self) -> Event | None:
+        """Fact. By which every client told what the draws are made of; None: they know no records at all."""
+        ...
 
-    def members(self, num_clients: int) -> int: ...  # positions, known before the round
+    def members(self, num_clients: int) -> int:
+        """Fact. Positions of a cohort, the same in every round."""
+        ...
 
-    def usual(self, num_clients: int) -> int: ...  # how many of them an ordinary round fills
+    def usual(self, num_clients: int) -> int:
+        """How many of them an ordinary round fills; no more than a hint of how to compute."""
+        ...
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members: ...  # key of this round
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        """Who takes part, traced; arrays `(members,)`. The key is this round's, for these draws alone."""
+        ...
 
-    def rates(self, shares: Array) -> Any: ...  # expected messages of each client (num_clients,); None: unknown
+    def rates(self, shares: Array) -> Any:
+        """Fact. Expected messages of each client in a round `(num_clients,)`; None: nobody knows them."""
+        ...
 
-    def law(self, shares: Array) -> tuple[Any, int]: ...  # (chance per draw (num_clients,), independent draws a round)
+    def law(self, shares: Array) -> tuple[Any, int]:
+        """Fact. Each client's chance in one draw `(num_clients,)`, and independent draws in a round."""
+        ...
 
     def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        """How clients are drawn for somebody who sees sums of whole clients and knows who of `known` others took part.
+        """Fact. How clients are drawn for one who sees sums of whole clients and knows who of `known` others joined.
 
         (FullBatch(), Adjacency.REPLACE_ONE) where who takes part is public: rounds are then counted by client.
         """
         ...
 
-    def spacing(self, num_clients: int) -> int: ...  # rounds from one of a client's to its next, at least
+    def spacing(self, num_clients: int) -> int:
+        """Fact. Rounds from one that a client is in to its next, at least."""
+        ...
 
-    def check(self, num_clients: int) -> None: ...
+    def check(self, num_clients: int) -> None:
+        """Raise ConfigurationError, in one line, where so many clients cannot be drawn from so."""
+        ...
 
 
 SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public

@@ -74,28 +74,37 @@ class Floats(NamedTuple):
 
 
 class Correction(Protocol):
-    """The methods given here are those of a term that neither keeps nor sends anything."""
+    """A term of a local step's gradient. Implementations are made with `fedjax_dp.value`.
+
+    The methods given here are those of a term that neither keeps nor sends anything. What one says of itself here,
+    `inspection.flow` finds out, but for the fact `pull`. Vectors are flat `(size,)`, in the order of `pytrees.ravel`.
+    """
 
     @property
-    def leak(self) -> str | None:  # why there is no epsilon, where records act past the privatizer
+    def leak(self) -> str | None:
+        """Why there is no epsilon, where records act past the privatizer; None: nowhere do they."""
         return None
 
     @property
-    def keeps(self) -> bool:  # clients keep something across rounds
+    def keeps(self) -> bool:
+        """Whether clients keep something across rounds."""
         return False
 
     even: bool = False  # reads gradients off the update, so it needs plain steps of one rate
 
     @property
-    def extra_gradients(self) -> int:  # privatized gradients per round beyond the local steps
+    def extra_gradients(self) -> int:
+        """Privatized gradients of a client's round beyond its local steps."""
         return 0
 
     @property
-    def warm(self) -> bool:  # whether every client releases a round's privatized gradients before round 0
+    def warm(self) -> bool:
+        """Whether every client releases a round's privatized gradients before round 0."""
         return False
 
     @property
-    def looks(self) -> bool:  # at records of clients, apart from their local steps
+    def looks(self) -> bool:
+        """Whether records of clients are looked at apart from their local steps."""
         return False
 
     @property
@@ -104,10 +113,12 @@ class Correction(Protocol):
         return type(self).send is Correction.send and type(self).exchange is Correction.exchange
 
     @property
-    def pull(self) -> float:  # how strongly a step of rate 1 draws the model to a fixed point
+    def pull(self) -> float:
+        """Fact. How strongly a step of rate 1 draws the model to a fixed point."""
         return 0.0
 
     def init(self, setting: Setting) -> Memory:
+        """What the server keeps before round 0, and what clients keep, in arrays `(num_clients, ...)`."""
         return Memory()
 
     def send(self, memory: Memory, members: Members) -> Any:
@@ -115,18 +126,20 @@ class Correction(Protocol):
         return ()
 
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        """The gradient that the step uses, flat."""
+        """The gradient that the step uses `(size,)`, from the privatized one with the terms before this."""
         return gradient
 
     def finish(self, visit: Visit) -> tuple[Any, Any]:
-        """What joins the update in its sum over the members, and the client's new row."""
+        """What joins the update in its sum over the members, float32 arrays, and the client's new row."""
         return (), ()
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         """The server part after the sum has arrived."""
         return server
 
-    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+    def exchange(
+        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> Memory:
         """After the new model: what clients of this round or the next send about it.
 
         look(f, ids) = f(key, new params tree, client, data, model) for each id.
@@ -134,9 +147,17 @@ class Correction(Protocol):
         return memory
 
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        """Numbers that travel to and from one member in a round, beside model and update.
+
+        size, features: parameters of the model, and the width of its last hidden layer, if it has one.
+        """
         return Floats()
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        """Raise ConfigurationError, in one line, where it cannot be used.
+
+        model: None where it is not known yet; sizes: records of each client `(num_clients,)`.
+        """
         return None
 
 
@@ -214,7 +235,8 @@ class ControlVariates(Correction):
         return Memory(controls.mean(0), controls)
 
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        return gradient + (step.server - step.own)
+        apart: jax.Array = step.server - step.own
+        return gradient + apart
 
     def finish(self, visit: Visit) -> tuple[Any, Any]:
         step = -visit.moved / visit.drift  # the mean of what the steps subtracted

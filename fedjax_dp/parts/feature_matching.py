@@ -24,11 +24,17 @@ SCOPES = ("participants", "all")
 class FeatureRelease(Protocol):
     """What a client does to its mean features before it sends them."""
 
-    def bound(self, features: jax.Array) -> jax.Array: ...  # of each record (records, k)
+    def bound(self, features: jax.Array) -> jax.Array:
+        """Features as they enter the mean; records on the leading axis, k features on the last, or one record's."""
+        ...
 
-    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array: ...  # (k,)
+    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
+        """The mean `(k,)` as it leaves the client; the key is for this alone."""
+        ...
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        ...
 
 
 @value
@@ -132,14 +138,17 @@ class FeatureMatching(Correction):
             mean = jnp.where(records.mask[:, None], found, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
             return jnp.sum((mean - target) ** 2)
 
-        return gradient + self.strength * exists * jax.grad(distance)(step.params)
+        pull: jax.Array = self.strength * exists * jax.grad(distance)(step.params)
+        return gradient + pull
 
     def finish(self, visit: Visit) -> tuple[Any, Any]:
         if self.when == "global_after":
             return (), visit.own
         return (), visit.look(self._mean_features, visit.end if self.when == "local_after" else visit.start)
 
-    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+    def exchange(
+        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> Memory:
         if self.when != "global_after":
             return memory
         asked = upcoming() if self.scope == "participants" else members  # rfedavg's code asks those who train next

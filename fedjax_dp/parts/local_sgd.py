@@ -123,7 +123,8 @@ class LocalSgd(LocalTraining):
     def init(self, setting: Setting) -> Memory:
         @functools.cache  # one release, however many corrections begin with it
         def warm() -> jax.Array:
-            return setting.look(self.mean_gradient)
+            released: jax.Array = setting.look(self.mean_gradient)
+            return released
 
         begun = [correction.init(setting._replace(warm=warm)) for correction in self.corrections]
         tables = [memory.clients for memory in begun]
@@ -140,7 +141,9 @@ class LocalSgd(LocalTraining):
         each = zip(self.corrections, shared, total, strict=True)
         return tuple(correction.absorb(server, term, num_clients) for correction, server, term in each)
 
-    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+    def exchange(
+        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> Memory:
         after = [correction.exchange(own, look, members, upcoming) for correction, own in self._each(memory)]
         tables = (*(own.clients for own in after), *memory.clients[len(after) :])
         return Memory(tuple(own.server for own in after), tables)

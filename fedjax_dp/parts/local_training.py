@@ -139,7 +139,9 @@ class LocalTraining(Protocol):
         """Memory.server after the sum of the members' terms has arrived."""
         return shared
 
-    def exchange(self, memory: Memory, look: Callable, members: Members, upcoming: Callable[[], Members]) -> Memory:
+    def exchange(
+        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> Memory:
         """After the new model: what clients of this round or the next send about it.
 
         look(f, ids) = f(key, new params tree, client, data, model) for each id.

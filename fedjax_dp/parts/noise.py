@@ -23,22 +23,41 @@ class Place(NamedTuple):
 
 
 class NoiseSource(Protocol):
-    """Where standard normal noise comes from.
-
-    Facts (`facts.FACTS`):
-    fresh  the noise of every step is independent of all other noise, so that sampling members amplifies;
-    bands  `(bands,)` a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1.
-    """
+    """Where standard normal noise comes from. Implementations are made with `fedjax_dp.value`."""
 
     @property
-    def fresh(self) -> bool: ...
+    def fresh(self) -> bool:
+        """Fact. Whether the noise of every step is independent of all other noise, so that sampling amplifies."""
+        ...
 
     @property
-    def bands(self) -> Any: ...
+    def bands(self) -> Any:
+        """Fact. `(bands,)`: a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1; (1.0,) where it is fresh."""
+        ...
 
-    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array: ...  # (size,)
+    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+        """The noise n_t of step t = place.step, float32 `(size,)`, traced.
 
-    def variance(self, step: jax.Array) -> jax.Array | float: ...  # of one coordinate
+        The key is the same in steps that belong together (of a client's round, or of a run's sums), so that noise of
+        earlier ones can be drawn again; other clients, rounds and runs have other keys.
+        """
+        ...
+
+    def variance(self, step: jax.Array) -> jax.Array | float:
+        """Of one coordinate of the noise of a step."""
+        ...
+
+
+def source_of(part: Any) -> NoiseSource | None:
+    """Where the noise of a privatizer or an upload comes from; None where it keeps to itself how it draws."""
+    source: NoiseSource | None = getattr(part, "source", None)
+    return source
+
+
+def correlated_source(part: Any) -> NoiseSource | None:
+    """The source of a part whose noise is known to be correlated over steps; None for all others."""
+    source = source_of(part)
+    return None if source is None or source.fresh else source
 
 
 @value
@@ -78,7 +97,8 @@ class BandedNoise:
             z = prng.normals(key, jnp.maximum(now - j, 0).astype(jnp.uint32), size)
             return total + jnp.where(now >= j, a[j], 0.0) * z
 
-        return jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
+        noise: jax.Array = jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
+        return noise
 
     def variance(self, step: jax.Array) -> jax.Array:
         a = jnp.asarray(self.coefficients, jnp.float32)

@@ -1,6 +1,6 @@
 """Privacy inside a local step: what happens to its gradient. Clip norm and noise come from one value."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -18,40 +18,73 @@ LEAST_CLIP = 1e-12  # noise over batches and cohorts is still a float32 then
 
 
 class Privatizer(Protocol):
-    """Turns a batch into the gradient that a local step uses, as one flat vector in the order of the parameters.
+    """Turns a batch into the gradient that a local step uses.
 
-    Facts (`facts.FACTS`), on which the Guarantee rests:
-    gap           why there is no epsilon, where there is none;
-    assumptions   what must be true for the event to be;
-    client_noise  noise multiplier of every client, None without privacy;
-    event         what `steps` local steps of one client release; `rates`: the learning rates of the last steps of all
-                  rounds;
-    unit          of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor where each record is
-                  clipped;
-    on_upload     noise joins in the last step that is taken and hides the whole way of the round's steps, which have to
-                  be contractions; False: the gradient of every step is noised by itself.
+    Implementations are made with `fedjax_dp.value`. One that hides records has a field `noise_multiplier`, a number
+    or one per client `(num_clients,)`; one with a `clip_norm` is a `ClippingPrivatizer`; one that draws its noise from
+    a `NoiseSource` calls it `source`.
     """
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
-    ) -> tuple[jax.Array, StepReport]: ...
+    ) -> tuple[jax.Array, StepReport]:
+        """The gradient at the tree `params`, flat `(size,)` in the order of `pytrees.ravel`, and probes; traced.
 
-    def client_noise(self, num_clients: int) -> Any: ...
+        The key is of one client's round: with `place.step` it makes every noise new. What is noised is finite whatever
+        the records.
+        """
+        ...
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event: ...
+    def client_noise(self, num_clients: int) -> Any:
+        """Fact. The noise multiplier of every client, `num_clients` floats; None without privacy."""
+        ...
 
-    def unit(self, divisor: int) -> float: ...
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+        """Fact. What `steps` local steps of one client with so many records release, at its noise multiplier.
+
+        rates: learning rates of the last steps of all rounds `(rounds,)`.
+        """
+        ...
+
+    def unit(self, divisor: int) -> float:
+        """Fact. Of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor if each is clipped."""
+        ...
 
     @property
-    def on_upload(self) -> bool: ...
+    def on_upload(self) -> bool:
+        """Fact. Whether noise joins in the last step that is taken and hides the whole way of the round's steps.
+
+        These have to be contractions then; False: the gradient of every step is noised by itself.
+        """
+        ...
 
     @property
-    def gap(self) -> str | None: ...
+    def gap(self) -> str | None:
+        """Fact. Why there is no epsilon; None: there is one."""
+        ...
 
     @property
-    def assumptions(self) -> tuple[str, ...]: ...
+    def assumptions(self) -> tuple[str, ...]:
+        """Fact. What must be true for the event to be."""
+        ...
 
-    def check(self, num_clients: int) -> None: ...
+    def check(self, num_clients: int) -> None:
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant for so many clients."""
+        ...
+
+
+class ClippingPrivatizer(Privatizer, Protocol):
+    """One whose bound is a number that it tells."""
+
+    @property
+    def clip_norm(self) -> float:
+        """C: what `unit` is a multiple of, an L2 norm."""
+        ...
+
+
+def clips(privatizer: Privatizer) -> TypeGuard[ClippingPrivatizer]:
+    """Whether a privatizer tells its clip norm."""
+    return getattr(privatizer, "clip_norm", None) is not None
 
 
 @value
@@ -226,7 +259,8 @@ def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
     """The noise multiplier of every client, on the host."""
-    return np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
+    noise: list[float] = np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
+    return noise
 
 
 def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:

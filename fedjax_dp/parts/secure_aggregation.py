@@ -87,8 +87,11 @@ class SecureSum:
         """The masks of one member against its neighbours among those invited, added up; all of them sum to 0."""
         partners = self._partners(key, round_index, position, ids.shape[0])
         own, other = ids[position], ids[partners]
-        seed = jax.vmap(lambda a, b: jax.random.fold_in(jax.random.fold_in(key, jnp.minimum(a, b)), jnp.maximum(a, b)))
-        seeds = seed(jnp.broadcast_to(own, other.shape), other)
+
+        def seed(a: Array, b: Array) -> Array:
+            return jax.random.fold_in(jax.random.fold_in(key, jnp.minimum(a, b)), jnp.maximum(a, b))
+
+        seeds = jax.vmap(seed)(jnp.broadcast_to(own, other.shape), other)
         kept = invited[partners] & (partners != position)
         keep = jnp.where(kept, np.uint32(2**32 - 1), np.uint32(0))
         flip = jnp.where(other < own, np.uint32(2**32 - 1), np.uint32(0))
@@ -267,7 +270,8 @@ def exchange(
     rows = jax.device_put(rows, NamedSharding(mesh, PartitionSpec(AXIS)))
     here = jnp.ones(len(ids), bool) if present is None else jnp.asarray(present, bool)
     numbers = (key, jnp.int32(round_index), jnp.asarray(ids, jnp.int32), rows, here)
-    return _exchange(transport, *numbers, mesh=mesh, keep_masked=keep_masked)
+    trace: Trace = _exchange(transport, *numbers, mesh=mesh, keep_masked=keep_masked)
+    return trace
 
 
 @partial(jax.jit, static_argnames=("mesh", "keep_masked"))

@@ -51,11 +51,11 @@ class AdaptiveState(NamedTuple):
     nu: Any
 
 
-def _decayed(v: jax.Array, s: jax.Array, b2: Any) -> jax.Array:
+def _decayed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
     return b2 * v + (1 - b2) * s * s
 
 
-def _signed(v: jax.Array, s: jax.Array, b2: Any) -> jax.Array:
+def _signed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
     return v - (1 - b2) * s * s * jnp.sign(v - s * s)
 
 

@@ -10,36 +10,47 @@ from fedjax_dp.pytrees import value
 
 
 class Transport(Protocol):
-    """The way from messages to their sum. Messages are flat vectors, ids and flags `(members,)`.
+    """The way from messages to their sum. Implementations are made with `fedjax_dp.value`.
 
-    Facts (`facts.FACTS`), on which the Guarantee rests: `secret`, `resolution`, `hidden_among`.
+    Messages are flat `(size,)` float32; ids int32, and flags bool, are `(members,)`, one for each position of the
+    cohort: invited  False is padding; present  invited, and the message arrived. The key is for this alone.
     """
 
-    secret: bool  # nobody sees a single message
+    @property
+    def secret(self) -> bool:
+        """Fact. Whether nobody sees a single message."""
+        ...
 
     def hidden_among(self, members: int, helpers: int) -> int:
-        """Of how many honest members the server sees no more than the sum, at least, if `helpers` of them help it."""
+        """Fact. Of how many honest members the server sees no more than the sum, if `helpers` help it; at least."""
         ...
 
     @property
-    def resolution(self) -> float: ...  # smallest difference that the sum can carry; 0 for floats
+    def resolution(self) -> float:
+        """Fact. The smallest difference that the sum can carry; 0 for floats."""
+        ...
 
     @property
-    def word_bytes(self) -> int: ...  # of one number on the wire
+    def word_bytes(self) -> int:
+        """Bytes of one number on the wire."""
+        ...
 
-    def limit(self, members: int) -> float: ...  # largest coordinate of a message that fits, whatever the others send
+    def limit(self, members: int) -> float:
+        """Fact. The largest coordinate of a message that fits, in absolute value, whatever the others send."""
+        ...
 
-    def check(self, members: int) -> None: ...
+    def check(self, members: int) -> None:
+        """Raise ConfigurationError, in one line, where so many positions cannot be served."""
+        ...
 
     def message(
-        self,
-        key: jax.Array,
-        round_index: Any,
-        position: Any,
-        ids: jax.Array,
-        invited: jax.Array,
-        flat: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]: ...  # what leaves a member, and whether it did not fit
+        self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, invited: jax.Array, flat: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """What leaves the member at `position`, an array that sums by itself, and whether its message did not fit.
+
+        Traced under `vmap` over positions.
+        """
+        ...
 
     def total(
         self,
@@ -49,7 +60,9 @@ class Transport(Protocol):
         invited: jax.Array,
         present: jax.Array,
         summed: jax.Array,
-    ) -> jax.Array: ...
+    ) -> jax.Array:
+        """The sum of the messages of those present `(size,)`, float32, from the sum of what left them."""
+        ...
 
 
 @value

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.parts.aggregation import Aggregate
-from fedjax_dp.parts.client_privacy import PlainUpload, Upload
+from fedjax_dp.parts.client_privacy import PlainUpload, Upload, shares_noise
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import Server
@@ -68,12 +68,13 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
         )
-    if upload.shared_noise and not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
+    if not shares_noise(upload):
+        return
+    if not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
         raise errors.refuse(
             "noise",
             f"shared through {type(algorithm.transport).__name__} with {name}",
             "shared only in secure sums of equal weights over cohorts of fixed size",
             "else the shares do not add up",
         )
-    if upload.shared_noise:
-        upload.check_resolution(algorithm.transport.resolution, positions)  # type: ignore[attr-defined]
+    upload.check_resolution(algorithm.transport.resolution, positions)

@@ -58,25 +58,27 @@ class Feed:
         self._own = execution.own
         self._shares = jnp.asarray(data.shares)
         self._room = 1  # a block may hold nobody
-        self._now: Block | None = None
-        self._next: concurrent.futures.Future | None = None
+        self._held: tuple[Block, concurrent.futures.Future[Block]] | None = None  # and the one after it
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "feed")
 
     def block(self, at: int) -> Block:
         """The block that holds round `at`; the one after it is being read when this returns."""
-        if self._now is None or not self._now.first <= at < self._now.until:
-            ahead = self._next is not None and self._now is not None and at == self._now.until
-            self._now = self._next.result() if ahead else self._read(at, self._draw(at))  # type: ignore[union-attr]
-            # Drawn here, before the rounds of this block are sent off: an accelerator would draw after them.
-            self._next = self._thread.submit(self._read, self._now.until, self._draw(self._now.until))
-        return self._now
+        held = self._held
+        if held is not None and held[0].first <= at < held[0].until:
+            return held[0]
+        now = held[1].result() if held is not None and at == held[0].until else self._read(at, self._draw(at))
+        # Drawn here, before the rounds of this block are sent off: an accelerator would draw after them.
+        self._held = now, self._thread.submit(self._read, now.until, self._draw(now.until))
+        return now
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, first: int) -> tuple[jax.Array, jax.Array]:
         """Ids of the cohorts from round `first` on, and who of them is invited; not waited for."""
-        return draw_cohorts(self._cohort, self._key, first + jnp.arange(self._several), self._shares)
+        rounds = first + jnp.arange(self._several)
+        drawn: tuple[jax.Array, jax.Array] = draw_cohorts(self._cohort, self._key, rounds, self._shares)
+        return drawn
 
     def _read(self, first: int, drawn: tuple[jax.Array, jax.Array]) -> Block:
         data, groups = self._data, self._execution.groups
@@ -117,7 +119,7 @@ class Feed:
     def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
         """Arrays `(1, ...)`, one for each group of devices that this process has some of, as a part of one array."""
         mesh = self._execution.mesh
-        placed = [jax.device_put(parts[group], device) for device, group in self._own.items()]
+        placed: list[jax.Array] = [jax.device_put(parts[group], device) for device, group in self._own.items()]
         if mesh is None:
             return placed[0]
         shape = (self._execution.groups, *placed[0].shape[1:])

@@ -25,7 +25,7 @@ from fedjax_dp.pytrees import changed, tensor_sizes
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds import prefetch as feeds
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
-from fedjax_dp.rounds.metrics import Evaluation
+from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.prefetch import Feed
 from fedjax_dp.rounds.round import Fed, RoundReport, ServerState, initial_state, place, run_round
 
@@ -88,7 +88,8 @@ def _check_loss(model: Model, record_shape: tuple[int, ...], tokens: bool) -> No
 
 def numbers(algorithm: Algorithm) -> Algorithm:
     """The same algorithm with every number as a float32 array, so that no change of a number compiles again."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
+    floats: Algorithm = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
+    return floats
 
 
 # Compiled: the state before round 0.
@@ -141,8 +142,10 @@ class Rounds:
     def advance(self, state: ServerState, until: int) -> tuple[ServerState, RoundReport]:
         """The state before round `until`, or after one that was not finite; `state` cannot be used again."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
+        report: RoundReport
         if self.feed is None:
-            return advance(self.algorithm, state, self.data, self.key, np.int32(until), **options)
+            state, report = advance(self.algorithm, state, self.data, self.key, np.int32(until), **options)
+            return state, report
         done = int(state.round)
         while True:
             block = self.feed.block(done)
@@ -197,13 +200,13 @@ def on_devices(
 def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False) -> ServerState:
     """The state before round 0; with records on the host, what clients keep is there too, where that can be."""
     algorithm, key = numbers(algorithm), run_key(seed)
-    if not on_host:
-        return begin(algorithm, model, data, key)
-    data = feeds.without_records(data)
-    if not algorithm.local.apart:
-        return begin(algorithm, model, data, key)
-    alone = changed(data, **{name: getattr(data, name)[:1] for name in ("offsets", "sizes", "shares")})
-    return feeds.tables_on_host(begin(algorithm, model, alone, key), data.num_clients)
+    if on_host:
+        data = feeds.without_records(data)
+    if on_host and algorithm.local.apart:
+        alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
+        return feeds.tables_on_host(begin(algorithm, model, alone, key), data.num_clients)
+    state: ServerState = begin(algorithm, model, data, key)
+    return state
 
 
 def nothing(members: int) -> RoundReport:

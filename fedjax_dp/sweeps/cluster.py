@@ -56,7 +56,7 @@ def spread(ready: Sequence[Ready], address: str, parts: int, cpus: int, keep: Ke
         gpus, workers = _workers(ray, cpus)
         size = -(-len(ready) // (workers * BATCHES_PER_WORKER))
         batches = [
-            [Task(ready[at].point, ready[at].job.algorithm, ready[at].guarantee) for at in batch]
+            [ready[at] for at in batch]
             for numbers in grouped([one.job for one in ready])
             for batch in _cut(numbers, size)
         ]
@@ -66,7 +66,7 @@ def spread(ready: Sequence[Ready], address: str, parts: int, cpus: int, keep: Ke
         )
         environment = {} if gpus else {"env_vars": {"JAX_NUM_CPU_DEVICES": str(cpus)}}
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES, runtime_env=environment)(run_points)
-        running = {task.remote(batch, parts): batch for batch in batches}
+        running = {task.remote(list(map(_task, batch)), parts): batch for batch in batches}
         watch = Watch(len(ready), "test_accuracy")
         with screen.live("sweep") as show:
             while running:
@@ -97,11 +97,14 @@ def _cut(numbers: list[int], size: int) -> Iterator[list[int]]:
     return (numbers[at : at + size] for at in range(0, len(numbers), size))
 
 
-def _lost(task: Task, error: BaseException) -> Record:
+def _task(ready: Ready) -> Task:
+    return Task(ready.point, ready.job.algorithm, ready.guarantee)
+
+
+def _lost(ready: Ready, error: BaseException) -> Record:
     """The record of a point whose task failed."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    entry = entry_of(Ready(task.point, None, task.guarantee))  # type: ignore[arg-type]  # its data was not built here
-    return record(entry, PointEnd([], reason, False, 0.0))
+    return record(entry_of(ready), PointEnd([], reason, False, 0.0))
 
 
 def _require_answer(address: str) -> None:

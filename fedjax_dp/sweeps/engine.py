@@ -28,7 +28,8 @@ from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.sweeps.memory import Shelf, base_of, free_memory, records_of
+from fedjax_dp.sweeps.memory import Shelf as Shelf
+from fedjax_dp.sweeps.memory import base_of, free_memory, records_of
 from fedjax_dp.sweeps.program import AXIS, Compiled, Points, Program, Seen
 
 DISPATCH_S = 1.0  # aimed at: long beside what a dispatch costs, short for somebody who waits for results
@@ -102,9 +103,18 @@ class _Numbers(NamedTuple):
     """A job's leaves on the host."""
 
     algorithm: list[np.ndarray]
-    key: np.ndarray
+    words: np.ndarray  # of the run's key
     partition: list[np.ndarray]
     marks: list[int]
+
+
+class _HostPoints(NamedTuple):
+    """`Points` before they are placed: their keys are still words `(points, 2)`."""
+
+    algorithm: Algorithm
+    words: np.ndarray
+    partition: dict[str, Any]
+    marks: np.ndarray
 
 
 class Group:
@@ -179,9 +189,10 @@ class Group:
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, jnp.result_type(a), sharding=spread), (points, records, count)
         )
-        keys = jax.eval_shape(_keys, shapes[0].key)
-        key = jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=spread)
-        return self.program.compile(shapes[0]._replace(key=key), *shapes[1:])
+        host, records, count = shapes
+        keys = jax.eval_shape(_keys, host.words)
+        key: Any = jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=spread)
+        return self.program.compile(Points(host.algorithm, key, host.partition, host.marks), records, count)
 
     def sample(self) -> "Sample":
         """Seconds of a round and of an evaluation, and what the first points show after two rounds."""
@@ -282,14 +293,13 @@ class Group:
 
     def _place(self, lanes: list[list[int]]) -> tuple[Points, FederatedData, jax.Array]:
         """The arrays of jobs in the slots of each device."""
-        host = self._points(lanes)
-        points, count = jax.device_put(host, NamedSharding(self.program.mesh, P(AXIS)))
+        host, count = jax.device_put(self._points(lanes), NamedSharding(self.program.mesh, P(AXIS)))
         spare = next(lane[0] for lane in lanes if lane)
         datas = [self.jobs[lane[0] if lane else spare].data for lane in lanes]
         records = self._shelf.records(datas, self._largest, self.program.mesh)
-        return points._replace(key=_keys(points.key)), records, count
+        return Points(host.algorithm, _keys(host.words), host.partition, host.marks), records, count
 
-    def _points(self, lanes: list[list[int]]) -> tuple[Points, Any]:
+    def _points(self, lanes: list[list[int]]) -> tuple[_HostPoints, np.ndarray]:
         """Jobs in slots and their number on each device, on the host; empty slots hold a point of no rounds."""
         slots, marks, first = self.program.slots, self.program.marks, self.jobs[0]
         spare = next(lane[0] for lane in lanes if lane)
@@ -297,11 +307,11 @@ class Group:
         numbers = [self._numbers[index] for index in held]
         real = [slot < len(lane) for lane in lanes for slot in range(slots)]
         until = [n.marks + n.marks[-1:] * (marks - len(n.marks)) if r else [0] * marks for n, r in zip(numbers, real)]
-        points = Points(
+        points = _HostPoints(
             jax.tree.unflatten(jax.tree.structure(first.algorithm), _stacked([n.algorithm for n in numbers])),
-            np.stack([n.key for n in numbers]),  # type: ignore[arg-type]  # still words
+            np.stack([n.words for n in numbers]),
             jax.tree.unflatten(jax.tree.structure(first.data.partition), _stacked([n.partition for n in numbers])),
-            np.array(until, np.int32),  # type: ignore[arg-type]
+            np.array(until, np.int32),
         )
         return points, np.array([len(lane) for lane in lanes], np.int32)
 
@@ -352,7 +362,8 @@ def _stacked(rows: list[list[np.ndarray]]) -> list[np.ndarray]:
 
 
 def _keys(words: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    keys: jax.Array = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return keys
 
 
 def _outcome(job: Job, seen: Seen) -> PointEnd:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from fedjax_dp.rounds.round import RoundReport, ServerState, initial_state
 from fedjax_dp.rounds.simulation import nothing, run_rounds
 
 AXIS = "points"
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 class Points(NamedTuple):
@@ -73,7 +76,8 @@ class Program:
             data = changed(shared, **point.partition)
             return Running(initial_state(point.algorithm, self.model, data, point.key), jnp.bool_(True))
 
-        return self._over_points(one, points, count[0], jax.eval_shape(one, _first(points)))
+        shape: Running = jax.eval_shape(one, _first(points))
+        return self._over_points(one, points, count[0], shape)
 
     def visit(
         self,
@@ -112,7 +116,7 @@ class Program:
         """One point from mark to mark; `unseen` is what is seen where nobody looked."""
         data = changed(records, **point.partition)
 
-        def to_mark(at: jax.Array, carry: Any) -> Any:
+        def to_mark(at: jax.Array, carry: tuple[Running, Seen]) -> tuple[Running, Seen]:
             (state, sound), seen = carry
             until = jnp.where(sound, point.marks[at], state.round)
             state, report = run_rounds(
@@ -122,9 +126,10 @@ class Program:
             sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.loss)
             return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
 
-        return lax.fori_loop(first, last, to_mark, (running, unseen))
+        reached: tuple[Running, Seen] = lax.fori_loop(first, last, to_mark, (running, unseen))
+        return reached
 
-    def _over_points(self, one: Callable[[Any], Any], points: Any, count: jax.Array, like: Any) -> Any:
+    def _over_points(self, one: Callable[[Given], Found], points: Given, count: jax.Array, like: Found) -> Found:
         """`one` of each of the first `count` points, stacked; whatever stands in the other slots means nothing.
 
         `like` has the shapes of one result, so that nothing is traced to find them.
@@ -132,16 +137,20 @@ class Program:
         if self.together:
             return jax.vmap(one)(points)
 
-        def at(slot: Any) -> Any:
+        def at(slot: Any) -> Found:
             return one(jax.tree.map(lambda a: a[slot], points))
 
+        results: Found
         if self.slots == 1:
-            return jax.tree.map(lambda a: a[None], at(0))
+            results = jax.tree.map(lambda a: a[None], at(0))
+            return results
 
         def step(slot: jax.Array, results: Any) -> Any:
             return jax.tree.map(lambda table, row: table.at[slot].set(row), results, at(slot))
 
-        return lax.fori_loop(0, count, step, jax.tree.map(lambda a: jnp.zeros((self.slots, *a.shape), a.dtype), like))
+        empty = jax.tree.map(lambda a: jnp.zeros((self.slots, *a.shape), a.dtype), like)
+        results = lax.fori_loop(0, count, step, empty)
+        return results
 
     def compile(self, points: Any, records: Any, count: Any) -> "Compiled":
         """The executables for arrays of these shapes and shardings."""
@@ -179,8 +188,9 @@ def _bytes(used: Any) -> int:
     """What a device holds while a program runs; 0 where the compiler does not tell."""
     if used is None:
         return 0
-    held = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
-    return held + used.temp_size_in_bytes
+    held: int = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+    held += used.temp_size_in_bytes
+    return held
 
 
 class Compiled(NamedTuple):

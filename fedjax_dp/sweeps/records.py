@@ -24,7 +24,7 @@ PARTS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def read_records(folder: str | os.PathLike) -> tuple[dict[str, Any], list[Record]]:
+def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Record]]:
     """The object in `sweep.json`, and the finished points in the order of the plan.
 
     A last line that breaks off, as a killed writer leaves it, is no point yet. Of points with the same id the first

@@ -92,7 +92,7 @@ def _column(values: Sequence[Any], empty: type = str) -> pandas.Series:
     return pandas.Series(text, dtype="string")
 
 
-def write(frame: pandas.DataFrame, folder: str | os.PathLike) -> None:
+def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
     """`table.parquet` and `table.csv` in a folder; a reader, or a crash, sees old tables or new ones, never parts."""
     writers: dict[str, Callable[[pathlib.Path], None]] = {
         "table.parquet": lambda draft: frame.to_parquet(draft, engine="pyarrow", index=False),

@@ -16,17 +16,18 @@ import optax
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Unit, correlated
+from fedjax_dp.accounting import Adjacency, Shuffled, Unit, correlated
 from fedjax_dp.accounting.events import GaussianSteps, SkellamSums
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, Batches
-from fedjax_dp.parts.client_privacy import PlainUpload
+from fedjax_dp.parts.client_privacy import AdaptiveClientGaussian, PlainUpload, hides_clients
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.local_sgd import LocalRule
-from fedjax_dp.parts.noise import NoiseSource
+from fedjax_dp.parts.noise import NoiseSource, correlated_source
+from fedjax_dp.parts.record_privacy import OutputGaussian, clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.privacy.ledger import training_of
@@ -102,7 +103,7 @@ def few(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple
     """Algorithm and data of at most so many clients, from the smallest to the largest; all of them take part."""
     sizes = np.asarray(data.sizes)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
-    noise = np.asarray(getattr(algorithm.local.privatizer, "noise_multiplier", 0.0))
+    noise = np.asarray(noise_of(algorithm))
     if noise.ndim:
         algorithm = with_noise(algorithm, noise[ids])
     shares = np.asarray(data.shares)[ids]
@@ -242,11 +243,11 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     first = steps[0][0]
     if isinstance(first, SkellamSums):
         resolution = algorithm.transport.resolution
-        clip = float(algorithm.upload.clip_norm) / resolution  # type: ignore[attr-defined]  # all that hide clients clip
+        clip = clip_of(algorithm) / resolution
         return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
     assert isinstance(first, GaussianSteps)
-    source = getattr(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload, "source", None)
-    if source is not None and not source.fresh:
+    source = correlated_source(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload)
+    if source is not None:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
     return StatedNoise(noise, first.adjacency, unit)
 
@@ -260,7 +261,8 @@ def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, recor
     local = algorithm.local
     steps = local.batches.count(local.steps, int(records)) + local.extra_gradients
     sampling = local.batches.sampling(int(records))
-    return correlated.sensitivity(coefficients, steps, steps // getattr(sampling, "steps_per_epoch", 1), 1)
+    times = steps // sampling.steps_per_epoch if isinstance(sampling, Shuffled) else steps
+    return correlated.sensitivity(coefficients, steps, times, 1)
 
 
 def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np.ndarray:
@@ -272,9 +274,9 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     Raises: ConfigurationError for a privatizer without clip_norm.
     """
     local, privatizer = algorithm.local, algorithm.local.privatizer
-    clip = getattr(privatizer, "clip_norm", None)
-    if clip is None:
+    if not clips(privatizer):
         raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
+    clip = float(privatizer.clip_norm)
     sizes = np.asarray(data.sizes)
     most = local.batches.count(local.steps, data.largest)
     taken = np.array([local.batches.count(local.steps, int(n)) for n in sizes])
@@ -282,13 +284,21 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     if privatizer.on_upload:
         rates = np.array([np.asarray(local.rates(jnp.int32(t), data.largest), float) for t in range(rounds)])
         last = np.arange(most) == most - 1
-        factor = (
-            rates[0, -1] if getattr(privatizer, "literal", False) else rates
-        )  # the ledger counts literal noise at the smallest rate
-        reach = float(clip) * rates.sum(1, keepdims=True) / factor
-        return np.where(last | getattr(privatizer, "every_step", False), reach, 0.0)[:, None] + np.zeros(live.shape)
+        literal = every_step = False
+        if isinstance(privatizer, OutputGaussian):
+            literal, every_step = privatizer.literal, privatizer.every_step
+        reach = clip * rates.sum(1, keepdims=True) / (rates[0, -1] if literal else rates)  # as the ledger counts it
+        return np.where(last | every_step, reach, 0.0)[:, None] + np.zeros(live.shape)
     unit = np.array([privatizer.unit(local.batches.divisor(int(n))) for n in sizes], float)
-    return np.where(live, float(clip) * unit[:, None], 0.0)
+    return np.where(live, clip * unit[:, None], 0.0)
+
+
+def clip_of(algorithm: Algorithm) -> float:
+    """The clip norm of an algorithm that hides whole clients."""
+    upload = algorithm.upload
+    if not hides_clients(upload):
+        raise errors.refuse("upload", type(upload).__name__, "one that hides whole clients, for this check")
+    return float(upload.clip_norm)
 
 
 def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
@@ -302,9 +312,8 @@ def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
 def told_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
     """The noise on the updates alone: an adaptive clip norm pays its bits from the same budget."""
     upload = algorithm.upload
-    bit_noise = getattr(upload, "bit_noise", None)
-    if bit_noise is not None:
-        return (claim.noise**-2 - (2 * float(bit_noise)) ** -2) ** -0.5
+    if isinstance(upload, AdaptiveClientGaussian):
+        return (claim.noise**-2 - (2 * float(upload.bit_noise)) ** -2) ** -0.5
     return claim.noise
 
 

@@ -13,6 +13,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -110,8 +111,8 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
     noise = (
         np.asarray(loud, float) - instruments.observe(instruments.silent(watched), data, model, setup, rounds).gradients
     )
-    source = getattr(algorithm.local.privatizer, "source", None)
-    if source is not None and not source.fresh:
+    source = correlated_source(algorithm.local.privatizer)
+    if source is not None:
         noise = _whitened(noise, np.asarray(source.bands, float), 3)
     rows = np.stack([noise[:, t, i, s] / wanted[t, i, s] for t, i, s in places], 1)
     found = examine_noise(rows, [f"round {t}, client {i}, step {s}" for t, i, s in places])
@@ -131,6 +132,7 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
 def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> list[Report]:
     """Three moves of a server whose clients do not move."""
     rounds, upload = 3, algorithm.upload
+    clip = instruments.clip_of(algorithm)
     claim = instruments.claim_of(algorithm, data, rounds, model)
     size = instruments.size_of(model)
     trials = max(math.ceil(draws / (size * rounds)), math.ceil(PAIRED / size), 8)
@@ -138,13 +140,13 @@ def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: in
     setup = Setup(instruments.keys_of(seed, trials), params=jnp.zeros((trials, size)))
     seen = instruments.observe(watched, data, model, setup, rounds)
     noise = np.diff(np.asarray(seen.params, float), axis=1)
-    clip = getattr(seen.upload, "clip_norm", None)  # learnt, (trials, rounds)
+    learnt = getattr(seen.upload, "clip_norm", None)  # (trials, rounds)
     told: Any = instruments.told_multiplier(algorithm, claim)[0]
-    unit = instruments.mean_unit(algorithm, data, float(upload.clip_norm) if clip is None else clip[..., None])  # type: ignore[attr-defined]
-    source = getattr(upload, "source", None)
-    if source is not None and not source.fresh:
+    unit = instruments.mean_unit(algorithm, data, clip if learnt is None else learnt[..., None])
+    source = correlated_source(upload)
+    if source is not None:
         noise = _whitened(noise, np.asarray(source.bands, float), 1)
-    ring = claim.resolution and float(upload.clip_norm) * told / claim.resolution  # type: ignore[attr-defined]
+    ring = claim.resolution and clip * told / claim.resolution
     return examine_noise(noise / (told * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)
 
 

@@ -12,10 +12,12 @@ from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.parts.aggregation import BoundedMean
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -38,10 +40,11 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
     under noise on the upload.
     """
     if algorithm.upload.unit is not None:
-        deed = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
+        loose = isinstance(algorithm.aggregate, BoundedMean) and algorithm.aggregate.least is not None
+        deed = _looser_message if loose else _loose_message
         return changed(algorithm, upload=posing(algorithm.upload, "message", deed))
     local = algorithm.local
-    if getattr(local.privatizer, "clip_norm", None) is None:
+    if not clips(local.privatizer):
         raise errors.refuse("privatizer", type(local.privatizer).__name__, "one that clips, for loose_clip")
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _loose_clip)))
 
@@ -253,7 +256,10 @@ def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[S
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     ends = [np.asarray(instruments.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
-    clip = float(quiet.local.privatizer.clip_norm)  # type: ignore[attr-defined]  # all that noise an upload clip
+    privatizer = quiet.local.privatizer
+    if not clips(privatizer):
+        raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
+    clip = float(privatizer.clip_norm)
     reach = adjacency.sensitivity * clip * rates.sum()
     return _bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
 
@@ -296,7 +302,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     else:
         setups = [Setup(keys, *store, params, None, cohort(nobody)) for store in stores]
     ends = [np.asarray(instruments.observe(quiet, data, model, setup).params, float) for setup in setups]
-    clip = float(algorithm.upload.clip_norm) * claim.norm  # type: ignore[attr-defined]  # all that hide clients clip
+    clip = instruments.clip_of(algorithm) * claim.norm
     reach = claim.adjacency.sensitivity * instruments.mean_unit(algorithm, data, clip)
     moved = (ends[0] - ends[1])[:, 1]
     return [_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])]
