@@ -13,7 +13,7 @@ from fedjax_dp import errors
 from fedjax_dp.cli.options import parse, take_flag
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.population import POPULATIONS, PopulationConfig, build_data, kind_of, resolve_population
+from fedjax_dp.experiments.population import PopulationConfig, build_data, kind_of, population_of, resolve_population
 from fedjax_dp.options import about
 
 DESCRIPTION = """How a partition spreads a data set over clients.
@@ -42,7 +42,7 @@ def data_command(arguments: list[str]) -> int:
         raise errors.refuse("plot", options.plot, "in an existing folder")
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")
-    options = resolve_population(options, POPULATIONS[kind_of(options.dataset)])
+    options = resolve_population(options, population_of(kind_of(options.dataset)))
     data = build_data(options)
     summary = summarise(data)
     if converts:

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.cli.options import flags, print_help, take_option, take_path
+from fedjax_dp.data import DATASETS
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.config import entry_of, groups_of, options_of
-from fedjax_dp.experiments.presets import PRESETS
+from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.options import Option, Options, of_class
 
 T = TypeVar("T")
@@ -107,7 +108,8 @@ def _anywhere(option: Option) -> Option:
     if owners and len(owners) < len(CATALOGUE):
         told = f"{', '.join(owners)}: {told}"
     names: dict[Any, list[str]] = {}
-    for dataset, preset in PRESETS.items():
+    for dataset in DATASETS:
+        preset = preset_of(dataset)
         if option.name in preset:
             names.setdefault(preset[option.name], []).append(dataset)
     if not names:

@@ -3,7 +3,7 @@
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 from fedjax_dp import errors
 from fedjax_dp.data import arrays, cifar, idx, svhn, synthetic, tabular, text, tfds, writers
@@ -11,20 +11,38 @@ from fedjax_dp.data.store import Dataset
 
 Folder = str | os.PathLike[str] | None
 
-# Data sets with files of their own: name -> loader of (name, data_dir).
-FILES: dict[str, Callable[[str, Folder], Dataset]] = {
-    **dict.fromkeys(idx.IDX, idx.images),
-    "adult": tabular.adult,
-    "adult_full": tabular.adult,
-    "cifar10": cifar.cifar10,
-    "cifar10_pca60": cifar.cifar10_pca60,
-    "svhn": svhn.svhn,
-    "femnist_digits": writers.femnist_digits,
-    "sent140": text.sent140,
+
+class Reader(NamedTuple):
+    """How a data set is read: `read(name, data_dir, seed)`, or with what follows its name and a colon instead."""
+
+    read: Callable[[str, Folder, int], Dataset]
+    suffix: str | None = None  # what follows the colon, in words
+
+
+def _files(read: Callable[[str, Folder], Dataset]) -> Reader:
+    return Reader(lambda name, data_dir, seed: read(name, data_dir))
+
+
+def _store(folder: str, data_dir: Folder, seed: int) -> Dataset:
+    got = f"'store:{folder}'"
+    raise errors.refuse("dataset", got, "a data set", "a store holds clients already: open_store reads it")
+
+
+DATASETS: dict[str, Reader] = {
+    "digits": Reader(lambda name, data_dir, seed: arrays.digits()),
+    **dict.fromkeys(idx.IDX, _files(idx.images)),
+    "adult": _files(tabular.adult),
+    "adult_full": _files(tabular.adult),
+    "cifar10": _files(cifar.cifar10),
+    "cifar10_pca60": _files(cifar.cifar10_pca60),
+    "svhn": _files(svhn.svhn),
+    "femnist_digits": _files(writers.femnist_digits),
+    "sent140": _files(text.sent140),
+    "npz": Reader(lambda path, data_dir, seed: arrays.from_npz(pathlib.Path(path)), "PATH"),
+    "synthetic": Reader(lambda asked, data_dir, seed: synthetic.synthetic(asked, seed), "U,V or synthetic:iid"),
+    "tfds": Reader(lambda name, data_dir, seed: tfds.image_classification(name, data_dir), "NAME"),
+    "store": Reader(_store, "FOLDER"),
 }
-# Data sets whose name goes on after a colon: name -> what follows.
-SUFFIXES = {"npz": "PATH", "synthetic": "U,V or synthetic:iid", "tfds": "NAME", "store": "FOLDER"}
-DATASETS: tuple[str, ...] = ("digits", *FILES, *SUFFIXES)
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0) -> Dataset:
@@ -38,16 +56,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     """
     kind, colon, rest = name.partition(":")
     errors.require_choice("dataset", kind, DATASETS)
-    if kind in SUFFIXES and not rest:
-        raise errors.refuse("dataset", repr(name), f"{kind}:{SUFFIXES[kind]}")
-    if kind == "store":
-        raise errors.refuse("dataset", repr(name), "a data set", "a store holds clients already: open_store reads it")
-    if colon and kind not in SUFFIXES:
+    read, suffix = DATASETS[kind]
+    if suffix is not None and not rest:
+        raise errors.refuse("dataset", repr(name), f"{kind}:{suffix}")
+    if colon and suffix is None:
         raise errors.refuse("dataset", repr(name), f"{kind} without a path", "npz:PATH reads your own arrays")
-    loaders: dict[str, Callable[[], Any]] = {
-        "digits": arrays.digits,
-        "npz": lambda: arrays.from_npz(pathlib.Path(rest)),
-        "synthetic": lambda: synthetic.synthetic(rest, seed),
-        "tfds": lambda: tfds.image_classification(rest, data_dir),
-    }
-    return loaders[kind]() if kind in loaders else FILES[kind](kind, data_dir)
+    return read(rest if suffix else kind, data_dir, seed)

@@ -4,8 +4,6 @@ from .communication import Traffic as Traffic
 from .communication import traffic as traffic
 from .config import RunConfig as RunConfig
 from .config import resolve as resolve
-from .latency import Latency as Latency
-from .latency import latency as latency
 from .plots import plot_claims as plot_claims
 from .plots import plot_clients as plot_clients
 from .plots import plot_epsilon as plot_epsilon

@@ -17,8 +17,8 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.experiments.population import POPULATIONS, PopulationConfig, kind_of, resolve_population
-from fedjax_dp.experiments.presets import PRESETS
+from fedjax_dp.experiments.population import PopulationConfig, kind_of, population_of, resolve_population
+from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.models import ARCHITECTURES
 from fedjax_dp.options import Option, Options, about, of_class, require_meant, typed
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -196,7 +196,7 @@ def resolve(said: Said) -> RunConfig:
     said = {name: typed(name, value, taken[name]) for name, value in said.items()}
     preset = _preset(entry, said)
     population = resolve_population(PopulationConfig(**_only(said, PopulationConfig)), preset)
-    filled = {name: value for name, value in preset.items() if name in taken and name not in POPULATIONS["digits"]}
+    filled = {name: value for name, value in preset.items() if name in taken and name not in population_of("digits")}
     values = filled | said
     for name in [name for name in filled if name not in said and taken[name].missing(_effective(taken, values))]:
         del values[name]
@@ -219,7 +219,7 @@ def resolve(said: Said) -> RunConfig:
 
 def _preset(entry: Entry[Any], said: Said) -> dict[str, Any]:
     """What is taken where nothing is said: the data set's, and over that the algorithm's."""
-    preset = dict(PRESETS[kind_of(said.get("dataset", "digits"))])
+    preset = preset_of(kind_of(said.get("dataset", "digits")))
     preset |= entry.preset({**preset, **said})
     if not entry.private:
         preset = {name: value for name, value in preset.items() if name not in OF_PRIVATE}

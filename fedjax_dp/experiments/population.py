@@ -31,7 +31,6 @@ from fedjax_dp.data import (
     similarity,
     zipf_sizes,
 )
-from fedjax_dp.data.loaders import SUFFIXES
 from fedjax_dp.data.projection import low_frequencies, principal_components
 from fedjax_dp.options import about
 
@@ -51,7 +50,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "power-law": ("min_records",),
     "zipf": ("min_records", "zipf_exponent"),
 }
-_NAMES = ", ".join(f"{name}:{SUFFIXES[name]}" if name in SUFFIXES else name for name in DATASETS)
+_NAMES = ", ".join(f"{name}:{suffix}" if suffix else name for name, (_, suffix) in DATASETS.items())
 OPTIONS = sorted({name for names in (*PARTITIONS.values(), *SIZES.values()) for name in names})
 
 _COMMON = {
@@ -66,9 +65,8 @@ _SKEWED = _LABELS | {"partition": "dirichlet", "labels_per_client": 2}
 _SMALL = _COMMON | {"num_clients": 10, "partition": "iid", "labels_per_client": 7, "min_records": 50}
 _TWO_CLASSES = _SMALL | {"labels_per_client": 1}
 _NATURAL = _SMALL | {"partition": "natural"}
-# What a data set brings where nothing is said. MNIST and its kin follow dpnfl, Adult cpfed.
+# What a data set brings where nothing is said, if not _SMALL. MNIST and its kin follow dpnfl, Adult cpfed.
 POPULATIONS: dict[str, dict[str, Any]] = {
-    "digits": _SMALL,
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _LABELS),
     **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10", "cifar10_pca60"), _SKEWED),
     "svhn": _SKEWED | {"num_clients": 20, "min_records": 20},  # the subset is small
@@ -76,8 +74,6 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     "femnist_digits": _NATURAL | {"num_clients": 12},
     "sent140": _TWO_CLASSES | {"num_clients": 100},
     "synthetic": _NATURAL | {"num_clients": 100},
-    "npz": _SMALL,
-    "tfds": _SMALL,
     "store": _NATURAL,
 }
 
@@ -128,8 +124,13 @@ P = TypeVar("P", bound=PopulationConfig)
 def kind_of(dataset: str) -> str:
     """The name of a data set without what follows a colon."""
     kind = dataset.partition(":")[0]
-    errors.require_choice("dataset", kind, POPULATIONS)
+    errors.require_choice("dataset", kind, DATASETS)
     return kind
+
+
+def population_of(kind: str) -> dict[str, Any]:
+    """What a data set brings where nothing is said of its clients."""
+    return POPULATIONS.get(kind, _SMALL)
 
 
 def resolve_population(config: P, preset: Mapping[str, Any]) -> P:

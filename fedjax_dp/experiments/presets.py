@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedjax_dp.experiments.population import POPULATIONS
+from fedjax_dp.experiments.population import population_of
 
 # `adaptive_learning_rate`: of servers such as Adam, whose steps are of the rate's own size.
 _COMMON = {"batches": "without-replacement", "clip_norm": 1.0, "accountant": "pld"}
@@ -41,6 +41,8 @@ _TRAINING: dict[str, dict[str, Any]] = {
     "sent140": _LARGE | {"model": "lstm"},
     "synthetic": _LARGE | {"batch_size": 10, "learning_rate": 0.1, "delta": 1e-3},
 }
-PRESETS: dict[str, dict[str, Any]] = {
-    name: population | _TRAINING.get(name, _SMALL) for name, population in POPULATIONS.items()
-}
+
+
+def preset_of(kind: str) -> dict[str, Any]:
+    """Everything that a data set brings."""
+    return population_of(kind) | _TRAINING.get(kind, _SMALL)

@@ -65,6 +65,8 @@ from .record_privacy import NonPrivate as NonPrivate
 from .record_privacy import OutputGaussian as OutputGaussian
 from .record_privacy import Privatizer as Privatizer
 from .record_privacy import RecordGaussian as RecordGaussian
+from .record_privacy import noise_of_clients as noise_of_clients
+from .record_privacy import of_client as of_client
 from .secure_aggregation import SecureSum as SecureSum
 from .server_optimizers import SECOND_MOMENTS as SECOND_MOMENTS
 from .server_optimizers import Server as Server

@@ -11,6 +11,7 @@ import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE, Common, Entry, assemble, entry
 from fedjax_dp.algorithms.assemble import ClipNorm, NoiseMultiplier
+from fedjax_dp.data import DATASETS
 from fedjax_dp.experiments import catalogue_table, config
 from fedjax_dp.options import about
 from fedjax_dp.parts.corrections import Proximal
@@ -127,7 +128,7 @@ def test_every_option_of_every_entry_is_told_in_words():
 
 
 def test_what_follows_from_what_is_said_says_the_same_again():
-    for dataset in config.PRESETS:
+    for dataset in DATASETS:
         named = f"{dataset}:x" if dataset in ("npz", "tfds", "store") else dataset
         for name in CATALOGUE:
             for more in ({}, {"batches": "full"}, {"noise_multiplier": 1.0} if CATALOGUE[name].private else {}):

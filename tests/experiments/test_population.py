@@ -14,21 +14,21 @@ from fedjax_dp.experiments import config, plots
 from fedjax_dp.experiments.population import (
     OPTIONS,
     PARTITIONS,
-    POPULATIONS,
     PopulationConfig,
     build_data,
+    population_of,
     resolve_population,
 )
 
 
 def resolved(**changes):
     plain = PopulationConfig(**changes)
-    return resolve_population(plain, POPULATIONS[plain.dataset.partition(":")[0]])
+    return resolve_population(plain, population_of(plain.dataset.partition(":")[0]))
 
 
 def test_every_data_set_brings_every_option_and_a_way_to_train():
-    assert set(POPULATIONS) == set(data.DATASETS)
-    for name, preset in POPULATIONS.items():
+    for name in data.DATASETS:
+        preset = population_of(name)
         assert set(preset) == {"partition", *OPTIONS} - {"client_ids"}, name
         assert preset["partition"] in PARTITIONS
         training = config.resolve({"dataset": f"{name}:x" if name in ("npz", "tfds", "store") else name}).training
@@ -53,7 +53,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_partition_is_built_and_a_resolved_one_stays_as_it_is(way):
     settings = resolved(seed=5, **way)
-    assert resolve_population(settings, POPULATIONS["digits"]) == settings
+    assert resolve_population(settings, population_of("digits")) == settings
     store = build_data(settings)
     assert store.num_clients == settings.num_clients
     used = store.sizes.sum() + (len(store.y_test) if settings.holdout else 0)
