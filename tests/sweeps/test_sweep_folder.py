@@ -1,5 +1,6 @@
 """A sweep in its folder and from the command line: streamed, continued, told, refused."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from helpers import refusal
@@ -15,7 +17,7 @@ import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.experiments import config
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.sweeps import folder, runner
+from fedjax_dp.sweeps import cluster, folder, runner
 from fedjax_dp.sweeps.plan import SweepConfig, digest
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.sweep import run_sweep
@@ -339,6 +341,25 @@ def test_a_ray_cluster_loses_and_doubles_nothing_when_a_worker_is_killed(whole):
     ids = [json.loads(line)["point"] for line in lines]
     assert len(ids) == len(set(ids)) == 12
     assert histories("ray") == histories(whole[1])
+
+
+def test_points_of_a_lost_task_are_recorded_as_failed(monkeypatch):
+    """A cluster that answers, and whose workers all die."""
+
+    def lose(task):
+        raise Stop("the worker died")
+
+    ray = types.SimpleNamespace(
+        exceptions=types.SimpleNamespace(RayError=Stop),
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": os.cpu_count()}}],
+        remote=lambda **options: lambda work: types.SimpleNamespace(remote=lambda batch, parts: object()),
+        wait=lambda running, num_returns: (running[:1], running[1:]),
+        get=lose,
+    )
+    monkeypatch.setattr(cluster, "_connected", lambda address: contextlib.nullcontext(ray))
+    found = run_sweep(SWEEP, "lost", screen=quiet(), ray="local")
+    assert [record["status"] for record in found.records] == ["failed"] * 12
+    assert {record["reason"] for record in found.records} == {"Stop: the worker died"}
 
 
 def test_a_missing_cluster_is_one_line():
