@@ -23,11 +23,11 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, Batches
-from fedjax_dp.parts.client_privacy import AdaptiveClientGaussian, PlainUpload, hides_clients
+from fedjax_dp.parts.client_privacy import PlainUpload, hides_clients
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.local_sgd import LocalRule
 from fedjax_dp.parts.noise import NoiseSource, correlated_source
-from fedjax_dp.parts.record_privacy import OutputGaussian, clips
+from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.privacy.ledger import training_of
@@ -284,9 +284,7 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     if privatizer.on_upload:
         rates = np.array([np.asarray(local.rates(jnp.int32(t), data.largest), float) for t in range(rounds)])
         last = np.arange(most) == most - 1
-        literal = every_step = False
-        if isinstance(privatizer, OutputGaussian):
-            literal, every_step = privatizer.literal, privatizer.every_step
+        literal, every_step = (getattr(privatizer, name, False) for name in ("literal", "every_step"))
         reach = clip * rates.sum(1, keepdims=True) / (rates[0, -1] if literal else rates)  # as the ledger counts it
         return np.where(last | every_step, reach, 0.0)[:, None] + np.zeros(live.shape)
     unit = np.array([privatizer.unit(local.batches.divisor(int(n))) for n in sizes], float)
@@ -312,8 +310,9 @@ def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
 def told_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
     """The noise on the updates alone: an adaptive clip norm pays its bits from the same budget."""
     upload = algorithm.upload
-    if isinstance(upload, AdaptiveClientGaussian):
-        return (claim.noise**-2 - (2 * float(upload.bit_noise)) ** -2) ** -0.5
+    bit_noise = getattr(upload, "bit_noise", None)
+    if bit_noise is not None:
+        return (claim.noise**-2 - (2 * float(bit_noise)) ** -2) ** -0.5
     return claim.noise
 
 

@@ -12,7 +12,6 @@ from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.parts.aggregation import BoundedMean
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import Upload
@@ -40,8 +39,7 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
     under noise on the upload.
     """
     if algorithm.upload.unit is not None:
-        loose = isinstance(algorithm.aggregate, BoundedMean) and algorithm.aggregate.least is not None
-        deed = _looser_message if loose else _loose_message
+        deed = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
         return changed(algorithm, upload=posing(algorithm.upload, "message", deed))
     local = algorithm.local
     if not clips(local.privatizer):
