@@ -52,6 +52,10 @@ class Entry(Generic[P]):
     prepare: Callable[..., Values] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("defaults", "presets"):
+            values = getattr(self, name)
+            if not (callable(values) or isinstance(values, Mapping)):
+                raise errors.refuse(f"{name} of {self.name}", repr(values), "a mapping, or a function that makes one")
         made = self.constructor  # looks like it: name, documentation, signature
         told = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__", "__doc__")}
         vars(self).update(told, __wrapped__=made)
@@ -70,6 +74,8 @@ class Entry(Generic[P]):
     def _arguments(self) -> Options:
         """Of the constructor, its own before what all take, with the defaults that it has here."""
         brought, taken = _of(self.defaults, {}), options.of_function(self.constructor, {Common: COMMON})
+        for name in brought:
+            errors.require_choice(f"defaults of {self.name}: an option", name, taken)
         return {
             name: dataclasses.replace(option, default=brought[name]) if name in brought else option
             for name, option in taken.items()
@@ -96,7 +102,8 @@ class Entry(Generic[P]):
         own = options.of_function(self.prepare)
         mine = {name: value for name, value in given.items() if name not in own}
         asked = {name: value for name, value in given.items() if name in own}
-        return self.made(mine | dict(self.prepare(known, self._filled(mine), **asked)))
+        found = self.prepare(known, self._filled(mine), **asked)
+        return self.made(mine | dict(_of(found, mine)))
 
     def __call__(self, *args: P.args, **given: P.kwargs) -> Algorithm:
         """The algorithm of some options.
@@ -113,14 +120,20 @@ class Entry(Generic[P]):
         values = self._filled(given)
         options.require(self._arguments, values, given, self.name)
         make: Callable[..., Algorithm] = self.constructor
-        return make(**values)
+        made = make(**values)
+        if not isinstance(made, Algorithm):
+            raise errors.refuse(self.name, type(made).__name__, "a function that returns an Algorithm")
+        return made
 
     def _filled(self, given: Values) -> dict[str, Any]:
         return {**_of(self.defaults, given), **given}
 
 
 def _of(values: Values | Callable[[Values], Values], given: Values) -> Values:
-    return values(given) if callable(values) else values
+    found = values(given) if callable(values) else values
+    if not isinstance(found, Mapping):
+        raise errors.refuse("defaults, presets and what prepare finds", repr(found), "mappings of options to values")
+    return found
 
 
 def entry(

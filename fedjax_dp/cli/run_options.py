@@ -29,7 +29,7 @@ def asked(
     """
     own, rest = own or {}, list(arguments)
     path = take_path(rest)
-    said = configs.read(path) if path else {}
+    said = {} if path is None else configs.read(path)
     everything, rest = "--help-all" in rest, [word for word in rest if word != "--help-all"]
     wants_help = bool({"-h", "--help"} & set(rest))
     if everything or wants_help:
@@ -84,7 +84,7 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, datas
     }
     if not entry.private:
         groups["privacy"] = {name: option for name, option in groups["privacy"].items() if name in entry.options}
-    first = (entry.__doc__ or "").strip().splitlines()[0]
+    first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
     about = f"{algorithm}: {first}\nSource: {entry.source or 'unknown'}. Defaults are those on {dataset}."
     print_help(command, {command: own, **groups}, f"{description}\n\n{about}")
 

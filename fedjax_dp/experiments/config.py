@@ -24,6 +24,7 @@ from fedjax_dp.options import Option, Options, about, of_class, require_meant, t
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 Said = Mapping[str, Any]
+TINY, HUGE = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
 WIDTHS = ("float32", "bfloat16")
 
 
@@ -110,6 +111,7 @@ GROUPS: dict[str, type] = {
     "execution": ExecutionConfig,
     "output": OutputConfig,
 }
+TAKEN_OFF = ("help", "help_all", "json", "resume", "coordinator", "processes", "process", "timeout")  # other flags
 OF_PRIVATE = ("epsilon", "epsilon_high", "delta")  # that mean nothing without privacy
 
 
@@ -165,9 +167,14 @@ def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
     found["training"]["algorithm"] = Option("algorithm", str, "dpnfl", names)
     for group, options in _fixed().items():
         found[group] |= options
-    taken = {name for options in found.values() for name in options}
+    fields = {name for options in found.values() for name in options} | set(TAKEN_OFF)
+    taken: set[str] = set()
     for entry in entries:
         for name, option in entry.options.items():
+            if name in fields:
+                raise errors.refuse(
+                    f"an option of {entry.name}", name, "a name that no field of a run has", "rename it"
+                )
             if option.kinds and name not in taken:
                 found.setdefault(option.about.group or "training", {})[name] = option
                 taken.add(name)
@@ -203,6 +210,8 @@ def resolve(said: Said) -> RunConfig:
     require_meant(taken, values, said)
     for name, value in values.items():
         taken[name].check(value)
+        if name in entry.options and isinstance(value, float) and value and not TINY <= abs(value) <= HUGE:
+            raise errors.refuse(name, value, f"0, or from {TINY:g} to {HUGE:g} in size, as float32 holds it")
     _check_numbers(values)
     rounds = values["rounds"]
     values = {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5)} | values
@@ -220,7 +229,11 @@ def resolve(said: Said) -> RunConfig:
 def _preset(entry: Entry[Any], said: Said) -> dict[str, Any]:
     """What is taken where nothing is said: the data set's, and over that the algorithm's."""
     preset = preset_of(kind_of(said.get("dataset", "digits")))
-    preset |= entry.preset({**preset, **said})
+    brought = entry.preset({**preset, **said})
+    known = options_of(entry)
+    for name in brought:
+        errors.require_choice(f"presets of {entry.name}: an option", name, known)
+    preset |= brought
     if not entry.private:
         preset = {name: value for name, value in preset.items() if name not in OF_PRIVATE}
     if "noise_multiplier" in said:

@@ -81,8 +81,8 @@ def _write(folder: pathlib.Path, ready: _Ready) -> None:
         report.write_atomically(
             folder / "config.toml", configs.to_toml(ready.config.flat())
         )  # last: it makes a run folder
-    except OSError as error:
-        raise errors.refuse("out", str(folder), "a folder that can be written", str(error)) from None
+    except (OSError, ValueError) as error:  # a name may hold what no file name can
+        raise errors.refuse("out", repr(str(folder)), "a folder that can be written", str(error)) from None
 
 
 def _check_shared(folder: pathlib.Path) -> None:

@@ -149,3 +149,55 @@ def test_a_bare_function_of_options_is_an_entry_too():
     assert made.options["rate"].about.text == "of the server"
     assert not made.private
     assert made(rate=1.0, **COMMON) == fdp.fedavg(**COMMON)
+
+
+def nothing(**common: Unpack[Common]) -> fdp.Algorithm:
+    return None
+
+
+def named_as_the_run(*, rounds: int = 3, **common: Unpack[Common]) -> fdp.Algorithm:
+    return assemble(common)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: Entry(nothing, defaults=["mean"]), "defaults of nothing must be a mapping"),
+        (lambda: Entry(nothing, defaults={"estimater": "mean"})(**COMMON), "did you mean estimator"),
+        (lambda: Entry(nothing, defaults=lambda given: None)(**COMMON), "must be mappings of options"),
+        (lambda: Entry(nothing)(**COMMON), "nothing must be a function that returns an Algorithm, got NoneType"),
+        (lambda: config.groups_of(Entry(named_as_the_run)), "must be a name that no field of a run has, got rounds"),
+    ],
+)
+def test_entries_that_cannot_be_are_refused_in_one_line(made, told):
+    with pytest.raises(fdp.ConfigurationError, match=told):
+        made()
+
+
+def test_presets_of_no_option_are_refused_and_help_needs_no_docstring(capsys, monkeypatch):
+    monkeypatch.setitem(CATALOGUE, "nothing", Entry(nothing, presets={"modell": "mlp"}))
+    assert cli.main(["run", "--algorithm", "nothing"]) == 2
+    assert "presets of nothing: an option must be" in capsys.readouterr().err
+    monkeypatch.setitem(CATALOGUE, "nothing", Entry(nothing))
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--algorithm", "nothing", "--help"])
+    assert "nothing: an algorithm without a docstring" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--rounds", "9" * 30], "rounds must be at most 2,147,483,647"),
+        (["--learning-rate", "1e50"], "learning_rate must be 0, or from"),
+        ([""], "configuration file must be an existing TOML file"),
+    ],
+)
+def test_numbers_that_no_run_holds_are_refused(capsys, flags, told):
+    assert cli.main(["run", *flags]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_folder_that_no_system_can_name_is_refused(capsys):
+    pathlib.Path("bad.toml").write_text('out = "x\\u0000y"\nrounds = 1\nalgorithm = "fedavg"\n')
+    assert cli.main(["run", "bad.toml"]) == 2
+    assert "a folder that can be written" in capsys.readouterr().err
