@@ -7,6 +7,7 @@ What is said is a mapping of names to values; names are those of the fields belo
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import tomllib
@@ -210,7 +211,11 @@ def resolve(said: Said) -> RunConfig:
     require_meant(taken, values, said)
     for name, value in values.items():
         taken[name].check(value)
-        if name in entry.options and isinstance(value, float) and value and not TINY <= abs(value) <= HUGE:
+        if (
+            name in entry.options
+            and isinstance(value, float)
+            and (0 < abs(value) < TINY or HUGE < abs(value) < math.inf)
+        ):
             raise errors.refuse(name, value, f"0, or from {TINY:g} to {HUGE:g} in size, as float32 holds it")
     _check_numbers(values)
     rounds = values["rounds"]
