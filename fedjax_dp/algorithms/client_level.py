@@ -47,7 +47,7 @@ def _presets(given: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has o
     return _WHOLE_CLIENTS | ({"accountant": "rdp"} if given.get("noise") == "shared" else {})
 
 
-@entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets)
+@entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets, fixes=("estimator",))
 def dp_fedavg(
     *,
     clip_norm: ClientClipNorm,

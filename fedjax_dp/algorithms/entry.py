@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec
 
 import numpy as np
@@ -40,6 +40,7 @@ class Entry(Generic[P]):
     source    who proposed it: author and year, or a paper by its short name;
     defaults  of the common options, where they are others than `Common`'s;
     presets   what a run has where nothing is said, over what its data set brings;
+    fixes     common options that it decides itself;
     prepare   asks clients something before training: `prepare(beforehand, options, *, ...)` finds more arguments of the
               constructor, its own keyword arguments are options too.
     `defaults` and `presets` may be functions of the options that are given; `presets` sees the data set's beside them.
@@ -49,6 +50,7 @@ class Entry(Generic[P]):
     source: str = ""
     defaults: Values | Callable[[Values], Values] = dataclasses.field(default_factory=dict)
     presets: Values | Callable[[Values], Values] = dataclasses.field(default_factory=dict)
+    fixes: Collection[str] = ()
     prepare: Callable[..., Values] | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class Entry(Generic[P]):
         home = sys.modules.get(self.constructor.__module__)
         if getattr(home, self.name, None) is self:  # by its name, as functions are pickled
             return self.name
-        return Entry, (self.constructor, self.source, self.defaults, self.presets, self.prepare)
+        return Entry, (self.constructor, self.source, self.defaults, self.presets, self.fixes, self.prepare)
 
     @property
     def name(self) -> str:
@@ -84,7 +86,8 @@ class Entry(Generic[P]):
     @functools.cached_property
     def options(self) -> Options:
         """Everything that a run may say to it."""
-        return self._arguments | (options.of_function(self.prepare) if self.prepare else {})
+        taken = self._arguments | (options.of_function(self.prepare) if self.prepare else {})
+        return {name: option for name, option in taken.items() if name not in self.fixes}
 
     @property
     def private(self) -> bool:
@@ -141,11 +144,12 @@ def entry(
     *,
     defaults: Values | Callable[[Values], Values] | None = None,
     presets: Values | Callable[[Values], Values] | None = None,
+    fixes: Collection[str] = (),
     prepare: Callable[..., Values] | None = None,
 ) -> Callable[[Callable[P, Algorithm]], Entry[P]]:
     """Makes an `Entry` of the constructor below it."""
 
     def wrap(constructor: Callable[P, Algorithm]) -> Entry[P]:
-        return Entry(constructor, source, defaults or {}, presets or {}, prepare)
+        return Entry(constructor, source, defaults or {}, presets or {}, fixes, prepare)
 
     return wrap

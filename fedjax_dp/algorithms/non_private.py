@@ -59,7 +59,7 @@ def scaffold(
     return assemble(common, corrections=(correction,), server=add_update(server_learning_rate))
 
 
-@entry("Li et al. 2020")
+@entry("Li et al. 2020", fixes=("estimator",))
 def q_fedavg(
     *, q: float = 1.0, fair_norm: Literal["update", "weighted"] = "update", **common: Unpack[Common]
 ) -> Algorithm:

@@ -35,7 +35,9 @@ def data_command(arguments: list[str]) -> int:
     converts = arguments[:1] == ["convert"]
     arguments = arguments[converts:]
     named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "digits"
-    options, _ = parse("data", arguments, DataOptions(dataset=named), DESCRIPTION)
+    default = DataOptions(dataset=named)
+    brought = resolve_population(default, population_of(kind_of(named)))
+    options, _ = parse("data", arguments, default, DESCRIPTION, brought)
     if options.plot and pathlib.Path(options.plot).suffix != ".png":
         raise errors.refuse("plot", options.plot, "a file name that ends in .png")
     if options.plot and not pathlib.Path(options.plot).parent.is_dir():

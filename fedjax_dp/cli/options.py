@@ -50,12 +50,19 @@ def check_plot(path: str | None) -> None:
         raise errors.refuse("plot", path, "in a folder that exists and can be written to", "choose another")
 
 
-def parse(command: str, arguments: list[str], default: T, description: str) -> tuple[T, set[str]]:
-    """A dataclass from flags over `default`, and the fields that flags named. `--help` prints and exits."""
+def parse(
+    command: str, arguments: list[str], default: T, description: str, shown: T | None = None
+) -> tuple[T, set[str]]:
+    """A dataclass from flags over `default`, and the fields that flags named.
+
+    `--help` prints and exits, with the defaults of `shown` where these say more.
+    """
     taken = options.of_class(type(default))
     if set(arguments) & set(HELP):
-        shown = {name: dataclasses.replace(option, default=getattr(default, name)) for name, option in taken.items()}
-        print_help(command, {"options": shown}, description)
+        told = {
+            name: dataclasses.replace(option, default=getattr(shown or default, name)) for name, option in taken.items()
+        }
+        print_help(command, {command: told}, description)
         raise SystemExit(0)
     said = flags(command, arguments, taken)
     return dataclasses.replace(default, **said), set(said)  # type: ignore[type-var]

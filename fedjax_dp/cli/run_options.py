@@ -67,7 +67,8 @@ def _help(command: str, description: str, own: Options, everything: bool) -> Non
     for group, options in groups.items():
         usual = [option.flag for name, option in options.items() if name in everybody]
         left = len(options) - len(usual)
-        words = [*usual, *([f"{'and ' * bool(usual)}{left} of single algorithms"] if left else [])]
+        told = [f"and {left} of single algorithms"] if usual and left else []
+        words = [*(usual or (option.flag for option in options.values())), *told]
         print(_wrapped(f"  {group}", " ".join(words)))
     print()
     print(_wrapped("  algorithms", ", ".join(CATALOGUE)))

@@ -163,7 +163,7 @@ def _fixed() -> dict[str, Options]:
 
 def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
     """Everything that runs of some algorithms may be told, by group, in the order of help."""
-    names = about("", choices=CATALOGUE)
+    names = about("which of the catalogue", choices=CATALOGUE)
     found: dict[str, Options] = {name: {} for name in ("data", "training", "privacy", "server", "execution", "output")}
     found["training"]["algorithm"] = Option("algorithm", str, "dpnfl", names)
     for group, options in _fixed().items():
