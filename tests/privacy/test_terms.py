@@ -1,0 +1,71 @@
+"""How privacy is counted is said once, and what is found of a run is found once."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp.privacy import planned_run
+from fedjax_dp.privacy.paper_noise import PRESCRIBED
+from fedjax_dp.privacy.terms import PRINTED, PrivacyOptions, PrivacyTerms
+
+DATA = ragged_data([20] * 6)
+ALGORITHM = fdp.dpnfl(
+    cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.3, clip_norm=1.0, noise_multiplier=2.0
+)
+
+
+def test_keyword_arguments_are_the_fields_of_the_value():
+    assert set(PrivacyOptions.__annotations__) == {field.name for field in dataclasses.fields(PrivacyTerms)}
+    assert tuple(PRESCRIBED) == PRINTED
+
+
+@pytest.mark.parametrize("function", [fdp.run, fdp.calibrate, fdp.guarantee, fdp.audit])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"epsilonn": 1.0}, "option must be one of epsilon, .* did you mean epsilon"),
+        ({"accountant": "pdl"}, "accountant must be one of .* did you mean pld"),
+        ({"participation": "all"}, "participation must be one of schedule, expected, worst, once, law, got 'all'"),
+        ({"sigma_mode": "paper_000"}, "sigma_mode must be one of per_client"),
+        ({"view": "server"}, "view must be one of uploads"),
+    ],
+)
+def test_terms_that_cannot_be_are_refused_everywhere_in_one_line(function, options, told):
+    with pytest.raises(fdp.ConfigurationError, match=told):
+        function(ALGORITHM, DATA, rounds=2, **{"delta": 1e-3, **options})
+
+
+def test_a_run_checks_once_and_draws_its_schedule_once(monkeypatch):
+    calls = {"check": 0, "participations": 0}
+    for name in calls:
+        function = getattr(planned_run, name)
+
+        def counting(*arguments, name=name, function=function, **options):
+            calls[name] += 1
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(planned_run, name, counting)
+    fdp.run(ALGORITHM, DATA, rounds=2, epsilon=3.0, delta=1e-3)
+    assert calls == {"check": 1, "participations": 1}
+
+
+def test_a_guarantee_beside_a_budget_warns_where_it_is_exceeded():
+    assert not fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilon=50.0).warnings
+    (*_, told) = fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilon=0.1).warnings
+    assert "above the budget 0.1" in told
+
+
+def test_an_audit_of_a_budget_finds_the_noise_first():
+    found = fdp.audit(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilon=2.0, trials=1_000)
+    assert found.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert "epsilon=2.0" in found.repeat
+
+
+def test_noise_does_not_change_the_schedule_and_terms_do_not_change_the_run():
+    run = fdp.privacy.plan_run(ALGORITHM, DATA, rounds=5, seed=3, terms=PrivacyTerms(delta=1e-3))
+    assert run.with_noise(7.0).schedule is run.schedule
+    assert run.counted(participation="worst").schedule is run.schedule
+    np.testing.assert_array_equal(run.schedule, fdp.privacy.participations(ALGORITHM, DATA, 5, 3))
