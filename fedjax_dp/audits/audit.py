@@ -1,6 +1,5 @@
 """Auditing: the stated epsilon is put to the test by attacks on simulated runs in neighbouring worlds."""
 
-import dataclasses
 import functools
 import inspect
 import math
@@ -14,13 +13,13 @@ import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
-from fedjax_dp.accounting.guarantee import finite
 from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
 from fedjax_dp.audits.one_run import Guesses, guess
 from fedjax_dp.audits.setup import CANARY_NAMES, Scene, set_scene
 from fedjax_dp.audits.trials import Trials
+from fedjax_dp.audits.verdict import Audit, judged
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.options import of_class
@@ -36,125 +35,6 @@ from fedjax_dp.rounds.simulation import run_key
 TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
 LEAST_CLAIM = 1e-3  # an epsilon that is told from 0
 LEAST_TRACE = 1e-5  # of the largest number that is received
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Audit:
-    """What was stated, and what was proved against it.
-
-    epsilon       stated for the audited client at the Guarantee's delta;
-    claim         an epsilon that somebody claims instead, or None;
-    lower         epsilon that is proved with confidence 1 - significance, if noise and sampling are of the kind that
-                  is stated and only their size is in doubt;
-    of_any        epsilon that is proved whatever the mechanism is: with n trials at most about ln n;
-    noise         the noise is at most so many times what is stated, under the same hypothesis as `lower`;
-    proved        the attack errs less often than any attack on the stated mechanism could, or `lower` is above `claim`;
-    contradiction what an inspection of parts that are not the project's own found that they do not do as they state,
-                  or None: ways of records and repetitions that no trial of one canary need show;
-    repeat        what does the same again, with the same algorithm, data and model.
-    """
-
-    guarantee: Guarantee
-    client: int
-    epsilon: float
-    claim: float | None
-    lower: float
-    of_any: float
-    noise: float
-    proved: bool
-    canary: str
-    outcome: Outcome | Guesses
-    event: Event
-    accountant: str
-    trials: int
-    significance: float
-    seed: int
-    seconds: float
-    repeat: str
-    contradiction: str | None = None
-
-    @property
-    def violated(self) -> bool:
-        """The claim is refuted; or, without one, what is stated is: by the trials or by inspection."""
-        return self.proved or (self.claim is None and self.contradiction is not None)
-
-    @property
-    def confidence(self) -> str:
-        """In percent."""
-        return f"{100 * (1 - self.significance):.4g}%"
-
-    @property
-    def tested(self) -> float:
-        """The claim, or else the epsilon that is stated."""
-        return self.epsilon if self.claim is None else self.claim
-
-    @property
-    def refuted(self) -> tuple[str, ...]:
-        """Claims of papers about this run that `lower` contradicts."""
-        return tuple(
-            str(claim)
-            for claim in self.guarantee.claims
-            if claim.epsilon is not None
-            and claim.delta == self.guarantee.delta
-            and claim.epsilon < self.lower
-            and claim.client in (None, self.client)
-            and claim.rounds is None
-        )
-
-    @property
-    def verdict(self) -> str:
-        """One line."""
-        whom = f"at delta {self.guarantee.delta:g} for {self._whom} against {self.guarantee.view}"
-        said = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
-        sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
-        given = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
-        if self.violated and not self.proved:
-            return (
-                f"VIOLATED: {said}, but {self.contradiction}; {evidence} alone prove at least {self.lower:.4g} {sure}"
-            )
-        if not self.violated:
-            proved = f"at least {self.lower:.4g}" if self.lower > 0 else "nothing against it"
-            return f"consistent: {said}; {proved} is proved {sure} by {evidence}{given}"
-        if self.lower > self.tested:
-            proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}{given}"
-        else:
-            proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
-        less = f"; the noise is at most {self.noise:.3g} times what is stated" if self.noise < 1 else ""
-        return f"VIOLATED: {said}, but {proved}{less}; repeat: {self.repeat}"
-
-    @property
-    def _whom(self) -> str:
-        return f"one record of client {self.client}" if self.guarantee.unit is Unit.RECORD else f"client {self.client}"
-
-    def __repr__(self) -> str:
-        return self.verdict
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "violated": self.violated,
-            "proved": self.proved,
-            "contradiction": self.contradiction,
-            "verdict": self.verdict,
-            "epsilon_stated": finite(self.epsilon),
-            "epsilon_tested": finite(self.tested),
-            "epsilon_lower": self.lower,
-            "epsilon_lower_of_any_mechanism": self.of_any,
-            "noise_at_most": finite(self.noise),
-            "delta": self.guarantee.delta,
-            "confidence": 1 - self.significance,
-            "claim": self.claim,
-            "client": self.client,
-            "view": self.guarantee.view.value,
-            "canary": self.canary,
-            "trials": self.trials,
-            "seed": self.seed,
-            "seconds": self.seconds,
-            "repeat": self.repeat,
-            **self.outcome.to_dict(),
-            "refuted_claims": list(self.refuted),
-            "guarantee": self.guarantee.to_dict(),
-        }
 
 
 def audit(
@@ -236,7 +116,7 @@ def audit(
         name, game = next(iter(scene.games.items()))
         progress(0, 1)
         outcome = guess(field, game, name, scene.epsilon if claim is None else claim, scene.delta, seed, significance)
-    return _judged(
+    return judged(
         scene,
         outcome,
         accountant,
@@ -331,7 +211,7 @@ def audit_mechanism(
         significance=significance,
         progress=progress,
     )
-    return _judged(
+    return judged(
         scene,
         outcome,
         accountant,
@@ -355,26 +235,6 @@ def _call(function: Callable[..., Any], asked: dict[str, Any]) -> str:
         if isinstance(value, int | float | str) and value != usual[name]
     ]
     return f"{function.__name__}({', '.join(['...', *told])})"
-
-
-def _judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim: float | None, **told: Any) -> Audit:
-    """What the outcome proves."""
-    lower = outcome.epsilon_at_least(scene.event, scene.delta, accountant)
-    proved = lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(scene.event, accountant))
-    return Audit(
-        guarantee=scene.guarantee,
-        client=scene.client,
-        epsilon=scene.epsilon,
-        claim=claim,
-        lower=lower,
-        of_any=outcome.epsilon_of_any(scene.delta),
-        noise=outcome.noise_at_most(scene.event, accountant),
-        proved=proved,
-        outcome=outcome,
-        event=scene.event,
-        accountant=accountant,
-        **told,
-    )
 
 
 def require_sane(canary: str, claim: float | None, significance: float, **counts: int | None) -> None:

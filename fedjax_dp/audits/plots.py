@@ -16,8 +16,8 @@ from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.experiments.plots import plt
 
 if TYPE_CHECKING:
-    from fedjax_dp.audits.audit import Audit
     from fedjax_dp.audits.one_run import Guesses
+    from fedjax_dp.audits.verdict import Audit
 
 ABSENT, PRESENT, STATED, PROVED, CLAIMED, WRONG = "#1f5fa8", "#b0643c", "0.15", "#2f8f5b", "#7a4fa3", "#c23b4b"
 TICKS = (1e-7, 1e-5, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)  # rates on probit axes

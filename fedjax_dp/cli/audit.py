@@ -10,9 +10,10 @@ from rich.console import Console
 
 from fedjax_dp import devices
 from fedjax_dp.accounting import Guarantee, Unit
-from fedjax_dp.audits.audit import Audit, audit, require_sane
+from fedjax_dp.audits.audit import audit, require_sane
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.setup import CANARY_NAMES
+from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli.options import check_plot, take_flag
 from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.experiments import config as configs

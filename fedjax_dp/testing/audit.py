@@ -7,7 +7,8 @@ import jax
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event
-from fedjax_dp.audits.audit import Audit, audit, audit_mechanism
+from fedjax_dp.audits.audit import audit, audit_mechanism
+from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.verdict import Report, require
