@@ -35,7 +35,7 @@ def data_command(arguments: list[str]) -> int:
     converts = arguments[:1] == ["convert"]
     arguments = arguments[converts:]
     named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "digits"
-    options, _ = parse("data", arguments, DataOptions(dataset=named), DESCRIPTION)
+    options, _ = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named})
     if options.plot and pathlib.Path(options.plot).suffix != ".png":
         raise errors.refuse("plot", options.plot, "a file name that ends in .png")
     if options.plot and not pathlib.Path(options.plot).parent.is_dir():
@@ -45,7 +45,7 @@ def data_command(arguments: list[str]) -> int:
     options = resolve_population(options, POPULATIONS[kind_of(options.dataset)])
     data = build_data(options)
     summary = summarise(data)
-    if converts:
+    if options.out is not None:
         with Screen().bar("writing", total=1) as show:
             save_store(data, options.out, show)
         Screen().say(f"store in {options.out}: fedjax-dp run --dataset store:{options.out}")
