@@ -4,7 +4,9 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -56,6 +58,13 @@ def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationE
     """The error to raise: `what must be wanted, got got; remedy`."""
     ending = f"; {remedy}" if remedy else ""
     return ConfigurationError(f"{what} must be {wanted}, got {got}{ending}")
+
+
+def require_given(what: str, value: T | None, remedy: str = "") -> T:
+    """The value of what may be left out elsewhere, but not here."""
+    if value is None:
+        raise refuse(what, "nothing", "given", remedy)
+    return value
 
 
 def require_number(what: str, value: Any, remedy: str = "") -> float:

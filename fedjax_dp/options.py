@@ -161,7 +161,7 @@ def _wanted(option: Option) -> str:
 
 def _members(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
-    return typing.get_args(hint) if isinstance(hint, types.UnionType | typing._UnionGenericAlias) else (hint,)  # type: ignore[attr-defined]
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _option(name: str, hint: Any, default: Any, told: Mapping[str, str]) -> Option:

@@ -14,7 +14,7 @@ from fedjax_dp.audits.observations import Alignment, Directions
 from fedjax_dp.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
-from fedjax_dp.privacy.ledger import unit_of
+from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel
 from fedjax_dp.rounds.algorithm import Algorithm

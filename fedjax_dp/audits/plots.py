@@ -7,13 +7,16 @@ import os
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
+
+matplotlib.use("Agg", force=False)
+import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Rectangle
 from scipy.special import ndtr, ndtri
 
 from fedjax_dp.accounting import ErrorBounds, TradeOff, trade_off
 from fedjax_dp.audits.hypothesis_test import Outcome
-from fedjax_dp.experiments.plots import plt
 
 if TYPE_CHECKING:
     from fedjax_dp.audits.one_run import Guesses

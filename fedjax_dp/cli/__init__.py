@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedjax_dp import errors
 from fedjax_dp.cli.watch import watched
@@ -76,7 +76,8 @@ def _done(command: str, rest: list[str]) -> int:
     try:
         errors.require_choice("command", command, COMMANDS)
         module = importlib.import_module(f"fedjax_dp.cli.{COMMANDS[command]}")  # only what the command needs is loaded
-        return getattr(module, f"{command}_command")(rest)
+        carry_out: Callable[[list[str]], int] = getattr(module, f"{command}_command")
+        return carry_out(rest)
     except errors.ConfigurationError as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 2

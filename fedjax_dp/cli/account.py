@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from rich import box
@@ -32,21 +33,29 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.accounting.papers import PAPERS
-from fedjax_dp.cli.options import check_plot, parse, take_flag
+from fedjax_dp.cli.options import check_plot, missing, parse, take_flag
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
-SAMPLING = ("none", "poisson", "without-replacement", "with-replacement", "shuffled")
+SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and the options that each takes
+    "none": (FullBatch, ()),
+    "poisson": (Poisson, ("rate",)),
+    "without-replacement": (WithoutReplacement, ("batch_size", "records")),
+    "with-replacement": (WithReplacement, ("batch_size", "records")),
+    "shuffled": (Shuffled, ("batch_size", "records")),
+}
+A = TypeVar("A")
+B = TypeVar("B")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Release:
     """What is released; the noise or the budget comes on top."""
 
-    steps: Annotated[int | None, about("noisy sums in all (with --rounds: in one round)", default="required")] = None
-    delta: Annotated[float | None, about("delta of the guarantee", default="required")] = None
-    adjacency: Annotated[str | None, about("add-remove or replace-one", default="required")] = None
+    steps: Annotated[int, about("noisy sums in all (with --rounds: in one round)", default="required")]
+    delta: Annotated[float, about("delta of the guarantee", default="required")]
+    adjacency: Annotated[str, about("add-remove or replace-one", default="required")]
     sampling: Annotated[str, about(", ".join(SAMPLING))] = "none"
     rate: Annotated[float | None, about("for poisson: probability of being drawn")] = None
     batch_size: Annotated[int | None, about("for the other samplings: drawn at once")] = None
@@ -74,14 +83,14 @@ class Release:
     plot: Annotated[str | None, about("write a picture to this PNG file", metavar="FILE")] = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AccountOptions(Release):
-    noise_multiplier: Annotated[float | None, about("noise std on the sum / clip norm", default="required")] = None
+    noise_multiplier: Annotated[float, about("noise std on the sum / clip norm", default="required")]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(Release):
-    epsilon: Annotated[float | None, about("the budget, in nats", default="required")] = None
+    epsilon: Annotated[float, about("the budget, in nats", default="required")]
 
 
 def account_command(arguments: list[str]) -> int:
@@ -90,16 +99,15 @@ def account_command(arguments: list[str]) -> int:
     options, _ = parse(
         "account",
         arguments,
-        AccountOptions(),
+        AccountOptions,
         "The epsilon of noisy steps by every accountant." + JSON_TOO,
     )
     check_plot(options.plot)
-    _require(options, "noise_multiplier", "steps", "delta", "adjacency")
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
     answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
     if options.plot:
-        _plot_account(options, _curve_points(options))
+        _plot_account(options, options.plot)
     warnings = _warnings(options)
     if as_json:
         content = {
@@ -122,17 +130,16 @@ def calibrate_command(arguments: list[str]) -> int:
     options, _ = parse(
         "calibrate",
         arguments,
-        CalibrateOptions(),
+        CalibrateOptions,
         "The noise multiplier that each accountant asks for." + JSON_TOO,
     )
     check_plot(options.plot)
-    _require(options, "epsilon", "steps", "delta", "adjacency")
     errors.require_positive("epsilon", options.epsilon, "it is the budget in nats")
     answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
     if all(answer.number is None for answer in answers):
         raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
     if options.plot:
-        _plot_calibrate(options, [answer.number for answer in answers if answer.number])
+        _plot_calibrate(options, [answer.number for answer in answers if answer.number], options.plot)
     warnings = _warnings(options)
     if as_json:
         content = {
@@ -148,12 +155,12 @@ def calibrate_command(arguments: list[str]) -> int:
     return 0
 
 
-def _require(options: Any, *names: str, why: str = "") -> None:
-    """Refuses options that are missing, all of them at once."""
-    missing = [name for name in names if getattr(options, name) is None]
-    if missing:
-        flags = " ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise errors.refuse(" and ".join(missing), "nothing", "given" + why, f"add {flags}")
+def _both(names: tuple[str, str], first: A | None, second: B | None) -> tuple[A, B]:
+    """Two options that mean something only together."""
+    if first is None or second is None:
+        lacking = [name for name, value in zip(names, (first, second), strict=True) if value is None]
+        raise missing(*lacking, why=" together")
+    return first, second
 
 
 def _event(options: Release, noise: float) -> Event:
@@ -167,8 +174,8 @@ def _event(options: Release, noise: float) -> Event:
     event = _seen(own, options)
     if options.rounds is None and options.participation is None:
         return event
-    _require(options, "rounds", "participation", why=" together")
-    return RandomParticipation(event, options.participation, options.rounds)
+    rounds, participation = _both(("rounds", "participation"), options.rounds, options.participation)
+    return RandomParticipation(event, participation, rounds)
 
 
 def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
@@ -186,40 +193,25 @@ def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
         return seen(own, View.UPLOADS, cohort_size=1)
     if all(getattr(options, name) is None for name in shared):
         return seen(own, View(options.view), cohort_size=1)
-    _require(options, "cohort_size", "local_steps", why=" together")
-    return seen(
-        own,
-        View(options.view),
-        cohort_size=options.cohort_size,
-        colluders=options.colluders or 0,
-        local_steps=options.local_steps,
-    )
+    size, steps = _both(("cohort_size", "local_steps"), options.cohort_size, options.local_steps)
+    return seen(own, View(options.view), cohort_size=size, colluders=options.colluders or 0, local_steps=steps)
 
 
 def _sampling(options: Release) -> Sampling:
     errors.require_choice("sampling", options.sampling, SAMPLING)
-    wanted = {"none": (), "poisson": ("rate",)}.get(options.sampling, ("batch_size", "records"))
+    made, wanted = SAMPLING[options.sampling]
     for name in ("rate", "batch_size", "records"):
         value = getattr(options, name)
         if name in wanted:
-            _require(options, name, why=f" for {options.sampling} sampling")
+            if value is None:
+                raise missing(name, why=f" for {options.sampling} sampling")
         elif value is not None and not (name == "records" and options.sampling in ("none", "poisson")):
             raise errors.refuse(
                 name, value, f"left out for sampling {options.sampling}", f"drop --{name.replace('_', '-')}"
             )
     if options.records is not None:
         errors.require_count("records", options.records)
-    match options.sampling:
-        case "none":
-            return FullBatch()
-        case "poisson":
-            return Poisson(options.rate)
-        case "without-replacement":
-            return WithoutReplacement(options.batch_size, options.records)
-        case "with-replacement":
-            return WithReplacement(options.batch_size, options.records)
-        case _:
-            return Shuffled(options.batch_size, options.records)
+    return made(*(getattr(options, name) for name in wanted))
 
 
 def _inputs(options: Release) -> dict[str, Any]:
@@ -252,8 +244,9 @@ def _print_answers(header: str, what: str, answers: list[compare.Answer], warnin
     console = Console(highlight=False, soft_wrap=True)
     console.print(header, markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("accountant", "left"), (what, "right"), ("what it is, or why it has no answer", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("accountant")
+    table.add_column(what, justify="right")
+    table.add_column("what it is, or why it has no answer")
     for answer in answers:
         number = "-" if answer.number is None else f"{answer.number:.5g}"
         table.add_row(answer.accountant, number, answer.reason or answer.about)
@@ -267,14 +260,15 @@ def _curve_points(options: Release) -> tuple[str, list[int]]:
     name = "steps" if options.rounds is None else "rounds"
     most = options.steps if options.rounds is None else options.rounds
     points = np.unique(np.geomspace(1, most, 24).round().astype(int)) if most > 24 else np.arange(1, most + 1)
-    per_epoch = options.records // options.batch_size if options.sampling == "shuffled" else 1
+    sampling = _sampling(options)
+    per_epoch = sampling.records // sampling.batch_size if isinstance(sampling, Shuffled) else 1
     return name, [int(point) * per_epoch for point in points if point * per_epoch <= most]
 
 
-def _plot_account(options: AccountOptions, points: tuple[str, list[int]]) -> None:
+def _plot_account(options: AccountOptions, path: str) -> None:
     from fedjax_dp.experiments import plots  # takes half a second to load
 
-    name, counts = points
+    name, counts = _curve_points(options)
 
     def event(count: int) -> Event:
         changed: dict[str, Any] = {name: count}
@@ -282,16 +276,16 @@ def _plot_account(options: AccountOptions, points: tuple[str, list[int]]) -> Non
 
     curves = compare.epsilon_curves(event, counts, options.delta)
     title = f"noise multiplier {options.noise_multiplier:g}, {_sampling(options)}, delta {options.delta:g}"
-    plots.plot_epsilon(curves, name, title, _legend(options), options.plot)
+    plots.plot_epsilon(curves, name, title, _legend(options), path)
 
 
-def _plot_calibrate(options: CalibrateOptions, noises: list[float]) -> None:
+def _plot_calibrate(options: CalibrateOptions, noises: list[float], path: str) -> None:
     from fedjax_dp.experiments import plots
 
     points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
     curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
     title = f"{options.steps} steps, {_sampling(options)}, delta {options.delta:g}"
-    plots.plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, target=options.epsilon)
+    plots.plot_epsilon(curves, "noise multiplier", title, _legend(options), path, target=options.epsilon)
 
 
 def _legend(options: Release) -> str:
@@ -304,7 +298,7 @@ def claims_command(arguments: list[str]) -> int:
     options, _ = parse(
         "claims",
         arguments,
-        ClaimsOptions(),
+        ClaimsOptions,
         "The papers' theorems, and what can be proved." + JSON_TOO,
     )
     check_plot(options.plot)

@@ -35,7 +35,7 @@ def best_command(arguments: list[str]) -> int:
     """Print the winning configuration, and what it reached."""
     as_json, arguments = take_flag(arguments, "--json")
     where = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    options, _ = parse("best", arguments, BestOptions(), DESCRIPTION)
+    options, _ = parse("best", arguments, BestOptions, DESCRIPTION)
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")
     folder = pathlib.Path(where)

@@ -35,9 +35,8 @@ def data_command(arguments: list[str]) -> int:
     converts = arguments[:1] == ["convert"]
     arguments = arguments[converts:]
     named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "digits"
-    default = DataOptions(dataset=named)
-    brought = resolve_population(default, population_of(kind_of(named)))
-    options, _ = parse("data", arguments, default, DESCRIPTION, brought)
+    brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
+    options, _ = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
     if options.plot and pathlib.Path(options.plot).suffix != ".png":
         raise errors.refuse("plot", options.plot, "a file name that ends in .png")
     if options.plot and not pathlib.Path(options.plot).parent.is_dir():
@@ -47,7 +46,7 @@ def data_command(arguments: list[str]) -> int:
     options = resolve_population(options, population_of(kind_of(options.dataset)))
     data = build_data(options)
     summary = summarise(data)
-    if converts:
+    if options.out is not None:
         with Screen().bar("writing", total=1) as show:
             save_store(data, options.out, show)
         Screen().say(f"store in {options.out}: fedjax-dp run --dataset store:{options.out}")

@@ -51,21 +51,35 @@ def check_plot(path: str | None) -> None:
 
 
 def parse(
-    command: str, arguments: list[str], default: T, description: str, shown: T | None = None
+    command: str,
+    arguments: list[str],
+    made: type[T],
+    description: str,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    shown: Mapping[str, Any] | None = None,
 ) -> tuple[T, set[str]]:
-    """A dataclass from flags over `default`, and the fields that flags named.
+    """A dataclass from flags over `defaults` and its own, and the fields that flags named.
 
-    `--help` prints and exits, with the defaults of `shown` where these say more.
+    `--help` prints and exits, with the defaults `shown` where these say more.
+    Raises: ConfigurationError for flags that are none, and where a field without a default is left out.
     """
-    taken = options.of_class(type(default))
+    taken = options.of_class(made, defaults)
     if set(arguments) & set(HELP):
-        told = {
-            name: dataclasses.replace(option, default=getattr(shown or default, name)) for name, option in taken.items()
-        }
-        print_help(command, {command: told}, description)
+        print_help(command, {command: options.of_class(made, shown or defaults)}, description)
         raise SystemExit(0)
     said = flags(command, arguments, taken)
-    return dataclasses.replace(default, **said), set(said)  # type: ignore[type-var]
+    named = dict.fromkeys((*made.__annotations__, *taken))  # the command's own first, then what it shares with others
+    lacking = [name for name in named if taken[name].default is REQUIRED and name not in said]
+    if lacking:
+        raise missing(*lacking)
+    return made(**{**(defaults or {}), **said}), set(said)
+
+
+def missing(*names: str, why: str = "") -> errors.ConfigurationError:
+    """The error to raise for options that are left out, all of them at once."""
+    remedy = "add " + " ".join(f"--{name.replace('_', '-')}" for name in names)
+    return errors.refuse(" and ".join(names), "nothing", f"given{why}", remedy)
 
 
 def flags(command: str, arguments: list[str], taken: Options) -> dict[str, Any]:

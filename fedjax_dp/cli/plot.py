@@ -43,7 +43,7 @@ class PlotOptions:
 def plot_command(arguments: list[str]) -> int:
     """Write the pictures that were asked for."""
     where = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    options, _ = parse("plot", arguments[where is not None :], PlotOptions(), DESCRIPTION)
+    options, _ = parse("plot", arguments[where is not None :], PlotOptions, DESCRIPTION)
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     about, records = read_records(where)

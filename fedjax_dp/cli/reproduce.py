@@ -41,7 +41,7 @@ def reproduce_command(arguments: list[str]) -> int:
     """List the recipes, or run one."""
     as_json, arguments = take_flag(arguments, "--json")
     name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    options, _ = parse("reproduce", arguments, ReproduceOptions(), DESCRIPTION)
+    options, _ = parse("reproduce", arguments, ReproduceOptions, DESCRIPTION)
     if name is None:
         _list(as_json)
         return 0

@@ -49,8 +49,8 @@ def asked_with(
     command: str, arguments: list[str], description: str, own: type[T]
 ) -> tuple[dict[str, Any], T, set[str]]:
     """The same for a command with options of its own, a dataclass: what is said of the run, those, and the flags."""
-    said, flagged = asked(command, arguments, description, of_class(own))
-    mine = {field.name for field in dataclasses.fields(own)}  # type: ignore[arg-type]
+    mine = of_class(own)
+    said, flagged = asked(command, arguments, description, mine)
     chosen = own(**{name: value for name, value in said.items() if name in mine})
     return {name: value for name, value in said.items() if name not in mine}, chosen, flagged
 

@@ -65,7 +65,7 @@ def sweep_command(arguments: list[str]) -> int:
     as_json, arguments = take_flag(arguments, "--json")
     only_plan, arguments = take_flag(arguments, "--plan")
     path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    options, _ = parse("sweep", arguments, SweepOptions(), DESCRIPTION)
+    options, _ = parse("sweep", arguments, SweepOptions, DESCRIPTION)
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)

@@ -85,12 +85,13 @@ def speeds(execution: Execution) -> dict[str, float]:
         return a + prng.normals(key, i.astype(jnp.uint32), size)
 
     def per_second(step: Callable[..., jax.Array], start: jax.Array, work: float, times: int) -> float:
-        def one(start: jax.Array, at: jax.Array) -> tuple[jax.Array, tuple]:
+        def one(start: jax.Array, at: jax.Array) -> tuple[jax.Array, tuple[()]]:
             end = jax.lax.fori_loop(0, times, lambda i, a: step(a, i, at), start + at)
             return end.ravel()[0], ()
 
         def all_(start: jax.Array, ats: jax.Array) -> jax.Array:
-            return sum_over_clients(one, start, ats, execution, 1)[0]
+            total: jax.Array = sum_over_clients(one, start, ats, execution, 1)[0]
+            return total
 
         run = jax.jit(all_, compiler_options=COMPILER_OPTIONS)
         placed = execution.place((start, jnp.arange(execution.shares, dtype=jnp.float32)))

@@ -28,7 +28,7 @@ COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "
 VERDICTS = {"holds": "#2f8f5b", "conditional": TEST, "heuristic": "#d39a2d", "wrong": "#c23b4b"}
 
 
-def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, path: str | os.PathLike) -> None:
+def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, path: str | os.PathLike[str]) -> None:
     """Accuracy and loss against rounds, with the Guarantee underneath, as a PNG. Lines of probes are broken.
 
     Where clients have parts of the test set, a band spans from their worst tenth to their mean.
@@ -81,7 +81,7 @@ def plot_epsilon(
     axis: str,
     title: str,
     whose: str,
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     target: float | None = None,
 ) -> None:
     """Epsilon against `axis`, a curve per accountant, as a PNG; the legend says `whose` epsilon it is."""
@@ -107,7 +107,7 @@ def plot_epsilon(
     _save(figure, path)
 
 
-def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike) -> None:
+def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike[str]) -> None:
     """Each paper's noise over the noise that suffices, coloured by verdict, as a PNG. Below 1 is too little noise."""
     shown = [row for row in rows if row.noise_ratio]
     if not shown:
@@ -144,7 +144,7 @@ def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike) -> None:
     _save(figure, path)
 
 
-def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike) -> None:
+def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike[str]) -> None:
     """Records of each client and class `(clients, classes)`, as a PNG.
 
     Up to 30 clients are drawn as bubbles, area in proportion to records. More are sorted by the label they have most
@@ -197,12 +197,12 @@ def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike) -> Non
     _save(figure, path)
 
 
-def _save(figure: Any, path: str | os.PathLike) -> None:
+def _save(figure: Any, path: str | os.PathLike[str]) -> None:
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def plot_latency(found: Latency, title: str, path: str | os.PathLike) -> None:
+def plot_latency(found: Latency, title: str, path: str | os.PathLike[str]) -> None:
     """The parts of a round as one bar, and the parts of its floor as another, in milliseconds, as a PNG."""
     floor = found.floor
     bars = {
@@ -210,7 +210,8 @@ def plot_latency(found: Latency, title: str, path: str | os.PathLike) -> None:
         "its floor": {"gradient": floor.flops_ms, "noise": floor.normals_ms},
         "memory alone": {"gather": floor.bytes_ms},
     }
-    colors = dict(zip(found.parts, plt.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
+    color_of = plt.get_cmap("tab10")
+    colors = {name: color_of(place) for place, name in enumerate(found.parts)}
     figure, axis = plt.subplots(figsize=(9, 2.9), layout="constrained")
     for place, parts in enumerate(bars.values()):
         left = 0.0

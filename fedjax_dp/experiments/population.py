@@ -222,34 +222,41 @@ def _normalised(dataset: Dataset, told: str | None) -> Dataset:
 
 def _divide(config: PopulationConfig, dataset: Dataset) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
     """The data set, the training rows of each client, and the client of each test record where that is known."""
-    labels, seed = dataset.y_train, config.seed
-    if config.partition == "natural":
-        return natural_parts(dataset, config.min_records)
-    if config.partition == "given":
-        return dataset, natural(given_ids(config.client_ids, len(labels))), None
-    if config.partition == "similarity":
-        clients = similarity(labels, config.num_clients, config.similarity, seed)
-        tests = similarity(dataset.y_test, config.num_clients, config.similarity, seed)
+    labels, seed, need = dataset.y_train, config.seed, errors.require_given
+    partition = need("partition", config.partition)
+    if partition == "natural":
+        return natural_parts(dataset, need("min_records", config.min_records))
+    if partition == "given":
+        return dataset, natural(given_ids(need("client_ids", config.client_ids), len(labels))), None
+    num_clients = need("num_clients", config.num_clients)
+    if partition == "similarity":
+        percent = need("similarity", config.similarity)
+        clients = similarity(labels, num_clients, percent, seed)
+        tests = similarity(dataset.y_test, num_clients, percent, seed)
         test_clients = np.empty(len(dataset.y_test), np.int32)
         for client, rows in enumerate(tests):
             test_clients[rows] = client
         return dataset, clients, test_clients
-    sizes = _sizes(config, labels)
-    clients = {
-        "iid": lambda: iid(labels, sizes, seed),
-        "labels": lambda: labels_per_client(labels, sizes, config.labels_per_client, seed),
-        "one-class": lambda: one_class_per_client(labels, sizes, seed),
-        "dirichlet": lambda: dirichlet(labels, sizes, config.concentration, seed, config.concentration_scale),
-    }[config.partition]()
+    sizes = _sizes(config, labels, num_clients)
+    if partition == "iid":
+        clients = iid(labels, sizes, seed)
+    elif partition == "one-class":
+        clients = one_class_per_client(labels, sizes, seed)
+    elif partition == "labels":
+        clients = labels_per_client(labels, sizes, need("labels_per_client", config.labels_per_client), seed)
+    else:
+        scale = need("concentration_scale", config.concentration_scale)
+        clients = dirichlet(labels, sizes, need("concentration", config.concentration), seed, scale)
     return dataset, clients, None
 
 
-def _sizes(config: PopulationConfig, labels: np.ndarray) -> np.ndarray:
-    records = len(labels)
-    if config.sizes == "equal" and config.partition == "one-class":
-        return one_class_sizes(labels, config.num_clients)
+def _sizes(config: PopulationConfig, labels: np.ndarray, num_clients: int) -> np.ndarray:
+    """Records of each client `(num_clients,)`."""
     if config.sizes == "equal":
-        return equal_sizes(records, config.num_clients)
+        one_class = config.partition == "one-class"
+        return one_class_sizes(labels, num_clients) if one_class else equal_sizes(len(labels), num_clients)
+    least = errors.require_given("min_records", config.min_records)
     if config.sizes == "power-law":
-        return power_law_sizes(records, config.num_clients, config.min_records, config.seed)
-    return zipf_sizes(records, config.num_clients, config.min_records, config.zipf_exponent, config.seed)
+        return power_law_sizes(len(labels), num_clients, least, config.seed)
+    exponent = errors.require_given("zipf_exponent", config.zipf_exponent)
+    return zipf_sizes(len(labels), num_clients, least, exponent, config.seed)

@@ -12,7 +12,7 @@ from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import flow
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.privacy.ledger import counted_as, training_of, with_paid
 from fedjax_dp.privacy.paper_claims import claims_about
@@ -105,9 +105,8 @@ def _require_believable(run: PlannedRun) -> None:
     facts.require_facts(run.algorithm)
     if not inspection.words_of(run.algorithm):
         return
-    model = run.model or logistic_regression(run.data.record_shape, run.data.classes)
-    flow.require_accounted(run.algorithm, run.data, model)
-    inspection.require_true(run.algorithm, run.data, model, run.rounds, run.seed)
+    flow.require_accounted(run.algorithm, run.data, run.model)
+    inspection.require_true(run.algorithm, run.data, run.model, run.rounds, run.seed)
 
 
 def _left(budget: float, spent: float) -> float:

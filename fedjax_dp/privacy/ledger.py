@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Composed, Event, FullBatch, RandomParticipation, Unit, View
 from fedjax_dp.accounting.events import distinct, each, repeated
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import Attendance
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import require_facts
@@ -60,7 +60,8 @@ def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
 def _times(run: PlannedRun, participation: str, at_least: int) -> list[float]:
     """Rounds that each client is counted for."""
     if participation == "schedule":
-        return np.maximum(run.schedule, at_least).tolist()
+        times: list[float] = np.maximum(run.schedule, at_least).tolist()
+        return times
     cohort, rounds, num_clients = run.algorithm.cohort, run.rounds, run.data.num_clients
     if participation in ("worst", "once"):
         return [(rounds if participation == "worst" else 1) * cohort.turns] * num_clients
@@ -115,13 +116,13 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     known = helpers_of(algorithm, data, run.view, run.terms.colluders)
     sampling, adjacency = cohort.hidden(num_clients, known) if upload.amplified else SEEN
     counted = "worst" if participation == "law" or not isinstance(sampling, FullBatch) else participation
-    size = _parameters(run.model or logistic_regression(data.record_shape, data.classes))
+    size = _parameters(run.model)
     members = cohort.members(num_clients)
     honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
 
     @functools.cache
     def of(times: float) -> Event:
-        return upload.event(
+        event: Event = upload.event(
             noise,
             Attendance(
                 sampling,
@@ -135,6 +136,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
                 size,
             ),
         )
+        return event
 
     return [of(times) for times in _times(run, counted, at_least)]
 

@@ -159,7 +159,8 @@ def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
         return ()
     claimed, proved, least, rate = max(claims)
     met = claimed / (2 * rate) <= 1 and rates.sum() <= 2 * steps * rates[-1]
-    if least > claimed and steps == 1 and not privatizer.bound.per_record:  # type: ignore[attr-defined]
+    bound = getattr(privatizer, "bound", None)
+    if least > claimed and steps == 1 and bound is not None and not bound.per_record:
         verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} in one round"
     elif met:
         verdict, reason = Verdict.HOLDS, "its conditions are met"

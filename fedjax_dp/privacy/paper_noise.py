@@ -106,7 +106,8 @@ def _dpnfl_lemma2(
     batches = algorithm.local.batches
     steps = _rounds_taken(algorithm, data, rounds) * algorithm.local.steps
     budgets = np.array([zcdp.zcdp_budget(epsilon, delta) for epsilon in epsilons])
-    return batches.divisor(data.largest) * np.sqrt(26 * steps / budgets) / np.asarray(data.sizes, float)
+    noises: np.ndarray = batches.divisor(data.largest) * np.sqrt(26 * steps / budgets) / np.asarray(data.sizes, float)
+    return noises
 
 
 def _cpfed_theorem1(
@@ -123,7 +124,8 @@ def _cpfed_theorem1(
 def _acs_pldp_theorem1(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    return acs_pldp_theorem1(algorithm, data, rounds, delta) / epsilons
+    noises: np.ndarray = acs_pldp_theorem1(algorithm, data, rounds, delta) / epsilons
+    return noises
 
 
 def _dp_fedavg_output_theorem1(
@@ -135,7 +137,9 @@ def _dp_fedavg_output_theorem1(
     unit = 4 * steps * last_rates(algorithm, data.largest, 1)[0] / rates.sum()
     sampled = np.minimum(steps * batches.divisor(data.largest) / np.asarray(data.sizes, float), 1.0)
     pairs = zip(epsilons, sampled, strict=True)
-    return unit * np.array([theorems.dp_fedavg_output_theorem1_noise(epsilon, delta, rate) for epsilon, rate in pairs])
+    noise = theorems.dp_fedavg_output_theorem1_noise
+    noises: np.ndarray = unit * np.array([noise(epsilon, delta, rate) for epsilon, rate in pairs])
+    return noises
 
 
 PRESCRIBED = {

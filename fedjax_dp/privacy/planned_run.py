@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,11 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model
+from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.protection import view_of, with_noise
-from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
@@ -28,8 +29,8 @@ class PlannedRun:
     data: FederatedData
     rounds: int
     terms: PrivacyTerms
+    model: Model  # its size matters to noise of integers
     seed: int = 0
-    model: Model | None = None  # needed where its size matters; default logistic regression
     _drawn: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
@@ -49,9 +50,9 @@ class PlannedRun:
         """See `noise_gains`."""
         return noise_gains(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
 
-    def counted(self, **terms: object) -> "PlannedRun":
+    def counted(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
         """The same run, counted on other terms."""
-        return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))  # type: ignore[arg-type]
+        return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
         """The same run with other noise."""
@@ -67,13 +68,14 @@ def plan_run(
     seed: int = 0,
     model: Model | None = None,
 ) -> PlannedRun:
-    """The run, after everything that can be refused without accounting.
+    """The run, of logistic regression unless said, after everything that can be refused without accounting.
 
     Raises: ConfigurationError for parts that do not fit, and for terms that cannot be.
     """
     check(algorithm, data, rounds, model)
     terms.check()
-    return PlannedRun(algorithm=algorithm, data=data, rounds=rounds, seed=seed, model=model, terms=terms)
+    model = model or logistic_regression(data.record_shape, data.classes)
+    return PlannedRun(algorithm=algorithm, data=data, rounds=rounds, terms=terms, model=model, seed=seed)
 
 
 def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:
@@ -167,4 +169,5 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     least = np.concatenate([[0.0], np.cumsum(ranked)])
     among = own <= ranked[others - 1] if others else np.zeros(len(own), bool)  # a client that is one of the least noisy
     brought = np.where(among, least[min(others + 1, len(own))] - own, least[others])
-    return 1 + brought / own
+    gains: np.ndarray = 1 + brought / own
+    return gains

@@ -58,7 +58,8 @@ class PrivacyTerms:
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():
             errors.require_positive("epsilon", budget)
-        return np.broadcast_to(budgets, (num_clients,)).tolist()
+        found: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
+        return found
 
 
 class PrivacyOptions(TypedDict, total=False):

@@ -209,7 +209,7 @@ def _listed(what: str, fields: tuple[str, ...], given: Any) -> Choices:
     return Choices(_different(what, entries))
 
 
-def _range(what: str, fields: tuple[str, ...], given: Mapping, integers: Collection[str]) -> Axis:
+def _range(what: str, fields: tuple[str, ...], given: Mapping[str, Any], integers: Collection[str]) -> Axis:
     if len(fields) > 1:
         raise errors.refuse(what, "a range", "a list of lists, since it joins fields", 'such as [["dpnfl", 0.1]]')
     for key in given:

@@ -36,7 +36,8 @@ class Shelf:
             jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), spread, list(parts))
             for parts in columns
         ]
-        return jax.tree.unflatten(jax.tree.structure(records_of(datas[0], largest)), whole)
+        shelved: FederatedData = jax.tree.unflatten(jax.tree.structure(records_of(datas[0], largest)), whole)
+        return shelved
 
 
 def records_of(data: FederatedData, largest: int) -> FederatedData:
@@ -54,7 +55,7 @@ def free_memory(devices: Sequence[jax.Device]) -> float:
     """Bytes that a device may use."""
     told = [device.memory_stats() for device in devices]
     if all(stats and "bytes_limit" in stats for stats in told):
-        return SHARE_OF_MEMORY * min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in told)
+        return SHARE_OF_MEMORY * float(min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in told))
     return SHARE_OF_MEMORY * _free_on_host() / len(devices)
 
 

@@ -63,7 +63,7 @@ class Point:
     config: RunConfig
 
 
-def read_sweep(path: str | os.PathLike) -> SweepConfig:
+def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
     """The sweep that a TOML file describes, checked as far as that needs neither data nor algorithms."""
     path = pathlib.Path(path)
     if not path.is_file():

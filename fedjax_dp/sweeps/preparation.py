@@ -100,7 +100,6 @@ def planned_of(config: RunConfig, sources: Sources) -> PlannedRun:
 
 def job_of(config: RunConfig, run: PlannedRun, algorithm: Algorithm) -> Job:
     """What the sweep engine runs of a configuration."""
-    assert run.model is not None  # `planned_of` gives one
     output, execution = config.output, config.execution
     return Job(
         algorithm,

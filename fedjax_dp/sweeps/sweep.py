@@ -60,7 +60,7 @@ class Sweep:
 
     def plot(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         kind: str = "overview",
         *,
         metric: str = "test_accuracy",
@@ -91,7 +91,7 @@ def sweep(
     train_metrics: bool = False,
     chunk_size: int | None = None,
     name: str = "sweep",
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     progress: bool = True,
     **privacy: Unpack[PrivacyOptions],
 ) -> Sweep:
@@ -169,7 +169,7 @@ def sweep(
 
 def run_sweep(
     sweep: SweepConfig,
-    out: str | os.PathLike,
+    out: str | os.PathLike[str],
     *,
     name: str = "sweep",
     screen: Screen | None = None,
@@ -262,7 +262,8 @@ def _unfinished(entries: Sequence[Entry], held: Iterable[Record]) -> list[Entry]
 def _identity(values: Values, job: Job, data: str) -> str:
     """12 hexadecimal digits of everything that decides a point, the same in every process."""
     leaves, structure = jax.tree.flatten(job.algorithm)
-    words = f"{structure} {job.model!r} {values!r} {job._replace(algorithm=None, data=None, model=None)!r}"  # type: ignore
+    without: dict[str, Any] = dict.fromkeys(("algorithm", "data", "model"))
+    words = f"{structure} {job.model!r} {values!r} {job._replace(**without)!r}"
     told = re.sub(r" at 0x[0-9a-f]+", "", words).encode() + data.encode()
     return hashlib.sha256(told + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
 

@@ -14,6 +14,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import events
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.privacy.ledger import ledger_of
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -167,7 +168,7 @@ def drawn_batches(
     idle = tuple(c for c in local.corrections if type(c) is RunWords)  # the others would join the gradients
     quiet = instruments.silent(changed(algorithm, local=changed(local, corrections=idle)))
     model, setup = Tally(data.largest), Setup(instruments.keys_of(seed, math.ceil(draws / (2 * steps))))
-    laws = [_told(algorithm, data, i) for i in range(len(sizes))]
+    laws = [_told(algorithm, data, model, i) for i in range(len(sizes))]
     seen = []
     for store in (tally, changed(tally, x=50 * x, y=np.ones_like(tally.y))):
         gradients = np.asarray(instruments.observe(instruments.still(quiet, tally), store, model, setup, 2).gradients)[
@@ -178,14 +179,14 @@ def drawn_batches(
     return (seen[0], seen[1]), laws
 
 
-def _told(algorithm: Algorithm, data: FederatedData, client: int) -> Sampling:
+def _told(algorithm: Algorithm, data: FederatedData, model: Model, client: int) -> Sampling:
     """What the accountants are told of a client's batches."""
     records = int(np.asarray(data.sizes)[client])
     law = algorithm.local.batches.sampling(records)
     if noise_of(algorithm) is None or unit_of(algorithm) is not events.Unit.RECORD:
         return law
     terms = PrivacyTerms(participation="worst", view="uploads")
-    ledger = ledger_of(PlannedRun(algorithm=algorithm, data=data, rounds=1, terms=terms))
+    ledger = ledger_of(PlannedRun(algorithm=algorithm, data=data, rounds=1, terms=terms, model=model))
     told = next(step.sampling for step, _ in ledger[client].leaves())
     return told if isinstance(told, Poisson | WithoutReplacement | WithReplacement | Shuffled) else law
 
