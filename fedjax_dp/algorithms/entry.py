@@ -30,7 +30,7 @@ class Beforehand(NamedTuple):
     seed: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Entry(Generic[P]):
     """A constructor of algorithms whose keyword arguments are its options.
 
@@ -68,6 +68,9 @@ class Entry(Generic[P]):
             return self.name
         return Entry, (self.constructor, self.source, self.defaults, self.presets, self.fixes, self.prepare)
 
+    def __repr__(self) -> str:
+        return f"<entry {self.name}: {self.source or 'no source'}>"
+
     @property
     def name(self) -> str:
         return self.constructor.__name__
@@ -101,12 +104,12 @@ class Entry(Generic[P]):
     def of_run(self, given: Values, known: Beforehand) -> Algorithm:
         """The algorithm of a run, after its clients were asked what `prepare` asks them."""
         if self.prepare is None:
-            return self.made(given)
+            return self.of(given)
         own = options.of_function(self.prepare)
         mine = {name: value for name, value in given.items() if name not in own}
         asked = {name: value for name, value in given.items() if name in own}
         found = self.prepare(known, self._filled(mine), **asked)
-        return self.made(mine | dict(_of(found, mine)))
+        return self.of(mine | dict(_of(found, mine)))
 
     def __call__(self, *args: P.args, **given: P.kwargs) -> Algorithm:
         """The algorithm of some options.
@@ -116,9 +119,9 @@ class Entry(Generic[P]):
         """
         if args:
             raise errors.refuse(self.name, "arguments without a name", "called with options by name")
-        return self.made(given)
+        return self.of(given)
 
-    def made(self, given: Values) -> Algorithm:
+    def of(self, given: Values) -> Algorithm:
         """The same of a mapping."""
         values = self._filled(given)
         options.require(self._arguments, values, given, self.name)
