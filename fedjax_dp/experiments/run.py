@@ -10,7 +10,7 @@ from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, train
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
 
 
 class Result(NamedTuple):
@@ -60,7 +60,7 @@ def run(
     """
     planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
     algorithm, promise = prepared(planned)
-    simulation = train(
+    simulation = simulate(
         algorithm,
         data,
         rounds=rounds,
@@ -70,5 +70,6 @@ def run(
         train_metrics=train_metrics,
         execution=execution,
         on_host=on_host,
+        checked=True,
     )
     return Result(algorithm, simulation, promise)

@@ -34,7 +34,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.prefetch import check as check_feed
 from fedjax_dp.rounds.round import ServerState, place
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, fresh, numbers, run_key, train
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, fresh, numbers, run_key, simulate
 
 FREE = ("devices", "model_devices")  # what a run may change on its way
 Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
@@ -259,7 +259,7 @@ def _train(
                     checkpoints.save(state)
                 show(now, _pace(new, now - first, time.perf_counter() - began))
 
-            simulation = train(
+            simulation = simulate(
                 ready.algorithm,
                 ready.data,
                 rounds=rounds,
@@ -272,6 +272,7 @@ def _train(
                 pause_every=config.output.checkpoint_every,
                 on_pause=on_pause,
                 on_host=on_host,
+                checked=True,
             )
     finally:
         checkpoints.close()

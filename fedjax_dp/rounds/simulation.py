@@ -229,6 +229,7 @@ def simulate(
     pause_every: int | None = None,
     on_pause: Callable[[ServerState, list[Evaluation]], None] | None = None,
     on_host: bool = False,
+    checked: bool = False,
 ) -> Simulation:
     """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
 
@@ -239,45 +240,14 @@ def simulate(
     on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
                    for progress and checkpoints; the state is valid during the call only.
     on_host        leave the records where they are, in memory or on disk, and copy those of the next cohorts to the
-                   devices while they compute; the result is the same bit for bit.
+                   devices while they compute; the result is the same bit for bit;
+    checked        what `check` refuses has been refused already.
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
-    model = model or logistic_regression(data.record_shape, data.classes)
-    check(algorithm, data, rounds, model)
-    return train(
-        algorithm,
-        data,
-        rounds=rounds,
-        seed=seed,
-        model=model,
-        evaluate_every=evaluate_every,
-        train_metrics=train_metrics,
-        execution=execution,
-        start=start,
-        pause_every=pause_every,
-        on_pause=on_pause,
-        on_host=on_host,
-    )
-
-
-def train(
-    algorithm: Algorithm,
-    data: FederatedData,
-    *,
-    rounds: int,
-    seed: int = 0,
-    model: Model | None = None,
-    evaluate_every: int | None = None,
-    train_metrics: bool = False,
-    execution: Execution | None = None,
-    start: ServerState | None = None,
-    pause_every: int | None = None,
-    on_pause: Callable[[ServerState, list[Evaluation]], None] | None = None,
-    on_host: bool = False,
-) -> Simulation:
-    """The same for an algorithm that has been checked."""
     began = time.perf_counter()
     model = model or logistic_regression(data.record_shape, data.classes)
+    if not checked:
+        check(algorithm, data, rounds, model)
     if on_host:
         feeds.check(algorithm, train_metrics)
     every = evaluate_every or max(1, rounds // 20)
