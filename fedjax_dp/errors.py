@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LARGEST_COUNT = 2**31 - 1
-
 
 class ConfigurationError(ValueError):
     """The request cannot be carried out as asked; the message is one line that says what to change."""
@@ -88,11 +86,9 @@ def require_in_unit_interval(what: str, value: Any, remedy: str = "") -> None:
 
 
 def require_count(what: str, value: int, remedy: str = "") -> None:
-    """An integer from 1 to what 32 bits hold, Python's or NumPy's."""
+    """An integer of at least 1, Python's or NumPy's."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise refuse(what, value, "an integer of at least 1", remedy)
-    if value > LARGEST_COUNT:
-        raise refuse(what, value, f"at most {LARGEST_COUNT:,}", remedy)
 
 
 def require_integer(what: str, value: int, least: int, most: int, remedy: str = "") -> None:

@@ -25,6 +25,7 @@ from fedjax_dp.options import Option, Options, about, of_class, require_meant, t
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 Said = Mapping[str, Any]
+LARGEST_COUNT = 2**31 - 1  # what the rounds count with
 TINY, HUGE = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
 WIDTHS = ("float32", "bfloat16")
 
@@ -261,6 +262,8 @@ def _check_numbers(values: Said) -> None:
     for name in (*counts, "deterministic", "model_devices", "devices"):
         if name in values and values[name] != "auto":
             errors.require_count(name, values[name], "or auto" if name == "devices" else "")
+            if values[name] > LARGEST_COUNT:
+                raise errors.refuse(name, values[name], f"at most {LARGEST_COUNT:,}")
     target = values.get("target_accuracy")
     if target is not None and not 0 < target <= 1:
         raise errors.refuse("target_accuracy", target, "above 0 and at most 1")

@@ -29,7 +29,7 @@ def test_keyword_arguments_are_the_fields_of_the_value():
         ({"epsilonn": 1.0}, "option must be one of epsilon, .* did you mean epsilon"),
         ({"accountant": "pdl"}, "accountant must be one of .* did you mean pld"),
         ({"participation": "all"}, "participation must be one of schedule, expected, worst, once, law, got 'all'"),
-        ({"sigma_mode": "paper_000"}, "sigma_mode must be one of per_client"),
+        ({"sigma_mode": "paper"}, "sigma_mode must be one of per_client"),
         ({"view": "server"}, "view must be one of uploads"),
     ],
 )
