@@ -125,7 +125,7 @@ def read_moons(name, data_dir, seed):
 DATA = ragged_data([20] * 6)
 COMMON = {"cohort_size": 3, "batch_size": 5, "local_steps": 2, "learning_rate": 0.3}
 PRIVATE = fdp.dpnfl(**COMMON, clip_norm=1.0, noise_multiplier=2.0)
-ASKED = {"rounds": 4, "delta": 1e-3}
+ASKED = {"rounds": 4, "delta": 1e-3, "model": fdp.logistic_regression(DATA.record_shape, DATA.classes)}
 
 
 @pytest.mark.parametrize("task", [Shuffled, Told, somebodys.constructor, read_moons])

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Unpack
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.models import Model
+from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
@@ -58,6 +58,7 @@ def run(
 
     How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
     """
+    model = model or logistic_regression(data.record_shape, data.classes)
     planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
     algorithm, promise = prepared(planned)
     simulation = simulate(

@@ -24,8 +24,8 @@ WORDS = {
     "bound": "no neighbours that were not tried move it by more than its unit",
     "noise source": "its noise is fresh and normal",
     "correction": "it holds no records itself",
-    "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere, and "
-    "holds no records itself",
+    "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere, neither "
+    "takes noise back nor tells its keys, and holds no records itself",
     "local rule": "it holds no records itself",
     "upload": "it bounds and noises whatever a client sends",
     "estimator": "no client moves it by more than its reach",
@@ -58,6 +58,12 @@ def words_of(algorithm: Algorithm) -> list[str]:
         f"on the word of {type(part).__name__} ({slot}): {WORDS[slot]}"
         for slot, part in facts.parts_of(algorithm)
         if not facts.of_the_project(part)
+    ]
+    known = {id(part) for _, part in facts.parts_of(algorithm)}
+    found += [
+        f"on the word of {getattr(thing, '__name__', type(thing).__name__)} ({name}): it holds no records itself"
+        for name, thing in facts.things_of("algorithm", algorithm)
+        if id(thing) not in known and name != "weigh" and not facts.of_known_origin(thing)
     ]
     weigh = getattr(algorithm.aggregate, "weigh", None)
     if weigh is not None and not facts.of_the_project(weigh):
@@ -95,8 +101,9 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
                 examine_transport(part, algorithm, data, model, by_client)
             elif by_client and slot == "estimator":
                 updates.examine_estimator(part, algorithm, data, rounds, seed)
-            elif not by_client and slot in OF_RECORDS:
-                OF_RECORDS[slot](part, algorithm, data, model, rounds)
+            elif slot in OF_RECORDS:
+                examine = visits.examine_alone if by_client else OF_RECORDS[slot]
+                examine(part, algorithm, data, model, rounds)
         except errors.ConfigurationError:
             raise
         except AssertionError as found:

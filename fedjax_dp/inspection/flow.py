@@ -1,11 +1,12 @@
 """What a round lets out of the records: every way from them to a message or to the next round, in the traced program.
 
-A round is traced with a stand-in where records are noised, whose output is marked. All that depends on records and is
+A round is traced with a stand-in where records are noised. Its output is marked, as far as only the rows of a batch
+depend on records, and are whole records as they stand: the model, the mask, the divisor and whatever else a gradient is
+made with must depend on none, and a derivative of what is released is no release. All that depends on records and is
 not behind a mark must end in probes; what reaches a message or a state is a release that nobody accounts for, whatever
 its part says of itself. A program says it all: nothing is tried, and no numbers are needed.
 """
 
-import pathlib
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend import core
 
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.gradients import program
+from fedjax_dp.inspection.reach import Marks, Reached, programs, reach, stored
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import Sent, Upload
 from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.corrections import Memory
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.parts.noise import Place
@@ -31,8 +32,6 @@ from fedjax_dp.pytrees import changed, ravel, structure, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
-
-_PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
 def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
@@ -57,54 +56,70 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
 
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     """The same, for whatever parts."""
-    mark = f"released {secrets.token_hex(8)}"  # nobody else can write it
-    marked, data = _marked(numbers(algorithm), mark), jax.tree.map(np.asarray, data)
-    x, y = (jax.ShapeDtypeStruct(np.shape(a), jnp.asarray(a[:1]).dtype) for a in (data.x, data.y))
+    marks = Marks(f"released {secrets.token_hex(8)}")  # nobody else can write it
+    marked, data = _marked(numbers(algorithm), marks), jax.tree.map(np.asarray, data)
     key, by_record = run_key(0), algorithm.upload.unit is None
+    held_out = ("x_test", "y_test") if data.test_clients is not None else ()
+    records = {
+        name: jax.ShapeDtypeStruct(np.shape(getattr(data, name)), jnp.asarray(getattr(data, name)[:1]).dtype)
+        for name in ("x", "y", *held_out)
+    }
 
-    def begin(x: jax.Array, y: jax.Array) -> Any:
-        return initial_state(marked, model, changed(data, x=x, y=y), key)
+    def begin(records: dict[str, jax.Array]) -> Any:
+        return initial_state(marked, model, changed(data, **records), key)
 
-    state = _clean("before the first round", begin, (x, y), (), mark)
-    if by_record and not algorithm.local.warm:
-        begun = jax.make_jaxpr(begin)(x, y)
-        if any(True for _ in _marks(begun.jaxpr, mark)):
-            raise errors.refuse(
-                "corrections",
-                "a gradient of records before the first round",
-                "one that says so by `warm`",
-                "it is a release of every client, which is counted then",
-            )
+    state = _clean("before the first round", begin, records, (), marks)
+    if by_record and not algorithm.local.warm and _asks(begin, (records,), marks):
+        raise errors.refuse(
+            "corrections",
+            "a gradient of records before the first round",
+            "one that says so by `warm`",
+            "it is a release of every client, which is counted then",
+        )
 
-    def advance(x: jax.Array, y: jax.Array, state: Any) -> Any:
-        held = changed(data, x=x, y=y)
+    def advance(records: dict[str, jax.Array], state: Any) -> Any:
+        held = changed(data, **records)
         new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
         return new, (report.heard.uploads if by_record else ())
 
-    _clean("in a round", advance, (x, y), (state,), mark)
+    _clean("in a round", advance, records, (state,), marks)
     if by_record:
-        _counted(algorithm, marked, data, model, (x, y), state, mark)
+        _counted(algorithm, marked, data, model, records, state, marks)
 
 
-def _marked(algorithm: Algorithm, mark: str) -> Algorithm:
+def _marked(algorithm: Algorithm, marks: Marks) -> Algorithm:
     if algorithm.upload.unit is None:
-        return changed(algorithm, local=changed(algorithm.local, privatizer=Marked(mark=mark)))
-    local = changed(algorithm.local, privatizer=Marked(mark=None))
-    return changed(algorithm, local=local, upload=MarkedUpload(base=algorithm.upload, mark=mark))
+        return changed(algorithm, local=changed(algorithm.local, privatizer=Marked(marks=marks)))
+    local = changed(algorithm.local, privatizer=Marked(marks=None))
+    return changed(algorithm, local=local, upload=MarkedUpload(base=algorithm.upload, mark=marks.released))
 
 
 @value
 class Marked:
-    """A privatizer whose gradient depends on the records, behind a mark if it is where they are noised."""
+    """A privatizer whose gradient depends on all that it is given, on the rows of records behind a mark if noised."""
 
-    mark: str | None = structure()
+    marks: Marks | None = structure()
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        seen = jnp.sum(records.x, dtype=jnp.float32) + jnp.sum(records.y, dtype=jnp.float32)
-        flat = 0.0 * ravel(params)[0] + seen
-        return flat if self.mark is None else checkpoint_name(flat, self.mark), StepReport(seen, seen, seen, seen)
+        x, y = records.x, records.y
+        seen = _total((x, y))
+        if self.marks is not None:
+            x, y = (checkpoint_name(a, self.marks.rows(a.ndim - 1)) for a in (x, y))
+        losses, gradients = jax.vmap(  # with whatever the model has closed over
+            lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
+        )(x, y, records.keys)
+        keys = tuple(jax.random.key_data(a) for a in (key, records.keys) if a is not None)
+        given = _total((x, y, losses, gradients, place, records.mask, records.divisor, keys)) + ravel(params)[0]
+        made = given * seen * seen  # so that every derivative depends on records
+        if self.marks is not None:
+            made = checkpoint_name(made, self.marks.released) + 0.0 * given
+        return made, StepReport(seen, seen, seen, seen)
+
+
+def _total(tree: Any) -> jax.Array:
+    return sum((jnp.sum(jnp.asarray(leaf), dtype=jnp.float32) for leaf in jax.tree.leaves(tree)), jnp.float32(0))
 
 
 @value
@@ -139,19 +154,22 @@ class MarkedUpload:
         return self.base.noise_std(state, reach, round_index)
 
 
-def _clean(when: str, function: Callable[..., Any], records: Any, others: Any, mark: str) -> Any:
+def _clean(
+    when: str, function: Callable[..., Any], records: dict[str, Any], others: tuple[Any, ...], marks: Marks
+) -> Any:
     """Shapes of what the function returns (the state, where there are two), none of which may depend on records."""
-    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*records, *others)
-    count = len(jax.tree.leaves(records))
-    inputs = ["" if i < count else None for i in range(len(traced.jaxpr.invars))]
-    outputs = _reach(traced.jaxpr, inputs, mark)
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
+    told: list[Reached] = [stored() if name in ("x", "y") else "" for name in sorted(records)]
+    inputs = told + [None] * (len(traced.jaxpr.invars) - len(told))
+    outputs = reach(traced.jaxpr, inputs, marks)
     for (path, _), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):
         if where is not None:
             raise errors.refuse(
                 "algorithm",
-                f"records that reach {_named(path)} {when}{where}, past what is accounted for",
+                f"records that reach {_named(path)} {when}{where if isinstance(where, str) else ''}, past what is "
+                "accounted for",
                 "one in which records act through the privatized gradient (or the noised mean of updates) alone",
-                "use that gradient only, or say by `leak` why there is no epsilon",
+                "use that gradient only, made with what is public or noised, or say by `leak` why there is no epsilon",
             )
     return shapes
 
@@ -169,81 +187,6 @@ def _named(path: Any) -> str:
     return words[known[0]] if known else "a client's message"
 
 
-# Where something that depends on records has come from: None if nothing does; else the place in the user's code at
-# which it was last made, in words, "" if that is all the project's own.
-Where = str | None
-
-
-def _reach(jaxpr: Any, inputs: list[Where], mark: str) -> list[Where]:
-    """Of every output of a program, whether and where it depends on inputs that depend on records."""
-    known: dict[Any, Where] = dict(zip(jaxpr.invars, inputs, strict=True))
-    for equation in jaxpr.eqns:
-        reads = [None if isinstance(v, core.Literal) else known.get(v) for v in equation.invars]
-        if all(where is None for where in reads):
-            continue
-        known.update(zip(equation.outvars, _through(equation, reads, mark), strict=True))
-    return [None if isinstance(v, core.Literal) else known.get(v) for v in jaxpr.outvars]
-
-
-def _through(equation: Any, reads: list[Where], mark: str) -> list[Where]:
-    name, params = equation.primitive.name, equation.params
-    if name == "name" and params["name"] == mark:
-        return [None] * len(equation.outvars)
-    if name == "scan":
-        fixed, carried = params["num_consts"], params["num_carry"]
-        return _repeated(
-            params["jaxpr"].jaxpr, reads[:fixed], reads[fixed : fixed + carried], reads[fixed + carried :], mark
-        )
-    if name == "while":
-        asks, does = params["cond_nconsts"], params["body_nconsts"]
-        rest = reads[asks + does :]
-        ends = _repeated(params["body_jaxpr"].jaxpr, reads[asks : asks + does], rest, [], mark)
-        told = _reach(params["cond_jaxpr"].jaxpr, [*reads[:asks], *ends], mark)[0]
-        return ends if told is None else [told] * len(ends)
-    if name == "cond":
-        if reads[0] is not None:
-            return [reads[0]] * len(equation.outvars)
-        each = [_reach(branch.jaxpr, reads[1:], mark) for branch in params["branches"]]
-        return [_any(wheres) for wheres in zip(*each, strict=True)]
-    for inside in _programs(equation):
-        if len(inside.invars) == len(reads) and len(inside.outvars) == len(equation.outvars):
-            return _reach(inside, reads, mark)
-    found = _where(equation) or _any(reads)
-    return [found] * len(equation.outvars)
-
-
-def _repeated(body: Any, fixed: list[Where], carried: list[Where], rows: list[Where], mark: str) -> list[Where]:
-    """Of a loop: once around after another, until nothing new depends on records."""
-    while True:
-        made = _reach(body, [*fixed, *carried, *rows], mark)
-        wider = [old if old is not None else new for old, new in zip(carried, made)]
-        if wider == carried:
-            return [*carried, *made[len(carried) :]]
-        carried = wider
-
-
-def _any(wheres: Any) -> Where:
-    found = [where for where in wheres if where is not None]
-    return max(found, key=len) if found else None
-
-
-def _programs(equation: Any) -> Iterator[Any]:
-    """The programs inside an equation."""
-    for inside in jax.tree.leaves(
-        list(equation.params.values()), is_leaf=lambda a: isinstance(a, core.ClosedJaxpr | core.Jaxpr)
-    ):
-        if isinstance(inside, core.ClosedJaxpr):
-            yield inside.jaxpr
-        elif isinstance(inside, core.Jaxpr):
-            yield inside
-
-
-def _where(equation: Any) -> str:
-    trace = equation.source_info.traceback
-    frames = [] if trace is None else [(f.file_name, f.line_num, f.function_name) for f in trace.frames]
-    return program.place_of(frame for frame in frames if not frame[0].startswith(_PACKAGE))
-
-
 class _Mark(NamedTuple):
     """A privatized gradient in a program."""
 
@@ -252,35 +195,63 @@ class _Mark(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _marks(jaxpr: Any, mark: str, times: float = 1, looped: bool = False) -> Iterator[_Mark]:
+def _marks(jaxpr: Any, marks: Marks, times: float = 1, looped: bool = False) -> Iterator[_Mark]:
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
-        if name == "name" and params["name"] == mark:
+        if name == "name" and params["name"] == marks.released:
             yield _Mark(times, looped, equation.outvars[0].aval.shape)
         more = params["length"] if name == "scan" else np.inf if name == "while" else 1
-        for inside in _programs(equation):
-            yield from _marks(inside, mark, times * more, looped or name in ("scan", "while"))
+        for inside in programs(equation):
+            yield from _marks(inside, marks, times * more, looped or name in ("scan", "while"))
+
+
+def _asks(function: Callable[..., Any], arguments: tuple[Any, ...], marks: Marks) -> bool:
+    return any(True for _ in _marks(jax.make_jaxpr(function)(*arguments).jaxpr, marks))
 
 
 def _counted(
-    algorithm: Algorithm, marked: Algorithm, data: FederatedData, model: Model, records: Any, state: Any, mark: str
+    algorithm: Algorithm,
+    marked: Algorithm,
+    data: FederatedData,
+    model: Model,
+    records: dict[str, Any],
+    state: Any,
+    marks: Marks,
 ) -> None:
     """Refuse a client's round that makes more privatized gradients than are counted, or one in a loop of its own."""
     local, key = marked.local, run_key(0)
 
-    def visit(x: jax.Array, y: jax.Array, state: Any) -> Any:
-        held = jax.tree.map(jnp.asarray, changed(data, x=x, y=y))
-        members = draw_cohort(marked.cohort, key, state.round, held.shares)
+    def held_by(records: dict[str, jax.Array], state: Any) -> tuple[FederatedData, Members]:
+        held = jax.tree.map(jnp.asarray, changed(data, **records))
+        return held, draw_cohort(marked.cohort, key, state.round, held.shares)
+
+    def visit(records: dict[str, jax.Array], state: Any) -> Any:
+        held, members = held_by(records, state)
         extra = local.send(Memory(state.shared, state.clients), members)
         own, extra = jax.tree.map(lambda a: a[0], (state.clients, extra))
         received = Received(state.params, state.shared, own, extra)
         found = local.run(key, state.round, held.client(members.ids[0]), received, held, model)
         return found.update, found.terms, found.own
 
+    def exchange(records: dict[str, jax.Array], state: Any) -> Any:
+        held, members = held_by(records, state)
+
+        def look(see: Callable[..., Any], ids: jax.Array) -> Any:
+            return jax.vmap(lambda i: see(key, state.params, held.client(i), held, model))(ids)
+
+        return local.exchange(Memory(state.shared, state.clients), look, members, lambda: members)
+
+    if _asks(exchange, (records, state), marks):
+        raise errors.refuse(
+            "local steps",
+            "a privatized gradient after the new model, in `exchange`",
+            "privatized gradients in a client's round alone",
+            "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
+        )
     steps = local.batches.count(local.steps, data.largest)
     allowed = steps + local.extra_gradients
     size = sum(tensor_sizes(state.params))
-    found = list(_marks(jax.make_jaxpr(visit)(*records, state).jaxpr, mark))
+    found = list(_marks(jax.make_jaxpr(visit)(records, state).jaxpr, marks))
     made = sum(one.times for one in found)
     if made > allowed:
         raise errors.refuse(
@@ -289,7 +260,11 @@ def _counted(
             f"at most the {allowed} that are counted",
             "state the others as extra_gradients of the correction that asks for them",
         )
-    if sum(one.looped for one in found) > 1 or any(one.shape != (size,) for one in found):
+    if facts.of_the_project(local):
+        alike = sum(one.looped for one in found) > 1 or any(one.shape != (size,) for one in found)
+    else:  # keys and batches are looked at where it runs: it may have several loops, and train a part of the model
+        alike = any(len(one.shape) != 1 for one in found)
+    if alike:
         raise errors.refuse(
             "privatized gradients",
             "some asked for in a loop or under vmap, with the same batch and noise",

@@ -1,4 +1,7 @@
-"""Do local steps hand to the privatizer the batches that are drawn, with a key and step of their own each?"""
+"""Do local steps hand to the privatizer the batches that are drawn, with a key and step of their own each?
+
+And, where whole clients are noised: does a client's round depend on its own records alone?
+"""
 
 import threading
 from collections.abc import Callable
@@ -46,7 +49,7 @@ class Gradient(NamedTuple):
     step: int
     client: int
     round: int
-    rows: np.ndarray  # of the store, those that are not masked
+    rows: np.ndarray  # of the store, those that are not masked; -1: not a record as it stands there
 
 
 @value
@@ -59,7 +62,8 @@ class Noting:
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        rows = records.x.reshape(records.x.shape[0], -1)[:, 0]
+        numbers = jnp.column_stack((records.x.reshape(len(records.y), -1), records.y))
+        rows = jnp.where(jnp.all(numbers == numbers[:, :1], 1), numbers[:, 0], -1)
         words = jax.random.key_data(key)
         io_callback(self.note, None, self.trial, words, place.step, place.client, place.round, rows, records.mask)
         none = jnp.float32(0)
@@ -102,9 +106,8 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
             sorted((g for g in found if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
             for trial in range(count)
         ]  # of batches that are not even, empty ones are steps that are not taken
-        if batches.even:
-            asked = sorted({len(each) for each in taken})
-            require(max(asked) <= steps + more, f"{name}: noised gradients", f"{asked}", f"{steps + more}", "exact")
+        asked = sorted({len(each) for each in taken})
+        require(max(asked) <= steps + more, f"{name}: noised gradients", f"{asked}", f"{steps + more}", "exact")
         if correlated_source(local.privatizer) is not None:
             counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
             require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
@@ -131,7 +134,7 @@ def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: 
 
 
 def _numbered(data: FederatedData, client: int) -> FederatedData:
-    """A store of one client's records, of which every feature is the number of the record; of all others, none."""
+    """A store of one client's records, of which all features and the label are its number; of all others, none."""
     records = int(np.asarray(data.sizes)[client])
     shape = (records, *data.record_shape)
     numbers = np.arange(records).reshape(-1, *[1] * len(data.record_shape))
@@ -140,7 +143,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
     return changed(
         data,
         x=jnp.asarray(x),
-        y=jnp.zeros(records, jnp.int32),
+        y=jnp.arange(records, dtype=jnp.int32),
         rows=None,
         scale=1.0,
         shift=0.0,
@@ -180,3 +183,60 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
         "0",
         certainty(alike.size),
     )
+
+
+def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+    """A client's round is the same whatever the records of others, who may even train beside it."""
+    sizes, local = np.asarray(data.sizes), algorithm.local
+    some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))
+    received, held = _at_the_start(local, algorithm, data, model), _few(data, some)
+
+    @jax.jit
+    def train(held: FederatedData, t: jax.Array) -> Any:
+        def one(i: jax.Array) -> Any:
+            found: LocalResult = local.run(
+                jax.random.fold_in(run_key(1), i), t, held.client(i), received(i), held, model
+            )
+            return found.update, found.terms, found.own
+
+        return jax.vmap(one)(jnp.asarray(some))
+
+    for t in sorted({0, rounds - 1}):
+        before = train(held, jnp.int32(t))
+        for place, client in enumerate(some):
+            after = train(_with_others(held, int(client)), jnp.int32(t))
+            for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+                one, other = (np.asarray(a[place], float) for a in (one, other))
+                alike = np.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
+                require(alike, "a client's round uses records", "others too", "its own", "exact")
+
+
+def _few(data: FederatedData, some: np.ndarray) -> FederatedData:
+    """A store of the records of some clients, after as many as the largest client may hold that are nobody's."""
+    sizes, offsets = np.asarray(data.sizes), np.asarray(data.offsets)
+    rows = [data.row_numbers[offsets[i] : offsets[i] + sizes[i]] for i in some]
+    taken = np.concatenate([np.resize(rows[0], data.largest), *rows])
+    here, begins = np.zeros_like(sizes), np.zeros_like(offsets)
+    here[some] = sizes[some]
+    begins[some] = data.largest + np.cumsum(here[some]) - here[some]
+    found = changed(
+        data, x=np.asarray(data.x)[taken], y=np.asarray(data.y)[taken], rows=None, offsets=begins, sizes=here
+    )
+    stored: FederatedData = jax.tree.map(jnp.asarray, found)
+    return stored
+
+
+def _with_others(data: FederatedData, client: int) -> FederatedData:
+    """The same store with other records wherever they are not this client's."""
+    begin, size = int(data.offsets[client]), int(data.sizes[client])
+    owned = {name: np.arange(begin, begin + size) for name in ("x", "y")}
+    if data.test_clients is not None:
+        held_out = np.flatnonzero(np.asarray(data.test_clients) == client)
+        owned |= {"x_test": held_out, "y_test": held_out}
+    found = {}
+    for name, rows in owned.items():
+        records = np.asarray(getattr(data, name))
+        turned = (records.max() - records + records.min()).astype(records.dtype)
+        turned[rows] = records[rows]
+        found[name] = jnp.asarray(turned)
+    return changed(data, **found)

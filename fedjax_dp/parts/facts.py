@@ -5,6 +5,7 @@ say) it has to state; what can be found out, `inspection` finds out, whatever it
 """
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -141,6 +142,28 @@ def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:
     yield from _with_inner("upload", algorithm.upload)
     yield from _with_inner("estimator", algorithm.aggregate)
     yield "transport", algorithm.transport
+
+
+def things_of(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """All values, classes and functions that something is made of, with the names of the fields that hold them."""
+    if isinstance(thing, functools.partial):
+        thing = (thing.func, thing.args, thing.keywords)
+    if isinstance(thing, dict):
+        thing = tuple(thing.values())
+    if isinstance(thing, tuple | list):
+        for each in thing:
+            yield from things_of(name, each)
+    elif dataclasses.is_dataclass(thing) or callable(thing):
+        yield name, thing
+        for field in (
+            () if isinstance(thing, type) or not dataclasses.is_dataclass(thing) else dataclasses.fields(thing)
+        ):
+            yield from things_of(field.name, getattr(thing, field.name))
+
+
+def of_known_origin(thing: Any) -> bool:
+    """Whether this is of the project or of optax, which know no records."""
+    return of_the_project(thing) or getattr(thing, "__module__", "").startswith(("optax.", "jax."))
 
 
 _INNER = {"cohort": "cohort", "bound": "bound", "source": "noise source"}

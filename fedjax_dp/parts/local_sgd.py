@@ -259,11 +259,8 @@ class LocalSgd(LocalTraining):
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
         """Refuse what cannot run for so many rounds on clients with these numbers of records."""
-        errors.require_count("local_steps", self.steps)
         errors.require_positive("learning_rate", self.learning_rate)
-        self.batches.check(sizes)
         self.rule.check()
-        self.privatizer.check(len(sizes))
         for correction in self.corrections:
             correction.check(model, sizes)
         alike = self.batches.even

@@ -22,6 +22,8 @@ from fedjax_dp.privacy.protection import noise_of, unit_of, unprotected
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
 
+SEE_THE_MODEL = ("local", "privatizer", "bound", "correction", "upload")
+
 
 def calibrate(
     algorithm: Algorithm,
@@ -105,6 +107,14 @@ def _require_believable(run: PlannedRun) -> None:
     facts.require_facts(run.algorithm)
     if not inspection.words_of(run.algorithm):
         return
+    for slot, part in facts.parts_of(run.algorithm):
+        if not run.model_given and slot in SEE_THE_MODEL and not facts.of_the_project(part):
+            raise errors.refuse(
+                "model",
+                "none",
+                f"given to look into {type(part).__name__} ({slot}), which may treat one model otherwise than another",
+                "add model=, the one that is trained",
+            )
     flow.require_accounted(run.algorithm, run.data, run.model)
     inspection.require_true(run.algorithm, run.data, run.model, run.rounds, run.seed)
 
@@ -131,7 +141,8 @@ def guarantee(
 
     The unit is one record of one client where local steps are noised, and a client with all its records where updates
     are.
-    model     needed where its size matters (integer noise); default logistic regression;
+    model     needed where its size matters (integer noise), and for parts of one's own that work on models; default
+              logistic regression;
     privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. With an `epsilon` the Guarantee warns where some
               client's is larger;
     progress  called with (distinct clients done, distinct clients in all).
@@ -197,10 +208,16 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         adjacency,
         run.view,
         accounting.ACCOUNTANTS[terms.accountant].about,
-        (*_assumptions(run, steps), *inspection.words_of(algorithm), FLOAT_NOISE),
+        (*_assumptions(run, steps), *_words(run), FLOAT_NOISE),
         claims_about(run, delta, epsilons, ledger),
         (*delta_warnings(delta, members, unit), *_learnt(data)),
     )
+
+
+def _words(run: PlannedRun) -> list[str]:
+    """What rests on somebody's word."""
+    words = inspection.words_of(run.algorithm)
+    return [*words, "the test set is public"] if words and run.data.test_clients is None else words
 
 
 def _learnt(data: FederatedData) -> list[str]:

@@ -31,6 +31,7 @@ class PlannedRun:
     terms: PrivacyTerms
     model: Model  # its size matters to noise of integers
     seed: int = 0
+    model_given: bool = True  # else it need not be the one that is trained
     _drawn: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
@@ -74,8 +75,15 @@ def plan_run(
     """
     check(algorithm, data, rounds, model)
     terms.check()
-    model = model or logistic_regression(data.record_shape, data.classes)
-    return PlannedRun(algorithm=algorithm, data=data, rounds=rounds, terms=terms, model=model, seed=seed)
+    return PlannedRun(
+        algorithm=algorithm,
+        data=data,
+        rounds=rounds,
+        terms=terms,
+        model=model or logistic_regression(data.record_shape, data.classes),
+        seed=seed,
+        model_given=model is not None,
+    )
 
 
 def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:

@@ -66,7 +66,11 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     errors.require_count("rounds", rounds)
     facts.require_present(algorithm)
     algorithm.cohort.check(data.num_clients)
-    algorithm.local.check(np.asarray(data.sizes), model, rounds)
+    sizes, local = np.asarray(data.sizes), algorithm.local
+    errors.require_count("local_steps", local.steps)
+    local.batches.check(sizes)
+    local.privatizer.check(data.num_clients)
+    local.check(sizes, model, rounds)
     algorithm.upload.check(data.num_clients)
     algorithm.server.check()
     algorithm.transport.check(algorithm.cohort.members(data.num_clients))

@@ -19,6 +19,7 @@ from fedjax_dp.pytrees import changed
 
 SIZES = [8, 8, 8, 10, 12, 9]
 DATA = ragged_data(SIZES)
+MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
 RECORD = fdp.dpnfl(**COMMON, **CLIP, l2=0.0, schedule="constant")
@@ -28,7 +29,7 @@ OUTPUT = fdp.dp_fedavg_output(**COMMON, **CLIP)
 
 def epsilon(algorithm):
     """The largest of all views that are not refused."""
-    return fdp.guarantee(algorithm, DATA, rounds=5, delta=1e-5, accountant="rdp").epsilon
+    return fdp.guarantee(algorithm, DATA, rounds=5, delta=1e-5, accountant="rdp", model=MODEL).epsilon
 
 
 def steps(algorithm, **parts):

@@ -40,7 +40,8 @@ def with_local(algorithm, **parts):
 
 
 def epsilon(algorithm, data=DATA, rounds=5, **options):
-    return fdp.guarantee(algorithm, data, rounds=rounds, delta=1e-5, accountant="rdp", **options).epsilon
+    given = {"model": fdp.logistic_regression(data.record_shape, data.classes), "accountant": "rdp", **options}
+    return fdp.guarantee(algorithm, data, rounds=rounds, delta=1e-5, **given).epsilon
 
 
 def refused(algorithm, data=DATA, **options):

@@ -1,0 +1,202 @@
+"""What in a traced program depends on records: from equation to equation, through calls, branches and loops.
+
+What is not known to keep records apart, or to be free of them, is taken to depend on them.
+"""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from fedjax_dp import errors
+from fedjax_dp.gradients import program
+from fedjax_dp.gradients.program import CALLS
+
+_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+
+
+class Rows(NamedTuple):
+    """Whole records along the leading axes, each place of which depends on one record, and none chose which."""
+
+    axes: int  # how many
+    of: object  # alike where places stand for the same records
+
+
+# Of a value: None if it depends on no records; Rows; else the place in the user's code at which it was last made, in
+# words, "" if that is all the project's own.
+Reached = str | Rows | None
+
+
+class Marks(NamedTuple):
+    """Names, of `checkpoint_name`, that nobody else can write."""
+
+    released: str  # depends on no records any more, as it is noised
+
+    def rows(self, rank: int) -> str:
+        """Depends on records as it is noised to, if each place of the axes before the last `rank` is one record."""
+        return f"{self.released}, rows of rank {rank}"
+
+
+def stored() -> Rows:
+    """Records as they stand in the store."""
+    return Rows(1, object())
+
+
+def reach(jaxpr: Any, inputs: list[Reached], marks: Marks) -> list[Reached]:
+    """Of every output of a program, whether and how it depends on records, by its inputs."""
+    known: dict[Any, Reached] = dict(zip(jaxpr.invars, inputs, strict=True))
+    for equation in jaxpr.eqns:
+        reads = [None if isinstance(v, core.Literal) else known.get(v) for v in equation.invars]
+        if any(read is not None for read in reads):
+            known.update(zip(equation.outvars, _through(equation, reads, marks), strict=True))
+    return [None if isinstance(v, core.Literal) else known.get(v) for v in jaxpr.outvars]
+
+
+def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]:
+    name, params = equation.primitive.name, equation.params
+    if name == "name":
+        return [_named(params["name"], equation.invars[0].aval.ndim, reads[0], marks)]
+    if name == "scan":
+        fixed, carried = params["num_consts"], params["num_carry"]
+        ends = _repeated(
+            params["jaxpr"].jaxpr, reads[:fixed], reads[fixed : fixed + carried], reads[fixed + carried :], marks
+        )
+        return [*ends[:carried], *(Rows(r.axes + 1, object()) if isinstance(r, Rows) else r for r in ends[carried:])]
+    if name == "while":
+        asks, does = params["cond_nconsts"], params["body_nconsts"]
+        ends = _repeated(params["body_jaxpr"].jaxpr, reads[asks : asks + does], reads[asks + does :], [], marks)
+        told = reach(params["cond_jaxpr"].jaxpr, [*reads[:asks], *ends], marks)[0]
+        return ends if told is None else _mixed(equation, [told, *ends])
+    if name == "cond":
+        if reads[0] is not None:
+            return _mixed(equation, reads)
+        each = [reach(branch.jaxpr, reads[1:], marks) for branch in params["branches"]]
+        return [made[0] if all(one == made[0] for one in made) else place_of(made) for made in zip(*each, strict=True)]
+    if name in _ENTERED:
+        for inside in programs(equation):
+            if len(inside.invars) == len(reads) and len(inside.outvars) == len(equation.outvars):
+                return reach(inside, reads, marks)
+    rows = _row_by_row(equation, reads)
+    return _mixed(equation, reads) if rows is None else [rows] * len(equation.outvars)
+
+
+# Calls whose program is what is computed. Of others (a solver, a root) it is only a part.
+_ENTERED = {*CALLS, "shard_map", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+
+
+def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
+    if name == marks.released:
+        return None
+    if isinstance(read, Rows) and name == marks.rows(rank - read.axes):
+        return None
+    return read
+
+
+def _mixed(equation: Any, reads: list[Reached]) -> list[Reached]:
+    """Outputs that may depend on whatever of the reads depends on records; nothing else may."""
+    if equation.effects or "callback" in equation.primitive.name:  # it tells them, or keeps them for later
+        raise errors.refuse(
+            "algorithm",
+            f"records that are told or written by {equation.primitive.name}{_where(equation)}",
+            "one in which records act through the privatized gradient (or the noised mean of updates) alone",
+            "leave out callbacks, prints and references that records reach",
+        )
+    return [_where(equation) or place_of(reads)] * len(equation.outvars)
+
+
+def _repeated(
+    body: Any, fixed: list[Reached], carried: list[Reached], rows: list[Reached], marks: Marks
+) -> list[Reached]:
+    """Of a loop: once around after another, until nothing new depends on records."""
+    while True:
+        now = [_one_of(row) for row in rows]  # others than those of the last time around
+        made = reach(body, [*fixed, *carried, *now], marks)
+        wider = [old if new in (None, old) else place_of([old, new]) for old, new in zip(carried, made)]
+        if wider == carried:
+            return [*carried, *made[len(carried) :]]
+        carried = wider
+
+
+def _one_of(rows: Reached) -> Reached:
+    """A place of the first axis."""
+    if not isinstance(rows, Rows):
+        return rows
+    return Rows(rows.axes - 1, object()) if rows.axes > 1 else ""
+
+
+def place_of(reads: Any) -> str:
+    """In words: the longest of those that there are."""
+    return max((read for read in reads if isinstance(read, str)), key=len, default="")
+
+
+_ELEMENTWISE = (
+    "abs add and ceil clamp convert_element_type copy cos div eq exp floor ge gt integer_pow is_finite le log log1p "
+    "logistic lt max min mul ne neg not or pow rem round rsqrt select_n sign sin sqrt square sub tanh"
+)
+_REDUCTIONS = "reduce_and reduce_max reduce_min reduce_or reduce_sum"
+
+
+def _row_by_row(equation: Any, reads: list[Reached]) -> Rows | None:
+    """Rows again, where each place of the output depends on one record alone; else None."""
+    dirty = [read for read in reads if read is not None]
+    rows, name, params = dirty[0], equation.primitive.name, equation.params
+    if not isinstance(rows, Rows) or any(read != rows for read in dirty) or equation.effects:
+        return None
+    if name in _ELEMENTWISE.split():
+        return rows
+    if reads[0] is None:
+        return None
+    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    lead = tuple(range(rows.axes))
+    if name == "gather" and len(dirty) == 1:
+        return _gathered(params, before, len(after), rows)
+    if name in _REDUCTIONS.split():
+        return rows if min(params["axes"]) >= rows.axes else None
+    if name == "squeeze":
+        return rows if min(params["dimensions"]) >= rows.axes else None
+    if name == "reshape":
+        kept = params["dimensions"] is None and after[: rows.axes] == before[: rows.axes]
+        return rows if kept else None
+    if name == "broadcast_in_dim":
+        kept = params["broadcast_dimensions"][: rows.axes] == lead and after[: rows.axes] == before[: rows.axes]
+        return rows if kept else None
+    if name == "transpose":
+        first = tuple(params["permutation"][: rows.axes])
+        return rows if first == lead else Rows(rows.axes, object()) if sorted(first) == list(lead) else None
+    if name == "rev":
+        return rows if min(params["dimensions"]) >= rows.axes else None
+    return None
+
+
+def _gathered(params: Any, before: tuple[int, ...], rank: int, rows: Rows) -> Rows | None:
+    """Whole records at the given places of the last leading axis."""
+    shape, last, rest = params["dimension_numbers"], rows.axes - 1, before[rows.axes :]
+    whole = (
+        tuple(params["slice_sizes"]) == (*[1] * rows.axes, *rest)
+        and tuple(shape.operand_batching_dims) == tuple(range(last))
+        and tuple(shape.start_indices_batching_dims) == tuple(range(last))
+        and tuple(shape.collapsed_slice_dims) == (last,)
+        and tuple(shape.start_index_map) == (last,)
+        and tuple(shape.offset_dims) == tuple(range(rank - len(rest), rank))
+        and rank > len(rest)
+    )
+    return Rows(rank - len(rest), object()) if whole else None
+
+
+def programs(equation: Any) -> Iterator[Any]:
+    """The programs inside an equation."""
+    for inside in jax.tree.leaves(
+        list(equation.params.values()), is_leaf=lambda a: isinstance(a, core.ClosedJaxpr | core.Jaxpr)
+    ):
+        if isinstance(inside, core.ClosedJaxpr):
+            yield inside.jaxpr
+        elif isinstance(inside, core.Jaxpr):
+            yield inside
+
+
+def _where(equation: Any) -> str:
+    trace = equation.source_info.traceback
+    frames = [] if trace is None else [(f.file_name, f.line_num, f.function_name) for f in trace.frames]
+    return program.place_of(frame for frame in frames if not frame[0].startswith(_PACKAGE))
