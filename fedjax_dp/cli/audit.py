@@ -103,7 +103,7 @@ def audit_command(arguments: list[str]) -> int:
     if as_json:
         content = found.to_dict() | {
             "options": vars(options),
-            "config": config.flat(),
+            "config": config.to_dict(),
             "versions": report.versions(),
             "device": report.device(),
         }

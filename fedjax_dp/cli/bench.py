@@ -81,7 +81,7 @@ def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
         "disturbed": found.disturbed,
         "floor": found.floor._asdict() | {"ms": found.floor.ms},
         "changes": [change._asdict() for change in found.changes],
-        "config": config.flat(),
+        "config": config.to_dict(),
         "device": report.device(),
         "versions": report.versions(),
     }

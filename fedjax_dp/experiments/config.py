@@ -140,6 +140,11 @@ class RunConfig:
             found |= vars(getattr(self, group))
         return {name: value for name, value in (found | dict(self.options)).items() if value is not None}
 
+    def to_dict(self) -> dict[str, Any]:
+        """Every option that the run takes, None where nothing is set, for JSON."""
+        found = self.flat()
+        return {name: found.get(name) for name in options_of(self.entry)}
+
     def replace(self, **changes: Any) -> "RunConfig":
         """The same with other values of fields by name, which are not checked again."""
         changed = {

@@ -64,7 +64,7 @@ def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, An
         "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
         "versions": versions(),
         "device": device(),
-        "config": config.flat(),
+        "config": config.to_dict(),
     }
 
 

@@ -321,10 +321,10 @@ def started_long(out, port):
 
 def shorten(out, rounds):
     """Make a run of `rounds` out of a longer one, which nobody else may: its configuration is held to its checksum."""
-    config = configs.read(out / "config.toml") | {"rounds": rounds}
-    (out / "config.toml").write_text(configs.to_toml(config))
+    config = configs.resolve(configs.read(out / "config.toml") | {"rounds": rounds})
+    (out / "config.toml").write_text(configs.to_toml(config.flat()))
     about = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps(about | {"configuration": folder.decided(config)}))
+    (out / "run.json").write_text(json.dumps(about | {"decided": folder.decided(config)}))
 
 
 @pytest.mark.slow

@@ -104,11 +104,11 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_part_has_the_price_of_what_it_does(name):
     theirs, ours = RIGHT[name]
-    promise = fdp.guarantee(theirs, DATA, rounds=5, delta=1e-5, accountant="rdp")
+    promise = fdp.guarantee(theirs, DATA, rounds=5, delta=1e-5, accountant="rdp", model=MODEL)
     if name == "shuffled cohort":  # its schedule is another one, so all take part
         assert promise.epsilon == pytest.approx(epsilon(ours), rel=1e-6)
     else:
-        counted = {"rounds": 5, "delta": 1e-5, "accountant": "rdp", "participation": "worst"}
+        counted = {"rounds": 5, "delta": 1e-5, "accountant": "rdp", "participation": "worst", "model": MODEL}
         wanted = fdp.guarantee(ours, DATA, **counted).epsilon
         assert fdp.guarantee(theirs, DATA, **counted).epsilon == pytest.approx(wanted, rel=1e-6)
     assert math.isfinite(promise.epsilon)

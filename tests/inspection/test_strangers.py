@@ -277,7 +277,8 @@ class OwnGaussian:
 def test_an_own_privatizer_is_priced_as_what_it_does(batches):
     algorithm = dpnfl(batches=batches)
     own = with_local(algorithm, privatizer=OwnGaussian(**CLIP))
-    promise = fdp.guarantee(own, DATA, rounds=5, delta=1e-5, accountant="rdp")
+    model = fdp.logistic_regression(DATA.record_shape, DATA.classes)
+    promise = fdp.guarantee(own, DATA, rounds=5, delta=1e-5, accountant="rdp", model=model)
     assert promise.epsilon == pytest.approx(epsilon(algorithm))
     assert any(line.startswith("on the word of OwnGaussian (privatizer)") for line in promise.assumptions)
     assert "standard deviation of its noise" in refused(with_local(own, privatizer=OwnGaussian(**CLIP, factor=0.9)))
