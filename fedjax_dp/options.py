@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, own_code
 
 KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 REQUIRED = inspect.Parameter.empty
@@ -28,6 +28,7 @@ class About:
     text: str
     group: str | None = None  # under which it stands in help
     choices: Collection[str] | None = None  # names that it may have
+    own: bool = False  # or FILE.py:NAME, see `own_code`
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # it means something only where these are so
     metavar: str | None = None
     default: str | None = None  # in words, where no value says it
@@ -71,7 +72,9 @@ class Option:
 
     def check(self, value: Any) -> None:
         """Refuse a name that is none of its choices; None stands for the default."""
-        if self.choices is not None and not (value is None and type(None) in _members(self.hint)):
+        if self.choices is None or (value is None and type(None) in _members(self.hint)):
+            return
+        if not (self.about.own and own_code.is_own(value)):
             errors.require_choice(self.name, value, self.choices)
 
     def missing(self, values: Mapping[str, Any]) -> str | None:

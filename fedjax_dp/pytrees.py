@@ -67,6 +67,13 @@ def checksum(*trees: Any) -> str:
     return f"{total:08x}"
 
 
+def same(first: Any, second: Any) -> bool:
+    """Whether two pytrees have the same structure and the same numbers."""
+    leaves = (jax.tree.leaves(first), jax.tree.leaves(second))
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
+    return bool(structures[0] == structures[1]) and all(map(np.array_equal, *leaves))
+
+
 def changed(part: T, **changes: Any) -> T:
     """`dataclasses.replace` for a part known by its protocol only."""
     return dataclasses.replace(part, **changes)  # type: ignore[type-var]

@@ -2,10 +2,12 @@
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedjax_dp import errors
 from fedjax_dp.accounting.events import Adjacency, Unit
 from fedjax_dp.accounting.views import View
 
@@ -143,6 +145,36 @@ class Guarantee:
             "warnings": list(self.warnings),
             "claims": [claim.to_dict() for claim in self.claims],
         }
+
+    def saved(self) -> dict[str, Any]:
+        """For a file: all of it, the epsilons of clients as runs of equal ones; `restored` reads it."""
+        alike = [(epsilon, len(list(same))) for epsilon, same in itertools.groupby(self.epsilons)]
+        return self.to_dict() | {
+            "reason": self.reason,
+            "epsilons": [[finite(epsilon), count] for epsilon, count in alike],
+        }
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> "Guarantee":
+        """The Guarantee that was saved.
+
+        Raises: ConfigurationError for what is none.
+        """
+        try:
+            claims = ({key: value for key, value in claim.items() if key != "statement"} for claim in saved["claims"])
+            told: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
+            return cls(
+                tuple(math.inf if value is None else value for value, count in saved["epsilons"] for _ in range(count)),
+                unit=Unit(saved["unit"]),
+                adjacency=None if saved["adjacency"] is None else Adjacency(saved["adjacency"]),
+                view=View(saved["view"]),
+                assumptions=tuple(saved["assumptions"]),
+                claims=tuple(Claim(**claim | {"verdict": Verdict(claim["verdict"])}) for claim in claims),
+                warnings=tuple(saved["warnings"]),
+                **told,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.refuse("a saved Guarantee", repr(error), "as `Guarantee.saved` wrote it") from None
 
 
 def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECORD) -> tuple[str, ...]:

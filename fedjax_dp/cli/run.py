@@ -11,7 +11,7 @@ from fedjax_dp.cli.options import take_flag, take_option
 from fedjax_dp.cli.run_options import asked
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import run_folder
+from fedjax_dp.experiments import configured
 from fedjax_dp.experiments.console import Screen
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
@@ -35,9 +35,9 @@ def run_command(arguments: list[str]) -> int:
             lambda said: {name: str(value) for name, value in said.items()},
         )
         if resume is None:
-            result, _, where = run_folder.start(configs.resolve(said), screen)
+            result, where = configured.start(configs.resolve(said), screen)
         else:
-            result, _, where = run_folder.resume(pathlib.Path(resume), said, screen)
+            result, where = configured.resume(pathlib.Path(resume), said, screen)
         if as_json and distributed.first():
             print(json.dumps(result, allow_nan=False))
         elif distributed.first():

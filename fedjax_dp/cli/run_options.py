@@ -9,7 +9,7 @@ from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.cli.options import flags, print_help, take_option, take_path
 from fedjax_dp.data import DATASETS
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments.config import entry_of, groups_of, options_of
+from fedjax_dp.experiments.config import entry_of, groups_of, known_options, options_of
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.options import Option, Options, of_class
 
@@ -41,7 +41,8 @@ def asked(
         else:
             _help_of(command, description, own, algorithm, dataset or said.get("dataset") or "digits")
         raise SystemExit(0)
-    flagged = flags(command, rest, options_of() | own)
+    algorithm, _ = take_option(rest, "--algorithm", "a name")
+    flagged = flags(command, rest, known_options(algorithm or said.get("algorithm")) | own)
     return said | flagged, set(flagged)
 
 

@@ -4,10 +4,14 @@ from .communication import Traffic as Traffic
 from .communication import traffic as traffic
 from .config import RunConfig as RunConfig
 from .config import resolve as resolve
+from .opened import SavedRun as SavedRun
+from .opened import open_run as open_run
 from .plots import plot_claims as plot_claims
 from .plots import plot_clients as plot_clients
 from .plots import plot_epsilon as plot_epsilon
 from .plots import plot_latency as plot_latency
 from .plots import plot_run as plot_run
-from .run import Result as Result
+from .run import resume as resume
 from .run import run as run
+from .training import Callback as Callback
+from .training import Result as Result

@@ -1,31 +1,89 @@
 """What a resolved configuration stands for: data, model, algorithm, devices, budgets."""
 
 import dataclasses
-from functools import partial
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from fedjax_dp import errors
+from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import Beforehand
 from fedjax_dp.data import FederatedData
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.population import kind_of
-from fedjax_dp.models import ARCHITECTURES, NetworkModel, mlp
+from fedjax_dp.models import ARCHITECTURES, NetworkModel, mlp, model
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
 WIDTHS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def build_model(config: RunConfig, data: FederatedData) -> NetworkModel:
+class Records(NamedTuple):
+    """What of the data a model is made for."""
+
+    record_shape: tuple[int, ...]
+    classes: int
+    tokens: bool
+
+
+def build_model(config: RunConfig, data: FederatedData | Records) -> NetworkModel:
     """The model of a configuration."""
     asked = config.training
-    make = ARCHITECTURES[asked.model or "logistic"]
-    if asked.hidden is not None:
-        make = partial(mlp, hidden=_widths(asked.hidden))
-    return dataclasses.replace(make(data.record_shape, data.classes), dtype=WIDTHS[asked.dtype or "float32"])
+    if own_code.is_own(asked.model):
+        digests = tuple(own_code.checksums(asked.model).items())
+        made = _own_model(str(asked.model), digests, Records(data.record_shape, data.classes, data.tokens))
+    else:
+        make = ARCHITECTURES[asked.model or "logistic"]
+        if asked.hidden is not None:
+            make = functools.partial(mlp, hidden=_widths(asked.hidden))
+        made = make(data.record_shape, data.classes)
+    return dataclasses.replace(made, dtype=WIDTHS[asked.dtype]) if asked.dtype else made
+
+
+@functools.cache  # as some networks are equal to themselves only, and another model is another program
+def _own_model(named: str, digests: tuple[tuple[str, str], ...], data: Records) -> NetworkModel:
+    """The model of what stands under a name in the user's file of these checksums.
+
+    That is whatever `fedjax_dp.model` takes, a model, or a class or function that makes one of these, which is told by
+    name what it asks for of `classes`, `record_shape` and `key` or `rngs`.
+    """
+    found = own_code.own("model", named)
+    if isinstance(found, type) or inspect.isfunction(found):
+        found = _made(named, found, {"classes": data.classes, "record_shape": data.record_shape})
+    return found if isinstance(found, NetworkModel) else model(found, data)
+
+
+def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any:
+    """What a class or function makes of what is known, or, where it wants a key beside, a function of that."""
+    taken = inspect.signature(make).parameters
+    told = {name: value for name, value in known.items() if name in taken}
+    wanted = [
+        name
+        for name, one in taken.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and name not in told
+    ]
+    if wanted == ["key"]:
+        return lambda key: make(key=key, **told)
+    if wanted == ["rngs"]:
+        return lambda key: make(rngs=nnx.Rngs(key), **told)
+    if wanted:
+        lacking = ", ".join(wanted)
+        remedy = f"give {lacking} a default" + (
+            "" if told else ", or make it a function of classes that returns a model"
+        )
+        raise errors.refuse("model", f"{named}, which asks for {lacking}", "made of classes, record_shape, key", remedy)
+    try:
+        return make(**told)
+    except errors.ConfigurationError:
+        raise
+    except Exception as error:
+        told_of = " ".join(f"{named}, which fails: {type(error).__name__}: {error}".split())
+        raise errors.refuse("model", told_of, "made without an error") from error
 
 
 def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> Execution:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.experiments.population import PopulationConfig, kind_of, population_of, resolve_population
 from fedjax_dp.experiments.presets import preset_of
@@ -35,13 +35,13 @@ class TrainingConfig:
     """How long, and what model.
 
     rounds  rounds T
-    model   the architecture; logistic unless data set or algorithm ask for another
+    model   the architecture, or FILE.py:NAME; logistic unless data set or algorithm ask for another
     hidden  widths of mlp's hidden layers, such as 1200 or 64,32; 64 unless given
     dtype   bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
     """
 
     rounds: int
-    model: Annotated[str | None, about("", choices=ARCHITECTURES, default="logistic")] = None
+    model: Annotated[str | None, about("", choices=ARCHITECTURES, own=True, default="logistic")] = None
     hidden: Annotated[str | None, about("", beside={"model": "mlp"}, metavar="INT,...", default="64")] = None
     dtype: Annotated[str | None, about("", choices=WIDTHS, default="float32")] = None
 
@@ -133,6 +133,11 @@ class RunConfig:
     def entry(self) -> Entry[Any]:
         return entry_of(self.algorithm)
 
+    @property
+    def code(self) -> dict[str, str]:
+        """Checksums of the user's own files that decide the run, by path."""
+        return own_code.checksums(self.algorithm, self.training.model)
+
     def flat(self) -> dict[str, Any]:
         """What is set, by name: `resolve` makes the same configuration of it."""
         found = {"algorithm": self.algorithm}
@@ -156,9 +161,21 @@ class RunConfig:
 
 
 def entry_of(algorithm: str) -> Entry[Any]:
-    """The entry of the catalogue by that name."""
-    errors.require_choice("algorithm", algorithm, CATALOGUE)
-    return CATALOGUE[algorithm]
+    """The entry of the catalogue by that name, or one of the user's own, FILE.py:NAME."""
+    if not own_code.is_own(algorithm):
+        errors.require_choice("algorithm", algorithm, CATALOGUE)
+        return CATALOGUE[algorithm]
+    found = own_code.own("algorithm", algorithm)
+    if not isinstance(found, Entry):
+        remedy = "put @fedjax_dp.algorithms.entry() above a function that makes an Algorithm of options"
+        raise errors.refuse("algorithm", f"{algorithm}, which is {type(found).__name__}", "an entry", remedy)
+    return found
+
+
+def known_options(*algorithms: Any) -> Options:
+    """What runs of the catalogue may be told, and those of algorithms of the user's own among these."""
+    own = [entry_of(algorithm) for algorithm in algorithms if own_code.is_own(algorithm)]
+    return options_of(*own, *CATALOGUE.values())
 
 
 @functools.cache
@@ -169,7 +186,7 @@ def _fixed() -> dict[str, Options]:
 
 def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
     """Everything that runs of some algorithms may be told, by group, in the order of help."""
-    names = about("which of the catalogue", choices=CATALOGUE)
+    names = about("which of the catalogue, or FILE.py:NAME", choices=CATALOGUE, own=True)
     found: dict[str, Options] = {name: {} for name in ("data", "training", "privacy", "server", "execution", "output")}
     found["training"]["algorithm"] = Option("algorithm", str, "dpnfl", names)
     for group, options in _fixed().items():
@@ -197,7 +214,8 @@ def options_of(*entries: Entry[Any]) -> Options:
 def resolve(said: Said) -> RunConfig:
     """Fill in what data set and algorithm bring, so that the configuration says everything; refuses what cannot be."""
     said = {name: value for name, value in said.items() if value is not None}
-    entry = entry_of(said.get("algorithm", "dpnfl"))
+    algorithm = said.get("algorithm", "dpnfl")
+    entry = entry_of(algorithm)
     known, taken = options_of(), options_of(entry)
     for name, value in said.items():
         errors.require_choice("option", name, {**known, **taken})
@@ -227,7 +245,7 @@ def resolve(said: Said) -> RunConfig:
     rounds = values["rounds"]
     values = {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5)} | values
     return RunConfig(
-        algorithm=entry.name,
+        algorithm=algorithm,
         options={name: values[name] for name in entry.options if name in values},
         data=population,
         training=TrainingConfig(**_only(values, TrainingConfig)),
@@ -289,16 +307,22 @@ def _only(values: Said, cls: type) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file says, each value checked against its type."""
+def table(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a TOML file says, unchecked."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise errors.refuse("configuration file", str(path), "an existing TOML file")
     try:
-        said = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise errors.refuse("configuration file", str(path), "valid TOML", str(error)) from None
-    known = options_of()
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a TOML file says, each value checked against its type."""
+    path = pathlib.Path(path)
+    said = table(path)
+    known = known_options(said.get("algorithm"))
     for name, given in said.items():
         errors.require_choice(f"{path.name}: a key", name, known)
         said[name] = typed(f"{path.name}: {name}", given, known[name])

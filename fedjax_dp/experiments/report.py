@@ -11,8 +11,7 @@ import jax
 
 from fedjax_dp import devices
 from fedjax_dp.experiments.communication import Traffic
-from fedjax_dp.experiments.config import RunConfig
-from fedjax_dp.experiments.run import Result
+from fedjax_dp.experiments.training import Ready, Result
 from fedjax_dp.rounds import metrics
 
 PACKAGES = ("fedjax-dp", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
@@ -44,15 +43,15 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, Any]:
+def summary(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
     """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
-    target = config.output.target_accuracy
+    target = ready.target
     reached = None if target is None else metrics.rounds_to(result.history, target)
     return {
-        "algorithm": config.algorithm,
-        "dataset": config.data.dataset,
-        "rounds": config.training.rounds,
-        "seed": config.data.seed,
+        "algorithm": ready.name,
+        "dataset": ready.dataset,
+        "rounds": ready.rounds,
+        "seed": ready.seed,
         "test_accuracy": result.test_accuracy,
         "test_loss": result.test_loss,
         "history": [point._asdict() for point in result.history],
@@ -64,7 +63,7 @@ def summary(config: RunConfig, result: Result, traffic: Traffic) -> dict[str, An
         "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
         "versions": versions(),
         "device": device(),
-        "config": config.to_dict(),
+        "config": dict(ready.shown),
     }
 
 

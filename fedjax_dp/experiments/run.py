@@ -1,44 +1,30 @@
-"""A run with its Guarantee: calibrate, simulate, account."""
+"""Runs of values: calibrate, train, account, in a folder if one is named."""
 
-from typing import Any, NamedTuple, Unpack
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, Unpack
 
-from fedjax_dp.accounting import Guarantee
+import jax
+import numpy as np
+
+from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.execution import distributed
+from fedjax_dp.execution.mesh import Execution, all_devices
+from fedjax_dp.experiments import configured, run_folder
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.opened import SavedRun, open_run
+from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
+from fedjax_dp.models import ARCHITECTURES, Model, logistic_regression
+from fedjax_dp.options import of_class
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
+from fedjax_dp.pytrees import checksum
+from fedjax_dp.rounds import prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
-
-
-class Result(NamedTuple):
-    """What a run found, and what it promises."""
-
-    algorithm: Algorithm  # as it ran, with the calibrated noise
-    simulation: Simulation
-    guarantee: Guarantee
-
-    @property
-    def params(self) -> Any:
-        return self.simulation.params
-
-    @property
-    def history(self) -> list[Evaluation]:
-        return self.simulation.history
-
-    @property
-    def timing(self) -> Timing:
-        return self.simulation.timing
-
-    @property
-    def test_accuracy(self) -> float:
-        return self.history[-1].test_accuracy
-
-    @property
-    def test_loss(self) -> float:
-        return self.history[-1].test_loss
 
 
 def run(
@@ -52,25 +38,164 @@ def run(
     train_metrics: bool = False,
     execution: Execution | None = None,
     on_host: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    progress: bool = False,
+    callbacks: Sequence[Any] = (),
     **privacy: Unpack[PrivacyOptions],
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises.
 
+    out               a new folder for configuration, metrics, checkpoints, result and picture; `resume` goes on there
+                      after a stop, `open_run` reads it;
+    checkpoint_every  rounds between checkpoints in it (default: rounds / 5);
+    progress          bars on stderr, or in the notebook;
+    callbacks         are told of every evaluation, see `experiments.Callback`.
     How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
+    Raises: ConfigurationError before anything is compiled or written; errors.DivergedError with round and clients.
     """
+    told, path = Callbacks(callbacks), None if out is None else pathlib.Path(out)
+    if path is None and checkpoint_every is not None:
+        raise errors.refuse("checkpoint_every", checkpoint_every, "left out without a folder", "name one with out=")
+    screen = Screen(quiet=not progress or not distributed.first())
+
+    def checked() -> Ready:
+        if path is not None:
+            run_folder.check_new(path)
+        said: dict[str, Any] = {
+            "rounds": rounds,
+            "seed": seed,
+            "evaluate_every": evaluate_every,
+            "train_metrics": train_metrics,
+        }
+        said |= {"checkpoint_every": checkpoint_every, "records": "host" if on_host else "devices"}
+        return _ready(algorithm, data, model, execution, said, terms_from(privacy), kept=path is not None)
+
+    if path is None:
+        return train(checked(), screen, told)
+    where = path
+    ready = distributed.together(checked, lambda made: run_folder.facts(where, made))
+    return run_folder.start(ready, path, run_folder.VALUES, screen, told)
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    algorithm: Algorithm | None = None,
+    data: FederatedData | None = None,
+    *,
+    model: Model | None = None,
+    rounds: int | None = None,
+    execution: Execution | None = None,
+    progress: bool = False,
+    callbacks: Sequence[Any] = (),
+) -> SavedRun:
+    """Go on with a stopped run from its newest checkpoint, bit for bit as if it had not been stopped.
+
+    algorithm, data, model  as they were given to `run`, which a folder cannot hold; to be left out for the run of a
+                            configuration, which it does hold;
+    rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew.
+    A finished run stays as it is.
+    Raises: ConfigurationError where folder, configuration, values or data have changed since.
+    """
+    path, told, screen = pathlib.Path(folder), Callbacks(callbacks), Screen(quiet=not progress)
+    about = run_folder.begun(path)
+    if about["made of"] == run_folder.CONFIGURED:
+        if any(given is not None for given in (algorithm, data, model, execution)):
+            raise errors.refuse("algorithm, data, model and execution", "one of them", f"left out: {path} says them")
+        configured.resume(path, {} if rounds is None else {"rounds": rounds}, screen, callbacks)
+        return open_run(path)
+    if algorithm is None or data is None:
+        remedy = f"resume({os.fspath(folder)!r}, algorithm, data, model=...) goes on"
+        raise errors.refuse("algorithm and data", "nothing", "given again, as the run was made of values", remedy)
+    given, said = (algorithm, data, model, execution), about["config"]
+    errors.require_count("rounds", said["rounds"] if rounds is None else rounds)
+    if rounds is not None and rounds < said["rounds"]:
+        raise errors.refuse("rounds of the resumed run", rounds, f"at least {said['rounds']}, as it began with")
+    longer = rounds is not None and rounds > said["rounds"]
+    terms = PrivacyTerms(**{name: said[name] for name in of_class(PrivacyTerms) if name in said})
+
+    def checked() -> tuple[Ready, dict[str, Any]]:
+        ready = _ready(*given, said, terms, kept=True)
+        run_folder.require_same(about, ready.checksums)
+        if not longer:
+            return ready, about
+        more = _ready(*given, said | {"rounds": rounds}, terms, kept=True)
+        configured.require_alike(ready, more)
+        return more, run_folder.extend(path, about, more)
+
+    if run_folder.result_of(path, about) is None or longer:
+        ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
+        run_folder.go_on(ready, path, about, screen, told)
+    return open_run(path, model=model)
+
+
+def _ready(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None,
+    execution: Execution | None,
+    said: dict[str, Any],
+    terms: PrivacyTerms,
+    kept: bool,
+) -> Ready:
+    """A run of values, `said` what can be written down of it; `kept`: in a folder, for which values get checksums."""
+    given, rounds, seed = algorithm, said["rounds"], said["seed"]
     model = model or logistic_regression(data.record_shape, data.classes)
-    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    errors.require_count("rounds", rounds)
+    on_host = said["records"] == "host"
+    if on_host:
+        prefetch.check(algorithm, said["train_metrics"])
+    every = {name: said[name] for name in ("evaluate_every", "checkpoint_every")}
+    for (name, value), part in zip(every.items(), (20, 5), strict=True):
+        every[name] = max(1, rounds // part) if value is None else value
+        errors.require_count(name, every[name])
     algorithm, promise = prepared(planned)
-    simulation = simulate(
-        algorithm,
-        data,
+    terms_said = {name: _plain(value) for name, value in vars(terms).items() if value is not None}
+    said = {**said, **every, "algorithm": _words(given)[:200], "dataset": data.name or "data", **terms_said}
+    architecture = _architecture(model, data)
+    return Ready(
+        name="algorithm",
+        dataset=data.name or "data",
+        algorithm=algorithm,
+        data=data,
+        model=model,
+        execution=execution or all_devices(),
+        guarantee=promise,
         rounds=rounds,
         seed=seed,
-        model=model,
-        evaluate_every=evaluate_every,
-        train_metrics=train_metrics,
-        execution=execution,
+        **every,
+        train_metrics=said["train_metrics"],
         on_host=on_host,
-        checked=True,
+        said=said | ({"model": architecture} if architecture else {}),
+        checksums=_checksums(given, data, model) if kept else {},
+        shown=said,
     )
-    return Result(algorithm, simulation, promise)
+
+
+def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:
+    leaves, structure = jax.tree.flatten(algorithm)
+    words = [_words(structure).encode(), _words(model).encode()]
+    shape, looks = (checksum(np.frombuffer(word, np.uint8)) for word in words)
+    return {"data": data.checksum, "algorithm": f"{shape}{checksum(leaves)}", "model": looks}
+
+
+def _words(what: Any) -> str:
+    """Its repr, the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(what))
+
+
+def _architecture(model: Model, data: FederatedData) -> str | None:
+    """The name under which the package makes this very model."""
+    made = ((name, make(data.record_shape, data.classes)) for name, make in ARCHITECTURES.items() if name != "lstm")
+    return next((name for name, one in made if one == model), None)
+
+
+def _plain(value: Any) -> Any:
+    return (
+        value.tolist()
+        if isinstance(value, np.ndarray | np.generic)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )

@@ -1,301 +1,233 @@
-"""A run that lives in a folder: configuration, metrics, checkpoints, result and picture; it can be resumed."""
+"""The folder of a run: configuration, metrics, checkpoints, result and picture; a stopped run goes on from there.
 
-import dataclasses
-import itertools
+`run.json` is what holds the configuration to its word: `config.toml` beside it is for people, and must agree.
+"""
+
 import json
 import os
 import pathlib
-import time
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
-from fedjax_dp import errors, gradients
-from fedjax_dp.accounting import Guarantee
-from fedjax_dp.data import FederatedData
-from fedjax_dp.devices import ASKED
+from fedjax_dp import errors
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.experiments import build, plots, population, report
 from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments import plots, report
 from fedjax_dp.experiments.communication import traffic
-from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.run import Result
-from fedjax_dp.models import Model
-from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.paper_noise import clips_records
-from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.protection import noise_of
+from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
 from fedjax_dp.pytrees import checksum
-from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.checkpoint import Checkpoints
-from fedjax_dp.rounds.prefetch import check as check_feed
 from fedjax_dp.rounds.round import ServerState, place
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, fresh, numbers, run_key, simulate
+from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
 
+ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
+CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 FREE = ("devices", "model_devices")  # what a run may change on its way
-Outcome = tuple[dict[str, Any], RunConfig, pathlib.Path]
+KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices"}
+MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are told
+START_ANEW = "put it back, or start a new run"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ready:
-    """Everything built and checked, nothing trained."""
+class RunFolder:
+    """The folder of one run, while it is trained."""
 
-    config: RunConfig
-    data: FederatedData
-    algorithm: Algorithm
-    model: Model
-    execution: Execution
-    guarantee: Guarantee
-    checksum: str  # of the data
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._checkpoints = Checkpoints(path)
+
+    def keep(self, state: ServerState, history: Sequence[Evaluation], checkpoint: bool) -> None:
+        """Metrics always, the state where a checkpoint is due."""
+        if distributed.first():
+            report.write_json(self.path / METRICS, [point._asdict() for point in history])
+        if checkpoint:
+            self._checkpoints.save(state)
+
+    def finish(self, ready: Ready, result: Result) -> None:
+        """Result and picture."""
+        told = report.summary(ready, result, traffic(ready.algorithm, ready.model, ready.data))
+        if distributed.first():
+            plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png")
+            report.write_json(self.path / RESULT, told)  # last: it says that the run is finished
+
+    def state(self, ready: Ready) -> ServerState | None:
+        """The newest checkpoint, on the devices of the run; None before the first."""
+        if self._checkpoints.latest() is None:
+            return None
+        begun = fresh(ready.algorithm, ready.data, ready.model, ready.seed, ready.on_host)
+        return self._checkpoints.restore(place(begun, ready.execution))
+
+    def close(self) -> None:
+        self._checkpoints.close()
 
 
-def start(config: RunConfig, screen: Screen) -> Outcome:
-    """A new run of a resolved configuration. Nothing is written before everything has been checked."""
-
-    def prepared() -> tuple[pathlib.Path, _Ready]:
-        folder = _free_folder(config)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            remedy = f"give another --out, or --resume {folder}"
-            raise errors.refuse("out", str(folder), "a new or empty folder", remedy)
-        return folder, _prepare(config, screen)
-
-    folder, ready = distributed.together(prepared, lambda made: _facts(*made))
-    distributed.together(lambda: _write(folder, ready), lambda made: {})
-    distributed.together(lambda: _check_shared(folder), lambda made: {})
-    return _train(ready, folder, screen, done=None, history=[])
+@contextmanager
+def opened(path: pathlib.Path) -> Iterator[RunFolder]:
+    """The folder, until the training in it ends."""
+    folder = RunFolder(path)
+    try:
+        yield folder
+    finally:
+        folder.close()
 
 
-def _write(folder: pathlib.Path, ready: _Ready) -> None:
+def start(ready: Ready, path: pathlib.Path, made_of: str, screen: Screen, callbacks: Callbacks) -> Result:
+    """Train a run in a new folder."""
+    distributed.together(lambda: _begin(path, ready, made_of), lambda made: {})
+    distributed.together(lambda: _check_shared(path), lambda made: {})
+    with opened(path) as folder:
+        return train(ready, screen, callbacks, keeper=folder)
+
+
+def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks) -> Result:
+    """Train a run from the newest checkpoint of its folder to its end; `about` as `begun` found it."""
+    before, now = {name: about[name] for name in FREE}, _layout(ready.execution)
+    alike = before["model_devices"] == now["model_devices"] and ready.execution.parts is not None
+    if not alike and before != now:
+        words = ("{devices} devices, {model_devices} to a model".format(**layout) for layout in (before, now))
+        screen.say("started on {}, continued on {}: equal to rounding".format(*words))
+    versions = report.versions()
+    others = [name for name in MATTER if about["versions"].get(name) != versions[name]]
+    if others:
+        told = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
+        screen.say(f"begun with {told}: another version may round, and draw, otherwise")
+    with opened(path) as folder:
+        state = folder.state(ready)
+        done = 0 if state is None else int(state.round)
+        screen.say(f"continuing {path} after round {done} of {ready.rounds}")
+        known = [point for point in history(path) if point.round <= done]
+        return train(ready, screen, callbacks, keeper=folder, start=state, history=known)
+
+
+def check_new(path: pathlib.Path) -> None:
+    """Refuse a folder that holds something, or is none."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists() or path.is_symlink():
+        remedy = f"give another --out, or --resume {path}" if (path / ABOUT).is_file() else "give another --out"
+        raise errors.refuse("out", str(path), "a new or empty folder", remedy)
+
+
+def facts(path: pathlib.Path, ready: Ready) -> dict[str, str]:
+    """What must be the same in all processes, and is not in the configuration."""
+    return {
+        "out": str(path),
+        "code": distributed.code(),
+        "noise and other numbers": checksum(numbers(ready.algorithm)),
+        **ready.checksums,
+        **{f"version of {name}": version for name, version in report.versions().items()},
+    }
+
+
+def begun(path: pathlib.Path) -> dict[str, Any]:
+    """What `run.json` says of a run.
+
+    Raises: ConfigurationError for what is no run folder, and for one that was changed since: its configuration by
+            hand, or by another program.
+    """
+    if not path.is_dir():
+        raise errors.refuse("run folder", str(path), "a folder" if path.exists() else "an existing folder")
+    if not (path / ABOUT).is_file() or not (path / CONFIG).is_file():
+        raise errors.refuse("run folder", str(path), f"one with {CONFIG} and {ABOUT}", "start a run with --out")
+    about = read(path / ABOUT)
+    if not isinstance(about, dict) or KEYS - about.keys():
+        remedy = f"fedjax-dp run {path / CONFIG} runs it anew"
+        raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
+    if about["seal"] != seal(about):
+        raise errors.refuse(str(path / ABOUT), "one that was changed since", "as the run wrote it", START_ANEW)
+    told, config = configs.table(path / CONFIG), about["config"]
+    if "rounds before" in about and told.get("rounds") == about["rounds before"]:  # killed between the two files
+        told["rounds"] = config["rounds"]
+    for name in sorted((told.keys() | config.keys()) - set(FREE)):
+        if told.get(name) != config.get(name):
+            raise errors.refuse(
+                f"{name} in {path / CONFIG}",
+                repr(told.get(name, "nothing")),
+                f"{config.get(name, 'left out')!r}, as the run began with",
+                f"what is run and what is promised would differ: {START_ANEW}",
+            )
+    return about
+
+
+def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
+    """Refuse data, code and values that are not those that the run began with."""
+    for name in sorted(about["checksums"].keys() | checksums.keys()):
+        before, now = (of.get(name, "none") for of in (about["checksums"], checksums))
+        if before != now:
+            wanted = f"unchanged, checksum {before}"
+            raise errors.refuse(f"{name} of the resumed run", now, wanted, START_ANEW)
+
+
+def code_of(code: Mapping[str, str]) -> dict[str, str]:
+    """The checksums of files as they are kept."""
+    return {f"code in {file}": digest for file, digest in code.items()}
+
+
+def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str, Any]:
+    """Note that the run goes on to more rounds, with another Guarantee."""
+    about |= {"config": dict(ready.said), "rounds before": about["config"]["rounds"]}
+    about["seal"] = seal(about)
+    if distributed.first():
+        report.write_json(path / ABOUT, about)
+        report.write_atomically(path / CONFIG, configs.to_toml(ready.said))
+        report.write_json(path / GUARANTEE, ready.guarantee.saved())
+    return about
+
+
+def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The result of a finished run; None before its end."""
+    if not (path / RESULT).is_file():
+        return None
+    result = read(path / RESULT)
+    finished = isinstance(result, dict) and result.get("rounds") == about["config"]["rounds"]
+    return result if finished else None
+
+
+def history(path: pathlib.Path) -> list[Evaluation]:
+    return [Evaluation(**point) for point in read(path / METRICS)] if (path / METRICS).is_file() else []
+
+
+def read(path: pathlib.Path) -> Any:
+    """The content of one of its JSON files."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())) from None
+
+
+def seal(about: Mapping[str, Any]) -> str:
+    """A checksum of what a continued run may not change."""
+    sealed = {name: about[name] for name in ("made of", "config", "checksums")}
+    return f"{zlib.crc32(json.dumps(sealed, sort_keys=True).encode()):08x}"
+
+
+def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
     """What a run folder begins with, by the first process."""
     if not distributed.first():
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        about = {"data": ready.checksum, "decided": decided(ready.config), **_layout(ready.execution)}
-        report.write_json(folder / "run.json", about | {"versions": report.versions(), "device": report.device()})
-        report.write_json(folder / "guarantee.json", ready.guarantee.to_dict())
-        report.write_atomically(
-            folder / "config.toml", configs.to_toml(ready.config.flat())
-        )  # last: it makes a run folder
+        path.mkdir(parents=True, exist_ok=True)
+        about: dict[str, Any] = {"made of": made_of, "config": dict(ready.said), "checksums": dict(ready.checksums)}
+        about |= {"seal": seal(about), **_layout(ready.execution)}
+        about |= {
+            "records": {"shape": ready.data.record_shape, "classes": ready.data.classes, "tokens": ready.data.tokens}
+        }
+        report.write_json(path / ABOUT, about | {"versions": report.versions(), "device": report.device()})
+        report.write_json(path / GUARANTEE, ready.guarantee.saved())
+        report.write_atomically(path / CONFIG, configs.to_toml(ready.said))  # last: it makes a run folder
     except (OSError, ValueError) as error:  # a name may hold what no file name can
-        raise errors.refuse("out", repr(str(folder)), "a folder that can be written", str(error)) from None
+        raise errors.refuse("out", repr(os.fspath(path)), "a folder that can be written", str(error)) from None
 
 
-def _check_shared(folder: pathlib.Path) -> None:
+def _check_shared(path: pathlib.Path) -> None:
     """Refuse a run folder that only some processes see; every process writes its part of a checkpoint."""
-    if not (folder / "config.toml").is_file():
-        raise errors.refuse("out", str(folder), "on a file system that all processes share", "choose another --out")
-
-
-def decided(config: RunConfig) -> str:
-    """A checksum of what a continued run may not change."""
-    decided = {name: value for name, value in config.flat().items() if name not in ("out", *FREE)}
-    return f"{zlib.crc32(json.dumps(decided, sort_keys=True, default=str).encode()):08x}"
+    if not (path / CONFIG).is_file():
+        raise errors.refuse("out", str(path), "on a file system that all processes share", "choose another --out")
 
 
 def _layout(execution: Execution) -> dict[str, int]:
     """What changes results by rounding."""
     return {"devices": execution.devices, "model_devices": execution.model_devices}
-
-
-def _facts(folder: pathlib.Path, ready: _Ready) -> dict[str, str]:
-    """What must be the same in all processes, and is not in the configuration."""
-    return {
-        "out": str(folder),
-        "code": distributed.code(),
-        "data": ready.checksum,
-        "noise and other numbers": checksum(numbers(ready.algorithm)),
-        **{f"version of {name}": version for name, version in report.versions().items()},
-    }
-
-
-def resume(folder: pathlib.Path, asked: dict[str, Any], screen: Screen) -> Outcome:
-    """Continue a run from its newest checkpoint.
-
-    `asked` are fields given again. They must equal the run's own, except those in FREE.
-    """
-
-    def prepared() -> tuple[_Ready, dict[str, Any], list[Evaluation]]:
-        config = _continued(folder, asked)
-        ready = _prepare(config, screen)
-        try:
-            about = json.loads((folder / "run.json").read_text())
-            metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").is_file() else []
-        except (OSError, ValueError) as error:
-            raise errors.refuse("run folder", str(folder), "readable", str(error)) from None
-        if not {"data", "decided", *_layout(ready.execution)} <= about.keys():
-            raise errors.refuse("run folder", f"{folder}, of another version", "of this one", "start a new run")
-        if about["decided"] != decided(config):
-            raise errors.refuse(
-                "config.toml of the resumed run",
-                "one that was changed since",
-                "the one that the run began with",
-                "what is run and what is promised would differ: put it back, or start a new run",
-            )
-        if about["data"] != ready.checksum:
-            raise errors.refuse(
-                "data of the resumed run",
-                ready.checksum,
-                f"unchanged, checksum {about['data']}",
-                "restore the data set, or start a new run",
-            )
-        return ready, about, [Evaluation(**point) for point in metrics]
-
-    ready, about, history = distributed.together(prepared, lambda made: _facts(folder, made[0]))
-    config, now = ready.config, _layout(ready.execution)
-    alike = about["model_devices"] == now["model_devices"] and config.execution.deterministic is not None
-    if not alike and any(about[name] != now[name] for name in now):
-        before, after = ("{devices} devices, {model_devices} to a model".format(**layout) for layout in (about, now))
-        screen.say(f"started on {before}, continued on {after}: equal to rounding")
-    checkpoints = Checkpoints(folder)
-    done = checkpoints.latest()
-    checkpoints.close()
-    screen.say(f"continuing {folder} after round {done or 0} of {config.training.rounds}")
-    return _train(ready, folder, screen, done=done, history=[p for p in history if p.round <= (done or 0)])
-
-
-def _continued(folder: pathlib.Path, asked: dict[str, Any]) -> RunConfig:
-    """The configuration of a run folder, with what may change as `asked`."""
-    if not (folder / "config.toml").is_file():
-        raise errors.refuse("resume", str(folder), "a run folder with a config.toml", "start a run with --out")
-    said = configs.read(folder / "config.toml")
-    for name, value in asked.items():
-        if name not in ("out", *FREE) and value != said.get(name):
-            raise errors.refuse(
-                f"{name} of the resumed run",
-                value,
-                f"{said.get(name)}, as in {folder / 'config.toml'}",
-                "leave the option out, or start a new run",
-            )
-    return configs.resolve(said | {name: asked[name] for name in FREE if name in asked})
-
-
-def _prepare(config: RunConfig, screen: Screen) -> _Ready:
-    data = population.build_data(config.data)
-    model = build.build_model(config, data)
-    algorithm = build.build_algorithm(config, data)
-    terms = build.terms_of(config, data)
-    rounds, seed = config.training.rounds, config.data.seed
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    execution = build.build_execution(config, algorithm, data)
-    # Said, so that the run goes on alike with another number of processes.
-    on_host = build.records_on_host(config, algorithm)
-    config = config.replace(records="host" if on_host else "devices")
-    if on_host:
-        check_feed(algorithm, bool(config.output.train_metrics))
-    began = time.perf_counter()
-    with screen.bar("calibrating noise", total=1) as show:
-        kinds = 0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal kinds
-            kinds = total
-            show(done / total, f"{done} of {total} kinds of clients")
-
-        algorithm, guarantee = prepared(run, progress)
-    for line in _about(config, data, algorithm, model, execution):
-        screen.say(line)
-    if kinds:
-        spent = time.perf_counter() - began
-        screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
-    return _Ready(config, data, algorithm, model, execution, guarantee, population.checksum(config.data, data))
-
-
-def _about(
-    config: RunConfig, data: FederatedData, algorithm: Algorithm, model: Model, execution: Execution
-) -> list[str]:
-    """What a reader of the log wants to know before the first round."""
-    device = report.device()
-    options = config.options
-    batch = options.get("batch_size", "all their records")
-    rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))
-    params = model.init(run_key(config.data.seed))
-    lines = [
-        f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "
-        f"cohort {options.get('cohort_size', 'its own')}, {options.get('local_steps', 'its own')} local steps of "
-        f"{batch}, {config.training.rounds} rounds",
-        f"{execution.devices} {device['platform']} device(s) ({device['kind']})",
-    ]
-    if execution.devices < device["count"]:
-        lines[-1] += f" of {device['count']}"
-    if execution.model_devices > 1:
-        lines[-1] += f", {execution.model_devices} to a model"
-    if device["processes"] > 1:
-        lines[-1] += f" in {device['processes']} processes"
-    late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
-    if late and ASKED not in os.environ:
-        lines[-1] += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
-    noise = noise_of(algorithm)
-    if noise is not None:
-        noises = np.atleast_1d(np.asarray(noise, float))
-        words = f"clip norm {options['clip_norm']:g}, noise multiplier {noises.min():.4g} to {noises.max():.4g}"
-        by_record = clips_records(algorithm)
-        lines.append(words + (f", clipping by {gradients.describe(model, params, *rows)}" if by_record else ""))
-    lines.append(str(traffic(algorithm, model, data)))
-    return lines
-
-
-def _train(
-    ready: _Ready, folder: pathlib.Path, screen: Screen, *, done: int | None, history: list[Evaluation]
-) -> Outcome:
-    config, execution = ready.config, ready.execution
-    checkpoints = Checkpoints(folder)
-    on_host, rounds, seed = config.execution.records == "host", config.training.rounds, config.data.seed
-    begun = fresh(ready.algorithm, ready.data, ready.model, seed, on_host)
-    state = checkpoints.restore(place(begun, execution)) if done else begun
-    first, began = done or 0, time.perf_counter()
-    try:
-        with screen.bar("training", total=rounds, done=first) as show:
-
-            def on_pause(state: ServerState, new: list[Evaluation]) -> None:
-                now = int(state.round)
-                if distributed.first():
-                    report.write_json(folder / "metrics.json", [point._asdict() for point in [*history, *new]])
-                if now % config.output.checkpoint_every == 0 or now == rounds:
-                    checkpoints.save(state)
-                show(now, _pace(new, now - first, time.perf_counter() - began))
-
-            simulation = simulate(
-                ready.algorithm,
-                ready.data,
-                rounds=rounds,
-                seed=seed,
-                model=ready.model,
-                evaluate_every=config.output.evaluate_every,
-                train_metrics=bool(config.output.train_metrics),
-                execution=execution,
-                start=state,
-                pause_every=config.output.checkpoint_every,
-                on_pause=on_pause,
-                on_host=on_host,
-                checked=True,
-            )
-    finally:
-        checkpoints.close()
-    simulation = Simulation(simulation.state, [*history, *simulation.history], simulation.timing)
-    result = Result(ready.algorithm, simulation, ready.guarantee)
-    told = report.summary(config, result, traffic(ready.algorithm, ready.model, ready.data))
-    if not distributed.first():
-        return told, config, folder
-    report.write_json(folder / "result.json", told)
-    title = f"{config.algorithm} on {config.data.dataset}, {ready.data.num_clients} clients, seed {seed}"
-    plots.plot_run(result.history, result.guarantee, title, folder / "run.png")
-    return told, config, folder
-
-
-def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
-    accuracy = f"accuracy {history[-1].test_accuracy:.3f}, " if history else ""
-    return f"{accuracy}{rounds / max(seconds, 1e-9):.1f} rounds/s"
-
-
-def _free_folder(config: RunConfig) -> pathlib.Path:
-    """The asked run folder, or the first free one under runs/."""
-    if config.output.out is not None:
-        return pathlib.Path(config.output.out)
-    name = f"{config.data.dataset.partition(':')[0]}-{config.algorithm}-s{config.data.seed}"
-    candidates = (pathlib.Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-    return next(path for path in candidates if not path.exists())

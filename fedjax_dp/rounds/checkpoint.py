@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.execution.host_tables import HostTable
@@ -19,12 +20,15 @@ class Checkpoints:
     """The last checkpoints of a run folder. Orbax writes beside and renames, so a killed run leaves whole ones only."""
 
     def __init__(self, folder: pathlib.Path):
+        where = folder / "checkpoints"
+        if where.exists() and not where.is_dir():  # orbax would wait for it, or fail in a thread
+            raise errors.refuse(str(where), "a file", "a folder", "remove it")
         import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
         self._orbax = orbax
         self._manager = orbax.CheckpointManager(
-            (folder / "checkpoints").absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
+            where.absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
         )
 
     def save(self, state: ServerState) -> None:
@@ -67,6 +71,18 @@ class Checkpoints:
                 "written by this version and configuration",
                 f"start again in a new folder ({reason})",
             ) from None
+
+    def params(self) -> tuple[int, Any]:
+        """Rounds and parameters of the newest checkpoint, as NumPy arrays; the rest of it is not read."""
+        step = self.latest()
+        if step is None:
+            raise errors.refuse("checkpoint", "none", "present in the run folder", "start the run again")
+        reader = self._orbax.PyTreeCheckpointer()
+        where = self._manager.directory / str(step) / STATE
+        tree = {"params": reader.metadata(where).item_metadata.tree["params"]}
+        whole = jax.tree.map(lambda _: self._orbax.RestoreArgs(restore_type=np.ndarray), tree)
+        asked = self._orbax.args.PyTreeRestore(item=tree, restore_args=whole, partial_restore=True)
+        return step, reader.restore(where, args=asked)["params"]
 
     def close(self) -> None:
         self._manager.close()

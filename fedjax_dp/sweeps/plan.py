@@ -14,11 +14,11 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, own_code
 from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.experiments.config import OF_PRIVATE, RunConfig, options_of, resolve
-from fedjax_dp.options import of_class, typed
+from fedjax_dp.experiments.config import OF_PRIVATE, RunConfig, entry_of, known_options, options_of, resolve
+from fedjax_dp.options import Option, Options, of_class, typed
 from fedjax_dp.sweeps import axes
 from fedjax_dp.sweeps.axes import Values
 
@@ -93,7 +93,7 @@ def digest(sweep: SweepConfig) -> str:
     """12 hexadecimal digits that tell sweeps apart; the order of keys and the folder of the data do not count."""
     sweep = checked(sweep)
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
-    return _hash(dataclasses.asdict(dataclasses.replace(sweep, base=base)))
+    return _hash(dataclasses.asdict(dataclasses.replace(sweep, base=base)) | _code(own_code.checksums(*_named(sweep))))
 
 
 def expand(sweep: SweepConfig) -> list[Point]:
@@ -129,10 +129,10 @@ def law_of(sweep: SweepConfig) -> Trials | None:
 
 def _shared(base: Values, varied: Values) -> Values:
     """What of `[base]` a point takes: where algorithms vary, nothing that its own has no use for."""
-    algorithm = varied.get("algorithm")
-    if algorithm not in CATALOGUE:
+    algorithm = str(varied.get("algorithm"))
+    if algorithm not in CATALOGUE and not own_code.is_own(algorithm):
         return base
-    return taken_by(CATALOGUE[algorithm], base)
+    return taken_by(entry_of(algorithm), base)
 
 
 def taken_by(entry: Entry[Any], values: Values) -> Values:
@@ -161,15 +161,16 @@ def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.C
 def identity(config: RunConfig) -> str:
     """12 hexadecimal digits of what decides a run's result: its fields, but neither its folders nor checkpoints."""
     apart = ("data_dir", "out", "checkpoint_every")
-    return _hash({name: value for name, value in config.flat().items() if name not in apart})
+    return _hash({name: value for name, value in config.flat().items() if name not in apart} | _code(config.code))
 
 
 def checked(sweep: SweepConfig) -> SweepConfig:
     """The sweep in its normal form, every value of its field's type; refuses what no run can be."""
     _require_tables(sweep)
-    base = {name: _of_field("[base]", name, value, _NOT_BASE) for name, value in sweep.base.items()}
+    known = known_options(*_named(sweep))
+    base = {name: _of_field("[base]", name, value, _NOT_BASE, known) for name, value in sweep.base.items()}
     points = tuple(
-        {name: _of_field("[[points]]", name, value, _NOT_VARIED) for name, value in point.items()}
+        {name: _of_field("[[points]]", name, value, _NOT_VARIED, known) for name, value in point.items()}
         for point in sweep.points
     )
     varied: Values = {}
@@ -178,8 +179,8 @@ def checked(sweep: SweepConfig) -> SweepConfig:
         name = ", ".join(fields)
         if name in varied:
             raise errors.refuse(f"axis {name}", "two of them", "given once", "drop one of them")
-        varied[name] = _axis(f"axis {name}", fields, given)
-    parsed = axes.parse(varied, points, integers=_integers())
+        varied[name] = _axis(f"axis {name}", fields, given, known)
+    parsed = axes.parse(varied, points, integers=_integers(known))
     owners = {name: "[[points]]" for point in points for name in point}
     owners |= {name: f"axis {joined}" for joined in varied for name in axes.fields_of(joined)}
     for name in base:
@@ -217,44 +218,64 @@ def _seeds(given: Any) -> tuple[int, ...]:
     return tuple(int(point["seed"]) for point in axes.with_seeds([{}], given))
 
 
-def _integers() -> set[str]:
-    return {name for name, option in options_of().items() if int in option.kinds}
+def _named(sweep: SweepConfig) -> list[str]:
+    """Names of the user's own code anywhere in a sweep."""
+    found: list[str] = []
+    left: list[Any] = [sweep.base, sweep.axes, list(sweep.points)]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            left.extend(one.values())
+        elif isinstance(one, list | tuple):
+            left.extend(one)
+        elif own_code.is_own(one):
+            found.append(one)
+    return found
 
 
-def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]]) -> None:
-    errors.require_choice(f"{what}: a field", name, options_of())
+def _code(checksums: Mapping[str, str]) -> Values:
+    """What a digest covers beside what is written down."""
+    return {"code": dict(checksums)} if checksums else {}
+
+
+def _integers(known: Options) -> set[str]:
+    return {name for name, option in known.items() if int in option.kinds}
+
+
+def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]], known: Options) -> None:
+    errors.require_choice(f"{what}: a field", name, known)
     if name in barred:
         wanted, remedy = barred[name]
         raise errors.refuse(name, f"it in {what}", wanted, remedy)
 
 
-def _of_field(what: str, name: str, given: Any, barred: Mapping[str, tuple[str, str]]) -> Any:
-    _require_field(what, name, barred)
-    return _typed(f"{what}: {name}", given, name)
+def _of_field(what: str, name: str, given: Any, barred: Mapping[str, tuple[str, str]], known: Options) -> Any:
+    _require_field(what, name, barred, known)
+    return _typed(f"{what}: {name}", given, known[name])
 
 
-def _typed(what: str, given: Any, field: str) -> Any:
+def _typed(what: str, given: Any, option: Option) -> Any:
     axes.require_value(what, given)
-    return typed(what, given, options_of()[field])
+    return typed(what, given, option)
 
 
-def _axis(what: str, fields: tuple[str, ...], given: Any) -> Any:
+def _axis(what: str, fields: tuple[str, ...], given: Any, known: Options) -> Any:
     """The values of an axis as its fields' types; lists and ranges of the wrong form are left to `axes.parse`."""
     for field in fields:
-        _require_field(what, field, _NOT_VARIED)
+        _require_field(what, field, _NOT_VARIED, known)
     if isinstance(given, Mapping) and len(fields) == 1:
-        if not {int, float} & set(options_of()[fields[0]].kinds):
+        if not {int, float} & set(known[fields[0]].kinds):
             raise errors.refuse(what, "a range", "a list, since its values are not numbers", 'such as ["one", "other"]')
         return {
-            key: [_typed(what, end, fields[0]) for end in value] if isinstance(value, list | tuple) else value
+            key: [_typed(what, end, known[fields[0]]) for end in value] if isinstance(value, list | tuple) else value
             for key, value in given.items()
         }
     if not isinstance(given, list | tuple):
         return given
     if len(fields) == 1:
-        return [_typed(what, value, fields[0]) for value in given]
+        return [_typed(what, value, known[fields[0]]) for value in given]
     return [
-        [_typed(f"{what}: {field}", value, field) for field, value in zip(fields, entry)]
+        [_typed(f"{what}: {field}", value, known[field]) for field, value in zip(fields, entry)]
         if isinstance(entry, list | tuple) and len(entry) <= len(fields)
         else entry
         for entry in given
@@ -266,7 +287,7 @@ def _from_tables(given: Values) -> SweepConfig:
     names = [field.name for field in dataclasses.fields(SweepConfig)]
     for name in given:
         if name in options_of():
-            _require_field("the top table", name, _NOT_BASE)
+            _require_field("the top table", name, _NOT_BASE, options_of())
             raise errors.refuse(name, "it in the top table", "under [base] or [axes], as a field of the runs")
         errors.require_choice("a key", name, names)
     return SweepConfig(**given)
@@ -285,7 +306,7 @@ def _require_tables(sweep: SweepConfig) -> None:
 def _seedless(sweep: SweepConfig) -> list[Values]:
     """The points of a checked sweep, before each is run with every seed."""
     if sweep.trials is None:
-        return axes.grid(sweep.axes, sweep.points, integers=_integers())
+        return axes.grid(sweep.axes, sweep.points, integers=_integers(known_options(*_named(sweep))))
     law, trials = law_of(sweep), sweep.trials
     if law is not None:
         trials = law.draw(axes.generator(sweep.search_seed, "number of trials"))
@@ -296,7 +317,9 @@ def _seedless(sweep: SweepConfig) -> list[Values]:
             "at least 1 to run anything",
             "this search ends with no result; trials_law geometric always draws one",
         )
-    return axes.random_points(sweep.axes, trials, sweep.search_seed, sweep.points, integers=_integers())
+    return axes.random_points(
+        sweep.axes, trials, sweep.search_seed, sweep.points, integers=_integers(known_options(*_named(sweep)))
+    )
 
 
 def _require_different(points: Iterable[Point]) -> None:

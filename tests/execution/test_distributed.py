@@ -324,7 +324,8 @@ def shorten(out, rounds):
     config = configs.resolve(configs.read(out / "config.toml") | {"rounds": rounds})
     (out / "config.toml").write_text(configs.to_toml(config.flat()))
     about = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps(about | {"decided": folder.decided(config)}))
+    about["config"]["rounds"] = rounds
+    (out / "run.json").write_text(json.dumps(about | {"seal": folder.seal(about)}))
 
 
 @pytest.mark.slow

@@ -1,0 +1,201 @@
+"""A run of a configuration, in a folder: started, gone on with, and to more rounds than it began with."""
+
+import itertools
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, gradients
+from fedjax_dp.devices import ASKED
+from fedjax_dp.execution import distributed
+from fedjax_dp.experiments import build, population, report, run_folder
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments.communication import traffic
+from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.training import Callbacks, Ready
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.paper_noise import clips_records
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.protection import noise_of
+from fedjax_dp.pytrees import same
+from fedjax_dp.rounds.prefetch import check as check_feed
+from fedjax_dp.rounds.simulation import run_key
+
+Outcome = tuple[dict[str, Any], pathlib.Path]  # what `result.json` holds, and where
+
+
+def start(config: RunConfig, screen: Screen, callbacks: Sequence[Any] = ()) -> Outcome:
+    """A new run of a resolved configuration. Nothing is written before everything has been checked."""
+    told = Callbacks(callbacks)
+
+    def checked() -> tuple[pathlib.Path, Ready]:
+        path = _free_folder(config)
+        run_folder.check_new(path)
+        return path, _ready(config, screen)
+
+    path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
+    result = run_folder.start(ready, path, run_folder.CONFIGURED, screen, told)
+    return report.summary(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
+
+
+def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, callbacks: Sequence[Any] = ()) -> Outcome:
+    """Continue a run from its newest checkpoint; one that is finished stays as it is.
+
+    `asked` are fields given again. They must equal the run's own, except those that are free, and `rounds`, which may
+    be more where the run would have begun alike.
+    """
+    told = Callbacks(callbacks)
+    about = run_folder.begun(path)
+    if about["made of"] != run_folder.CONFIGURED:
+        remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
+        raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
+    config, rounds = _continued(path, about, asked)
+    finished = run_folder.result_of(path, about)
+    if finished is not None and rounds == config.training.rounds:
+        run_folder.require_same(about, {**about["checksums"], **run_folder.code_of(config.code)})
+        screen.say(f"{path} is finished after round {rounds}: nothing is done")
+        return finished, path
+
+    def checked() -> tuple[Ready, dict[str, Any]]:
+        as_begun = rounds == config.training.rounds
+        ready = _ready(config, screen if as_begun else Screen(quiet=True))
+        run_folder.require_same(about, ready.checksums)
+        if as_begun:
+            return ready, about
+        longer = _ready(config.replace(rounds=rounds), screen)
+        require_alike(ready, longer)
+        return longer, run_folder.extend(path, about, longer)
+
+    ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
+    result = run_folder.go_on(ready, path, about, screen, told)
+    return report.summary(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
+
+
+def require_alike(before: Ready, after: Ready) -> None:
+    """Refuse more rounds where they would have been begun with other noise."""
+    if not same(before.algorithm, after.algorithm):
+        reason = "its noise was found for a budget that so many rounds spend"
+        if before.said.get("epsilon") is None:
+            reason = "its parts depend on their number"
+        raise errors.refuse(
+            "rounds of the resumed run", after.rounds, f"{before.rounds}, as {reason}", "start a new run"
+        )
+
+
+def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any]) -> tuple[RunConfig, int]:
+    """The configuration of a run folder with what may change as `asked`, and how many rounds to go to."""
+    said, rounds = configs.read(path / run_folder.CONFIG) | {"rounds": about["config"]["rounds"]}, asked.get("rounds")
+    if "out" in asked:
+        raise errors.refuse("out", asked["out"], "left out beside --resume, which names the folder", "drop it")
+    for name, value in asked.items():
+        longer = name == "rounds" and isinstance(value, int) and value > said["rounds"]
+        if name not in run_folder.FREE and value != said.get(name) and not longer:
+            raise errors.refuse(
+                f"{name} of the resumed run",
+                value,
+                f"{said.get(name)}, as in {path / run_folder.CONFIG}" + (", or more" if name == "rounds" else ""),
+                "leave the option out, or start a new run",
+            )
+    config = configs.resolve(said | {name: asked[name] for name in run_folder.FREE if name in asked})
+    return config, config.training.rounds if rounds is None else rounds
+
+
+def _ready(config: RunConfig, screen: Screen) -> Ready:
+    data = population.build_data(config.data)
+    model = build.build_model(config, data)
+    algorithm = build.build_algorithm(config, data)
+    terms = build.terms_of(config, data)
+    rounds, seed = config.training.rounds, config.data.seed
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    execution = build.build_execution(config, algorithm, data)
+    # Said, so that the run goes on alike with another number of processes.
+    on_host = build.records_on_host(config, algorithm)
+    config = config.replace(records="host" if on_host else "devices")
+    if on_host:
+        check_feed(algorithm, bool(config.output.train_metrics))
+    began = time.perf_counter()
+    with screen.bar("calibrating noise", total=1) as show:
+        kinds = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal kinds
+            kinds = total
+            show(done / total, f"{done} of {total} kinds of clients")
+
+        algorithm, guarantee = prepared(run, progress)
+    ready = Ready(
+        name=config.entry.name,
+        dataset=config.data.dataset,
+        algorithm=algorithm,
+        data=data,
+        model=model,
+        execution=execution,
+        guarantee=guarantee,
+        rounds=rounds,
+        seed=seed,
+        evaluate_every=config.output.evaluate_every,
+        checkpoint_every=config.output.checkpoint_every,
+        train_metrics=bool(config.output.train_metrics),
+        on_host=on_host,
+        said={name: value for name, value in config.flat().items() if name != "out"},
+        checksums={"data": population.checksum(config.data, data), **run_folder.code_of(config.code)},
+        shown=config.to_dict(),
+        target=config.output.target_accuracy,
+    )
+    for line in _about(config, ready):
+        screen.say(line)
+    if kinds:
+        spent = time.perf_counter() - began
+        screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
+    return ready
+
+
+def _about(config: RunConfig, ready: Ready) -> list[str]:
+    """What a reader of the log wants to know before the first round."""
+    device, data, algorithm, execution = report.device(), ready.data, ready.algorithm, ready.execution
+    options = config.options
+    batch = options.get("batch_size", "all their records")
+    rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))
+    lines = [
+        f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "
+        f"cohort {options.get('cohort_size', 'its own')}, {options.get('local_steps', 'its own')} local steps of "
+        f"{batch}, {config.training.rounds} rounds",
+        f"{execution.devices} {device['platform']} device(s) ({device['kind']})",
+    ]
+    if execution.devices < device["count"]:
+        lines[-1] += f" of {device['count']}"
+    if execution.model_devices > 1:
+        lines[-1] += f", {execution.model_devices} to a model"
+    if device["processes"] > 1:
+        lines[-1] += f" in {device['processes']} processes"
+    late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
+    if late and ASKED not in os.environ:
+        lines[-1] += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
+    noise = noise_of(algorithm)
+    if noise is not None:
+        noises = np.atleast_1d(np.asarray(noise, float))
+        words = f"noise multiplier {noises.min():.4g} to {noises.max():.4g}"
+        if "clip_norm" in options:
+            words = f"clip norm {options['clip_norm']:g}, {words}"
+        if clips_records(algorithm):
+            params = jax.eval_shape(ready.model.init, run_key(ready.seed))
+            words += f", clipping by {gradients.describe(ready.model, params, *rows)}"
+        lines.append(words)
+    lines.append(str(traffic(algorithm, ready.model, data)))
+    return lines
+
+
+def _free_folder(config: RunConfig) -> pathlib.Path:
+    """The asked run folder, or the first free one under runs/."""
+    if config.output.out is not None:
+        return pathlib.Path(config.output.out)
+    name = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"
+    candidates = (pathlib.Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
+    return next(path for path in candidates if not (path.exists() or path.is_symlink()))

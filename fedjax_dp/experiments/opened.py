@@ -1,0 +1,161 @@
+"""A run folder, read: parameters, configuration, history, Guarantee, model; and its parameters in files for others."""
+
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.experiments import build, run_folder
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.models import ARCHITECTURES, Model
+from fedjax_dp.pytrees import path_name
+from fedjax_dp.rounds.checkpoint import Checkpoints
+from fedjax_dp.rounds.simulation import Evaluation
+
+ENDINGS = (".safetensors", ".npz")
+
+
+class SavedRun:
+    """What the folder of a run holds; what is large is read when it is first asked for."""
+
+    def __init__(self, folder: pathlib.Path, model: Model | None) -> None:
+        self.folder = folder
+        self._about = run_folder.begun(folder)
+        self._given = model
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What decides the run, by name."""
+        return dict(self._about["config"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has done all its rounds."""
+        return self.result is not None
+
+    @functools.cached_property
+    def result(self) -> Mapping[str, Any] | None:
+        """What `result.json` holds; None before the end."""
+        return run_folder.result_of(self.folder, self._about)
+
+    @functools.cached_property
+    def history(self) -> list[Evaluation]:
+        """The evaluations so far."""
+        return run_folder.history(self.folder)
+
+    @property
+    def test_accuracy(self) -> float:
+        """Of the last evaluation."""
+        return self._last.test_accuracy
+
+    @property
+    def test_loss(self) -> float:
+        """Of the last evaluation."""
+        return self._last.test_loss
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """Of all its rounds, done or not."""
+        return Guarantee.restored(run_folder.read(self.folder / run_folder.GUARANTEE))
+
+    @property
+    def round(self) -> int:
+        """Rounds of the newest checkpoint, which `params` are of.
+
+        Raises: ConfigurationError before the first.
+        """
+        return self._checkpoint[0]
+
+    @property
+    def params(self) -> Any:
+        """The model's parameters at the newest checkpoint: NumPy arrays, however many devices wrote them.
+
+        Raises: ConfigurationError before the first.
+        """
+        return self._checkpoint[1]
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The model that `params` are of.
+
+        Raises: ConfigurationError where only the program that made the run knows it, and it was not given.
+        """
+        records, config = self._about["records"], self._about["config"]
+        if self._given is not None:
+            return self._given
+        like = build.Records(tuple(records["shape"]), records["classes"], records["tokens"])
+        if self._about["made of"] == run_folder.CONFIGURED:
+            run = configs.resolve(config)
+            run_folder.require_same(self._about, self._about["checksums"] | run_folder.code_of(run.code))
+            return build.build_model(run, like)
+        if "model" not in config:
+            raise errors.refuse("model", "one of your own", "given again", "open_run(folder, model=...) takes it")
+        return ARCHITECTURES[config["model"]](like.record_shape, like.classes)
+
+    def export(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Write the parameters to a new file, named by their paths, such as Dense_0/kernel.
+
+        path  ends in .safetensors, which also holds configuration and Guarantee, or in .npz.
+        Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
+        """
+        path = pathlib.Path(path)
+        if path.suffix not in ENDINGS:
+            raise errors.refuse("export", path, f"a file that ends in {' or '.join(ENDINGS)}")
+        if path.exists() or path.is_symlink():
+            raise errors.refuse("export", path, "a new file", "give another name")
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        named = {path_name(where): np.ascontiguousarray(leaf) for where, leaf in leaves}
+        draft = path.with_name(f"{path.name}.part")
+        try:
+            if path.suffix == ".npz":
+                with draft.open("wb") as file:
+                    np.savez(file, **named)  # type: ignore[arg-type]
+            else:
+                from safetensors.numpy import save_file  # only needed here
+
+                told = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
+                save_file(named, draft, metadata=told)
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise errors.refuse("export", path, "a file that can be written", str(error)) from None
+        return path
+
+    def __repr__(self) -> str:
+        done = f"{self.history[-1].round if self.history else 0} of {self._about['config']['rounds']} rounds"
+        seen = f", test accuracy {self.test_accuracy:.4f}" if self.history else ""
+        return f"<run {self.folder}: {done}{seen}; {self.guarantee}>"
+
+    @property
+    def _last(self) -> Evaluation:
+        if not self.history:
+            raise errors.refuse(
+                "run", f"{self.folder} before its first evaluation", "evaluated", "resume goes on with it"
+            )
+        return self.history[-1]
+
+    @functools.cached_property
+    def _checkpoint(self) -> tuple[int, Any]:
+        if not (self.folder / "checkpoints").is_dir():  # to look for some would make it
+            raise errors.refuse("checkpoint", "none", f"present in {self.folder}", "resume goes on with the run")
+        checkpoints = Checkpoints(self.folder)
+        try:
+            return checkpoints.params()
+        finally:
+            checkpoints.close()
+
+
+def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> SavedRun:
+    """What the folder of a run holds; nothing of it is changed.
+
+    model  of the run, where that is not in the folder: a network of one's own that was given in Python.
+    Raises: ConfigurationError for what is no run folder, or one whose configuration was edited.
+    """
+    return SavedRun(pathlib.Path(folder), model)

@@ -1,0 +1,190 @@
+"""A run that is ready, and its training: progress, callbacks, and a folder if there is one."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution import distributed
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.models import Model
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import ServerState
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
+
+
+class Result(NamedTuple):
+    """What a run found, and what it promises."""
+
+    algorithm: Algorithm  # as it ran, with the calibrated noise
+    simulation: Simulation
+    guarantee: Guarantee
+
+    @property
+    def params(self) -> Any:
+        return self.simulation.params
+
+    @property
+    def history(self) -> list[Evaluation]:
+        return self.simulation.history
+
+    @property
+    def timing(self) -> Timing:
+        return self.simulation.timing
+
+    @property
+    def test_accuracy(self) -> float:
+        return self.history[-1].test_accuracy
+
+    @property
+    def test_loss(self) -> float:
+        return self.history[-1].test_loss
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A run with everything built, checked and its noise found; nothing is trained.
+
+    name, dataset  of algorithm and data, for people
+    said           what decides the run as TOML can say it, by name
+    checksums      of what decides it beside: data, code, values that only Python has, by name
+    shown          what is told of its configuration
+    target         accuracy to count rounds to
+    """
+
+    name: str
+    dataset: str
+    algorithm: Algorithm
+    data: FederatedData
+    model: Model
+    execution: Execution
+    guarantee: Guarantee
+    rounds: int
+    seed: int
+    evaluate_every: int
+    checkpoint_every: int
+    train_metrics: bool
+    on_host: bool
+    said: Mapping[str, Any]
+    checksums: Mapping[str, str]
+    shown: Mapping[str, Any]
+    target: float | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} on {self.dataset}, {self.data.num_clients} clients, seed {self.seed}"
+
+
+class Callback(Protocol):
+    """Is told of a run. Each method may be left out; a function stands for `on_evaluation` alone.
+
+    What a callback raises is told in a warning, and it is not called again: the run goes on.
+    """
+
+    def on_start(self, run: Ready) -> None:
+        """Before the first round of this process."""
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """After each evaluation."""
+
+    def on_finish(self, result: Result) -> None:
+        """After the last round, when the folder is complete."""
+
+
+EVENTS = ("on_start", "on_evaluation", "on_finish")
+
+
+class Callbacks:
+    """All that are told of a run."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        for one in given:
+            if isinstance(one, type) or not (callable(one) or any(hasattr(one, event) for event in EVENTS)):
+                wanted = f"a function of an evaluation, or an object with some of {', '.join(EVENTS)}"
+                raise errors.refuse("callback", repr(one)[:60], wanted)
+        self._told = list(given)
+
+    def tell(self, event: str, what: Any) -> None:
+        for one in list(self._told):
+            plain = callable(one) and event == "on_evaluation" and not any(hasattr(one, other) for other in EVENTS)
+            call = one if plain else getattr(one, event, None)
+            if call is None:
+                continue
+            try:
+                call(what)
+            except Exception as error:
+                self._told.remove(one)
+                reason = (
+                    f"callback {one!r:.60} failed in {event} and is not called again: {type(error).__name__}: {error}"
+                )
+                warnings.warn(" ".join(reason.split()), RuntimeWarning, stacklevel=2)
+
+
+class Keeper(Protocol):
+    """Where a run is kept."""
+
+    def keep(self, state: ServerState, history: Sequence[Evaluation], checkpoint: bool) -> None:
+        """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
+
+    def finish(self, ready: Ready, result: Result) -> None:
+        """Called after the last round."""
+
+
+def train(
+    ready: Ready,
+    screen: Screen,
+    callbacks: Callbacks,
+    *,
+    keeper: Keeper | None = None,
+    start: ServerState | None = None,
+    history: Sequence[Evaluation] = (),
+) -> Result:
+    """All rounds, or those after the state `start`, to which the evaluations in `history` led."""
+    first = 0 if start is None else int(start.round)
+    rounds, began, told = ready.rounds, time.perf_counter(), 0
+    if not distributed.first():
+        callbacks = Callbacks([])
+    callbacks.tell("on_start", ready)
+    with screen.bar("training", total=rounds, done=first) as show:
+
+        def on_pause(state: ServerState, new: list[Evaluation]) -> None:
+            nonlocal told
+            now = int(state.round)
+            if keeper is not None:
+                keeper.keep(state, [*history, *new], now % ready.checkpoint_every == 0 or now == rounds)
+            for evaluation in new[told:]:
+                callbacks.tell("on_evaluation", evaluation)
+            told = len(new)
+            show(now, _pace(new, now - first, time.perf_counter() - began))
+
+        simulation = simulate(
+            ready.algorithm,
+            ready.data,
+            rounds=rounds,
+            seed=ready.seed,
+            model=ready.model,
+            evaluate_every=ready.evaluate_every,
+            train_metrics=ready.train_metrics,
+            execution=ready.execution,
+            start=start,
+            pause_every=None if keeper is None else ready.checkpoint_every,
+            on_pause=on_pause,
+            on_host=ready.on_host,
+            checked=True,
+        )
+    simulation = Simulation(simulation.state, [*history, *simulation.history], simulation.timing)
+    result = Result(ready.algorithm, simulation, ready.guarantee)
+    if keeper is not None:
+        keeper.finish(ready, result)
+    callbacks.tell("on_finish", result)
+    return result
+
+
+def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
+    accuracy = f"accuracy {history[-1].test_accuracy:.3f}, " if history else ""
+    return f"{accuracy}{rounds / max(seconds, 1e-9):.1f} rounds/s"

@@ -1,0 +1,99 @@
+"""Code of one's own, named in a file or on a command line as `FILE.py:NAME`. No JAX here.
+
+Such a file is imported, so it can do whatever its writer can: name none that you would not run.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import pathlib
+import sys
+import traceback
+import types
+from typing import Any
+
+from fedjax_dp import errors
+
+WANTED = "FILE.py:NAME"
+
+
+def is_own(name: Any) -> bool:
+    """Whether a name is meant to be of a file, and not one of those that are known."""
+    return isinstance(name, str) and (name.endswith(".py") or ".py:" in name)
+
+
+def own(what: str, named: str) -> Any:
+    """What stands under a name in a file; relative paths begin in the working directory.
+
+    Raises: ConfigurationError in one line for a file that is not there or fails, and for a name that it has not.
+    """
+    path, name = _parts(what, named)
+    module = _imported(what, path.resolve(), _digest(path))
+    public = [known for known in vars(module) if not known.startswith("_")]
+    if name not in vars(module):
+        near = errors.nearest(name, public)
+        raise errors.refuse(what, named, f"a name in {path}", f"did you mean {near[0]}?" if near else "")
+    return vars(module)[name]
+
+
+def checksums(*names: Any) -> dict[str, str]:
+    """Of the files behind the names that are of files, and of those beside them that they import; by path."""
+    found: dict[str, str] = {}
+    for named in filter(is_own, names):
+        _follow(_parts("code", named)[0], found)
+    return found
+
+
+def _parts(what: str, named: str) -> tuple[pathlib.Path, str]:
+    file, _, name = named.rpartition(":")
+    if not file.endswith(".py") or not name.isidentifier():
+        raise errors.refuse(what, repr(named), WANTED, f"such as {named.partition(':')[0]}:Name")
+    path = pathlib.Path(file)
+    if not path.is_file():
+        raise errors.refuse(what, named, "in a file that exists", f"it is looked for in {pathlib.Path.cwd()}")
+    return path, name
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _follow(path: pathlib.Path, found: dict[str, str]) -> None:
+    if str(path) in found:
+        return
+    found[str(path)] = _digest(path)
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return  # importing it says so
+    for node in ast.walk(tree):
+        named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            named = [node.module]
+        for name in named:
+            beside = path.parent / f"{name.partition('.')[0]}.py"
+            if beside.is_file():
+                _follow(beside, found)
+
+
+@functools.cache
+def _imported(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
+    """The file as a module, once for each content that it has; files beside it can be imported from it."""
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
+    if spec is None or spec.loader is None:
+        raise errors.refuse(what, str(path), "a file that can be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
+        own_lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else own_lines[-1] if own_lines else None
+        place = f"{path.name} line {line}" if line else path.name
+        told = " ".join(f"{place}: {type(error).__name__}: {error}".split())
+        raise errors.refuse(what, told, "in a file that can be imported") from error
+    return module

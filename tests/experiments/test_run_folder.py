@@ -1,0 +1,260 @@
+"""Runs in folders, from Python and of configurations: kept, read, gone on with, and refused where they were changed."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import fedjax_dp as fdp
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.experiments import configured, resolve
+from fedjax_dp.experiments.console import Screen
+
+QUIET = Screen(quiet=True)
+WORDS = {"num_clients": 10, "cohort_size": 5, "local_steps": 2, "rounds": 4, "evaluate_every": 2, "checkpoint_every": 1}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def data():
+    digits = fdp.load("digits")
+    return fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))
+
+
+def dpnfl(**changed):
+    words = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
+    return fdp.dpnfl(**(words | {"noise_multiplier": 2.0} | changed))
+
+
+class Stopped(BaseException):
+    """What a kill looks like from inside."""
+
+
+def stop_at(round_index):
+    def told(evaluation):
+        if evaluation.round >= round_index:
+            raise Stopped
+
+    return told
+
+
+def in_turns(data, out, stop, **words):
+    with pytest.raises(Stopped):
+        fdp.run(dpnfl(), data, out=out, callbacks=[stop_at(stop)], **words)
+
+
+def same(first, second):
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
+
+
+def test_a_stopped_run_of_values_goes_on_bit_for_bit(data):
+    words = {"rounds": 4, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3}
+    whole = fdp.run(dpnfl(), data, **words | {"checkpoint_every": None})
+    in_turns(data, "x", 3, **words)
+    seen = fdp.open_run("x")
+    assert not seen.finished
+    assert (seen.round, [point.round for point in seen.history]) == (2, [1, 2, 3])
+    resumed = fdp.resume("x", dpnfl(), data)
+    assert resumed.finished
+    assert same(resumed.params, whole.params)
+    assert resumed.history == whole.history
+    assert resumed.guarantee == whole.guarantee
+    assert resumed.model == fdp.logistic_regression(data.record_shape, data.classes)
+    names = {path.name for path in pathlib.Path("x").iterdir()}
+    assert names == {
+        "config.toml",
+        "run.json",
+        "guarantee.json",
+        "metrics.json",
+        "result.json",
+        "run.png",
+        "checkpoints",
+    }
+
+
+def test_a_run_of_values_goes_on_with_the_same_values_only(data):
+    in_turns(data, "x", 2, rounds=4, evaluate_every=1, delta=1e-3)
+    for given, told in (
+        ((), "algorithm and data must be given again"),
+        ((dpnfl(clip_norm=2.0), data), "algorithm of the resumed run must be unchanged"),
+        ((dpnfl(batch_size=11), data), "algorithm of the resumed run must be unchanged"),
+        ((dpnfl(), fdp.federate(fdp.load("digits"), np.array_split(np.arange(1000), 10))), "data of the resumed run"),
+    ):
+        with pytest.raises(fdp.ConfigurationError, match=told):
+            fdp.resume("x", *given)
+    with pytest.raises(fdp.ConfigurationError, match="model of the resumed run must be unchanged"):
+        fdp.resume("x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes))
+
+
+def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
+    words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
+    fdp.run(dpnfl(), data, rounds=3, out="x", **words)
+    longer = fdp.resume("x", dpnfl(), data, rounds=5)
+    whole = fdp.run(dpnfl(), data, rounds=5, out="y", **words)
+    assert same(longer.params, whole.params)
+    assert longer.guarantee == whole.guarantee
+    assert longer.config["rounds"] == 5
+    again = fdp.resume("x", dpnfl(), data)  # finished, and not refused
+    assert again.history == longer.history
+    with pytest.raises(fdp.ConfigurationError, match="at least 5"):
+        fdp.resume("x", dpnfl(), data, rounds=4)
+
+
+def test_more_rounds_than_the_budget_was_found_for_are_refused(data):
+    fdp.run(dpnfl(), data, rounds=2, out="x", epsilon=8.0, delta=1e-3)
+    with pytest.raises(fdp.ConfigurationError, match="its noise was found for a budget"):
+        fdp.resume("x", dpnfl(), data, rounds=3)
+    assert fdp.open_run("x").config["rounds"] == 2
+
+
+def test_a_finished_run_is_left_as_it_is():
+    configured.start(resolve(WORDS | {"out": "x"}), QUIET)
+    before = {
+        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
+    }
+    assert fdp.resume("x").finished
+    after = {
+        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
+    }
+    assert before == after
+
+
+def test_a_killed_longer_run_may_be_gone_on_with():
+    """Between the two files that are written: the configuration for people is the old one."""
+    configured.start(resolve(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)
+    old = pathlib.Path("x/config.toml").read_text()
+    fdp.resume("x", rounds=5)
+    pathlib.Path("x/config.toml").write_text(old)
+    assert fdp.resume("x").config["rounds"] == 5
+
+
+def test_what_was_changed_is_named(data):
+    configured.start(resolve(WORDS | {"out": "x"}), QUIET)
+
+    def refused(file, change):
+        shutil.copytree("x", "y")
+        path = pathlib.Path("y") / file
+        path.write_text(change(path.read_text()))
+        with pytest.raises(fdp.ConfigurationError) as error:
+            fdp.open_run("y")
+        shutil.rmtree("y")
+        return str(error.value)
+
+    config = pathlib.Path("x/config.toml").read_text()
+    for line in [line for line in config.splitlines() if "devices = " not in line]:
+        name, _, value = line.partition(" = ")
+        other = '"other"' if value.startswith('"') else "77"
+        for edited in (config.replace(f"{line}\n", f"{name} = {other}\n"), config.replace(f"{line}\n", "")):
+            assert f"{name} in y/config.toml must be" in refused("config.toml", lambda _, edited=edited: edited)
+    assert "hidden in y/config.toml must be 'left out'" in refused("config.toml", lambda text: text + 'hidden = "3"\n')
+    about = json.loads(pathlib.Path("x/run.json").read_text())
+    about["config"]["epsilon"] = 0.5
+    assert "y/run.json must be as the run wrote it" in refused("run.json", lambda text: json.dumps(about))
+    assert "readable JSON" in refused("run.json", lambda text: text[:100])
+    assert "valid TOML" in refused("config.toml", lambda text: "\0")
+
+
+def test_other_versions_are_told(capsys):
+    configured.start(resolve(WORDS | {"out": "x"}), QUIET)
+    pathlib.Path("x/result.json").unlink()
+    about = json.loads(pathlib.Path("x/run.json").read_text())
+    about["versions"]["jax"] = "0.1"
+    pathlib.Path("x/run.json").write_text(json.dumps(about))
+    fdp.resume("x", progress=True)
+    assert "begun with jax 0.1 (now " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x", "x/run.json", "x/config.toml", "x/checkpoints"])
+def test_a_file_is_no_folder_and_a_folder_no_file(name, data):
+    fdp.run(dpnfl(), data, rounds=1, out="x", delta=1e-3)
+    path = pathlib.Path(name)
+    pathlib.Path("x/result.json").unlink()
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.write_text("")
+    else:
+        path.unlink()
+        path.mkdir()
+    with pytest.raises(fdp.ConfigurationError):
+        fdp.resume("x", dpnfl(), data)
+
+
+def test_folders_of_others_are_not_written_to(data):
+    pathlib.Path("full").mkdir()
+    pathlib.Path("full/mine").write_text("")
+    pathlib.Path("file").write_text("")
+    pathlib.Path("dangling").symlink_to("nowhere")
+    for out in ("full", "file", "dangling"):
+        with pytest.raises(fdp.ConfigurationError, match="out must be a new or empty folder"):
+            fdp.run(dpnfl(), data, rounds=1, out=out, delta=1e-3)
+    assert sorted(path.name for path in pathlib.Path().rglob("*")) == ["dangling", "file", "full", "mine"]
+
+
+def test_parameters_are_exported_by_name(data):
+    made = fdp.run(dpnfl(), data, rounds=1, out="x", delta=1e-3)
+    saved = fdp.open_run("x")
+    named = {f"Dense_0/{name}": value for name, value in made.params["Dense_0"].items()}
+    for file, read in (("p.npz", np.load), ("p.safetensors", load_file)):
+        held = read(saved.export(file))
+        assert set(held) == set(named)
+        assert all(np.array_equal(held[name], value) for name, value in named.items())
+        with pytest.raises(fdp.ConfigurationError, match="a new file"):
+            saved.export(file)
+    for bad in ("p.pt", "absent/p.npz", "p"):
+        with pytest.raises(fdp.ConfigurationError, match="export must be"):
+            saved.export(bad)
+    assert not pathlib.Path("absent").exists()
+
+
+class Told:
+    def __init__(self):
+        self.events = []
+
+    def on_start(self, run):
+        self.events.append(("start", run.rounds, run.guarantee))
+
+    def on_evaluation(self, evaluation):
+        self.events.append(evaluation)
+
+    def on_finish(self, result):
+        self.events.append(("finish", result.guarantee))
+
+
+def test_callbacks_are_told_of_start_evaluations_and_end(data):
+    told, plain = Told(), []
+    result = fdp.run(dpnfl(), data, rounds=4, evaluate_every=2, delta=1e-3, callbacks=[told, plain.append])
+    assert plain == result.history
+    assert told.events == [("start", 4, result.guarantee), *result.history, ("finish", result.guarantee)]
+
+
+def test_a_callback_that_fails_is_told_once_and_the_run_goes_on(data):
+    calls = []
+
+    def fails(evaluation):
+        calls.append(evaluation)
+        raise OSError("no space")
+
+    with pytest.warns(RuntimeWarning, match=r"failed in on_evaluation and is not called again: OSError: no space"):
+        result = fdp.run(dpnfl(), data, rounds=3, evaluate_every=1, delta=1e-3, callbacks=[fails])
+    assert (len(calls), len(result.history)) == (1, 3)
+    for none in (3, Told):
+        with pytest.raises(fdp.ConfigurationError, match="callback must be"):
+            fdp.run(dpnfl(), data, rounds=1, callbacks=[none])
+
+
+def test_guarantees_come_back_from_files(data):
+    for made in (
+        fdp.guarantee(dpnfl(), data, rounds=2, delta=1e-3),
+        fdp.guarantee(fdp.fedavg(cohort_size=5, batch_size=10, local_steps=1, learning_rate=0.1), data, rounds=2),
+    ):
+        assert Guarantee.restored(json.loads(json.dumps(made.saved()))) == made
+    with pytest.raises(fdp.ConfigurationError, match="a saved Guarantee must be"):
+        Guarantee.restored({"delta": 1.0})
