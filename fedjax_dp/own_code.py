@@ -37,11 +37,11 @@ def own(what: str, named: str) -> Any:
     return vars(module)[name]
 
 
-def checksums(*names: Any) -> dict[str, str]:
+def checksums(*names: Any, what: str = "code") -> dict[str, str]:
     """Of the files behind the names that are of files, and of those beside them that they import; by path."""
     found: dict[str, str] = {}
     for named in filter(is_own, names):
-        _follow(_parts("code", named)[0], found)
+        _follow(_parts(what, named)[0], found)
     return found
 
 

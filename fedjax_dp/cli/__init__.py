@@ -12,6 +12,7 @@ from fedjax_dp.cli.watch import watched
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp run --resume DIR [--json]
        fedjax-dp run ... --coordinator HOST:PORT --processes P --process I
+       fedjax-dp export RUN FILE.safetensors|FILE.npz
        fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]
        fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
@@ -27,6 +28,7 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
 
 commands:
   run        train a federated algorithm and say what privacy it gives; with no argument a private run on digits
+  export     the parameters of a run as a file that other programs read
   sweep      seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop
   best       the winner of a sweep as a configuration for run
   plot       pictures of a sweep
@@ -44,6 +46,7 @@ fedjax-dp COMMAND --help shows every option with its default.
 
 COMMANDS = {
     "run": "run",
+    "export": "export",
     "sweep": "sweep",
     "best": "best",
     "plot": "plot",

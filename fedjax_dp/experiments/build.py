@@ -35,7 +35,7 @@ def build_model(config: RunConfig, data: FederatedData | Records) -> NetworkMode
     """The model of a configuration."""
     asked = config.training
     if own_code.is_own(asked.model):
-        digests = tuple(own_code.checksums(asked.model).items())
+        digests = tuple(own_code.checksums(asked.model, what="model").items())
         made = _own_model(str(asked.model), digests, Records(data.record_shape, data.classes, data.tokens))
     else:
         make = ARCHITECTURES[asked.model or "logistic"]
@@ -60,7 +60,9 @@ def _own_model(named: str, digests: tuple[tuple[str, str], ...], data: Records) 
 
 def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any:
     """What a class or function makes of what is known, or, where it wants a key beside, a function of that."""
-    taken = inspect.signature(make).parameters
+    # Not the signature of a class itself: that of a module of nnx is its metaclass's.
+    taken = dict(inspect.signature(vars(make).get("__init__", make) if isinstance(make, type) else make).parameters)
+    taken.pop("self", None)
     told = {name: value for name, value in known.items() if name in taken}
     wanted = [
         name

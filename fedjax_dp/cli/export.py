@@ -1,0 +1,30 @@
+"""`fedjax-dp export`."""
+
+from fedjax_dp import errors
+from fedjax_dp.cli.options import take_path
+
+DESCRIPTION = """Write the parameters of a run to a file that other programs read.
+
+usage: fedjax-dp export RUN FILE.safetensors|FILE.npz
+
+RUN is the folder of a run; its newest checkpoint is taken, however many devices wrote it. Parameters are named by their
+paths in the model, such as Dense_0/kernel. A .safetensors file also holds configuration, rounds and Guarantee."""
+
+
+def export_command(arguments: list[str]) -> int:
+    """Export a run's parameters, and say where they are."""
+    rest = list(arguments)
+    if {"-h", "--help"} & set(rest):
+        print(DESCRIPTION)
+        return 0
+    folder, file = take_path(rest), take_path(rest)
+    if not folder or not file or rest:
+        got = " ".join(arguments) or "nothing"
+        raise errors.refuse(
+            "export", got, "followed by a run folder and a new file", "export runs/x params.safetensors"
+        )
+    from fedjax_dp.experiments.opened import open_run  # loads JAX
+
+    run = open_run(folder)
+    print(f"parameters after round {run.round} of {folder} are in {run.export(file)}")
+    return 0
