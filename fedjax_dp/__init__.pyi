@@ -52,6 +52,7 @@ from .pytrees import value as value
 from .reproductions.reproduce import reproduce as reproduce
 from .rounds.algorithm import Algorithm as Algorithm
 from .rounds.simulation import simulate as simulate
+from .sweeps.sweep import open_sweep as open_sweep
 from .sweeps.sweep import sweep as sweep
 
 __version__: str

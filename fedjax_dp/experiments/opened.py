@@ -7,19 +7,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.experiments import build, run_folder
+from fedjax_dp.experiments import build, parameters, run_folder
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.models import ARCHITECTURES, Model
-from fedjax_dp.pytrees import path_name
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
-
-ENDINGS = (".safetensors", ".npz")
 
 
 class SavedRun:
@@ -106,26 +100,10 @@ class SavedRun:
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)
-        if path.suffix not in ENDINGS:
-            raise errors.refuse("export", path, f"a file that ends in {' or '.join(ENDINGS)}")
         if path.exists() or path.is_symlink():
-            raise errors.refuse("export", path, "a new file", "give another name")
-        leaves = jax.tree_util.tree_leaves_with_path(self.params)
-        named = {path_name(where): np.ascontiguousarray(leaf) for where, leaf in leaves}
-        draft = path.with_name(f"{path.name}.part")
-        try:
-            if path.suffix == ".npz":
-                with draft.open("wb") as file:
-                    np.savez(file, **named)  # type: ignore[arg-type]
-            else:
-                from safetensors.numpy import save_file  # only needed here
-
-                told = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
-                save_file(named, draft, metadata=told)
-            os.replace(draft, path)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise errors.refuse("export", path, "a file that can be written", str(error)) from None
+            raise errors.refuse("file of parameters", path, "a new file", "give another name")
+        told = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
+        parameters.write(path, self.params, told)
         return path
 
     def __repr__(self) -> str:

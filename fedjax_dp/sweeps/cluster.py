@@ -40,7 +40,7 @@ def run_points(tasks: Sequence[Task], parts: int) -> list[Record]:
         entry_of(Ready(point, job_of(point.config, planned_of(point.config, sources), algorithm), guarantee))
         for point, algorithm, guarantee in tasks
     ]
-    conduct(planned(entries, screen, parts=parts), records.append, screen)
+    conduct(planned(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
     return records
 
 
@@ -77,7 +77,7 @@ def spread(ready: Sequence[Ready], address: str, parts: int, cpus: int, keep: Ke
                 except ray.exceptions.RayError as error:  # the others have nothing to do with it
                     records = [_lost(one, getattr(error, "cause", None) or error) for one in batch]
                 for one in records:
-                    keep(one)
+                    keep(one, None)
                     watch.add(one)
                 show(watch.texts(watch.done))
 

@@ -67,6 +67,7 @@ class PointEnd(NamedTuple):
     reason: str | None  # why it did not reach its end
     diverged: bool  # by itself: a number is not finite, or does not fit into a ring
     seconds: float  # its part of the time of the dispatches that it shared
+    params: Any = None  # of the trained model, NumPy arrays, where asked for
 
     @property
     def status(self) -> str:
@@ -222,10 +223,13 @@ class Group:
         shown = {job: jax.tree.map(lambda a: a[slot], seen) for slot, job in zip(slots, itertools.chain(*lanes))}  # noqa: B023
         return Sample(max(both_s - look_s, 0.0) / width, look_s / width, shown)
 
-    def run(self, progress: Callable[[float], Any] = lambda done: None) -> Iterator[tuple[int, PointEnd]]:
+    def run(
+        self, progress: Callable[[float], Any] = lambda done: None, *, with_params: bool = False
+    ) -> Iterator[tuple[int, PointEnd]]:
         """Run all jobs; yields the number of a job and its outcome, as they finish.
 
-        progress  called after every dispatch with the number of jobs done, unfinished ones in part.
+        progress     called after every dispatch with the number of jobs done, unfinished ones in part;
+        with_params  outcomes hold the trained parameters.
         A dispatch that fails takes down its own points only, one at a time.
         """
         waiting = sorted(
@@ -237,9 +241,9 @@ class Group:
             lanes, waiting = self._deal(waiting, at_once)
             batch, began = list(itertools.chain(*lanes)), time.perf_counter()
             try:
-                outcomes = self._outcomes(lanes, lambda part: progress(done + part))  # noqa: B023
+                outcomes = self._outcomes(lanes, lambda part: progress(done + part), with_params)  # noqa: B023
             except Exception as error:  # whatever it is, the other points have nothing to do with it
-                outcomes = self._one_by_one(lanes, error)
+                outcomes = self._one_by_one(lanes, error, with_params)
             spent = time.perf_counter() - began
             done += len(batch)
             for index, outcome in zip(batch, outcomes, strict=True):
@@ -248,7 +252,7 @@ class Group:
                 at_once = max(1, min(self.program.slots, int(DISPATCH_S / (spent / max(map(len, lanes))))))
             progress(done)
 
-    def _one_by_one(self, lanes: list[list[int]], error: Exception) -> list[PointEnd]:
+    def _one_by_one(self, lanes: list[list[int]], error: Exception, with_params: bool) -> list[PointEnd]:
         """The jobs of a batch that failed, each alone; a single one has failed by itself."""
         if sum(map(len, lanes)) == 1:
             return [PointEnd([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)]
@@ -256,9 +260,9 @@ class Group:
         for at, index in ((at, index) for at, lane in enumerate(lanes) for index in lane):
             alone = [[index] if lane == at else [] for lane in range(len(lanes))]
             try:
-                outcomes += self._outcomes(alone, lambda part: None)
+                outcomes += self._outcomes(alone, lambda part: None, with_params)
             except Exception as own:
-                outcomes += self._one_by_one(alone, own)
+                outcomes += self._one_by_one(alone, own, with_params)
         return outcomes
 
     def _deal(self, waiting: list[int], at_once: int) -> tuple[list[list[int]], list[int]]:
@@ -272,7 +276,7 @@ class Group:
             waiting = waiting[alike:]
         return lanes, waiting
 
-    def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any]) -> list[PointEnd]:
+    def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any], with_params: bool) -> list[PointEnd]:
         """The jobs in the lanes, in their order, from their first mark to their last."""
         points, records, count = self._place(lanes)
         running = self.compiled.begin(points, records, count)
@@ -289,7 +293,11 @@ class Group:
             at = until
             progress(len(slots) * at / marks)
         shown = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *windows)
-        return [_outcome(job, jax.tree.map(lambda a: a[row], shown)) for row, job in enumerate(jobs)]  # noqa: B023
+        ends = [_outcome(job, jax.tree.map(lambda a: a[row], shown)) for row, job in enumerate(jobs)]  # noqa: B023
+        if not with_params:
+            return ends
+        params = jax.tree.map(np.asarray, running.state.params)
+        return [end._replace(params=jax.tree.map(lambda a: a[slot], params)) for slot, end in zip(slots, ends)]  # noqa: B023
 
     def _place(self, lanes: list[list[int]]) -> tuple[Points, FederatedData, jax.Array]:
         """The arrays of jobs in the slots of each device."""

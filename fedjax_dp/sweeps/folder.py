@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import parameters, report
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
 
-SWEEP, LOCK, SELECTION = "sweep.toml", ".lock", "selection.json"
+SWEEP, LOCK, SELECTION, PARAMS = "sweep.toml", ".lock", "selection.json", "params"
 
 
 def held(folder: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
@@ -63,16 +63,25 @@ def opened(
 
 
 @contextlib.contextmanager
-def keeper(folder: pathlib.Path) -> Iterator[Callable[[Record], None]]:
-    """Yields a function that adds a finished point; it is on disk when the function returns."""
+def keeper(folder: pathlib.Path) -> Iterator[Callable[[Record, Any], None]]:
+    """Yields a function that adds a finished point and its parameters; both are on disk when the function returns."""
     with (folder / POINTS).open("a") as lines:
 
-        def keep(record: Record) -> None:
+        def keep(record: Record, params: Any) -> None:
+            if params is not None:
+                (folder / PARAMS).mkdir(exist_ok=True)
+                told = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
+                parameters.write(params_of(folder, record), params, told)
             lines.write(json.dumps(record, allow_nan=False) + "\n")
             lines.flush()
             os.fsync(lines.fileno())
 
         yield keep
+
+
+def params_of(folder: pathlib.Path, record: Record) -> pathlib.Path:
+    """Where the parameters of a point are, if they are kept."""
+    return folder / PARAMS / f"{record['point']}.safetensors"
 
 
 def _drop_torn_line(path: pathlib.Path) -> None:

@@ -1,9 +1,12 @@
 """A sweep from plan to outcomes: groups are compiled, the plan is told, points are run and recorded as they end."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import jax
 
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments.console import Screen
@@ -28,7 +31,8 @@ class Entry:
     guarantee: Guarantee
 
 
-Keep = Callable[[Record], None]  # called with the record of every point as soon as it ends
+Keep = Callable[[Record, Any], None]  # called with each point's record, and parameters or None, as soon as it ends
+MOST_BYTES = 2**30  # of parameters that a sweep keeps
 
 
 def entry_of(ready: Ready) -> Entry:
@@ -143,8 +147,16 @@ def planned(
     return Plan(groups, kinds, seconds, time.perf_counter() - began)
 
 
-def conduct(plan: Plan, keep: Keep, screen: Screen, metric: str = "test_accuracy") -> None:
-    """Run a plan."""
+def conduct(
+    plan: Plan, keep: Keep, screen: Screen, metric: str = "test_accuracy", *, with_params: bool = False
+) -> None:
+    """Run a plan; `with_params` keeps the parameters of its points, unless they are more than MOST_BYTES."""
+    size = sum(map(_bytes, itertools.chain(*plan.entries))) if with_params else 0
+    if size > MOST_BYTES:
+        screen.say(
+            f"no parameters are kept: those of all points are {size / 1e9:,.1f} GB, more than {MOST_BYTES / 1e9:.1f}"
+        )
+    with_params = with_params and size <= MOST_BYTES
     watch = Watch(sum(map(len, plan.entries)), metric)
     with screen.live("sweep") as show:
         for group, entries in zip(plan.groups, plan.entries, strict=True):
@@ -152,11 +164,17 @@ def conduct(plan: Plan, keep: Keep, screen: Screen, metric: str = "test_accuracy
             def progress(done: float, before: int = watch.done) -> None:
                 show(watch.texts(before + done))
 
-            for index, outcome in group.run(progress):
+            for index, outcome in group.run(progress, with_params=with_params):
                 told_of = record(entries[index], outcome)
-                keep(told_of)
+                keep(told_of, outcome.params if outcome.status == "done" else None)
                 watch.add(told_of)
                 show(watch.texts(watch.done))
+
+
+def _bytes(entry: Entry) -> int:
+    """Of a point's parameters."""
+    params = jax.eval_shape(entry.job.model.init, jax.random.key(0))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
 class Watch:

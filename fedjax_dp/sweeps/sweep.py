@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_dp import devices, errors
 from fedjax_dp.data import FederatedData
+from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.privacy.guarantees import prepared
@@ -45,6 +46,7 @@ class Sweep:
     records: tuple[Record, ...]
     choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
     plan: Plan | None = None  # of what is left, where only that was asked for
+    folder: pathlib.Path | None = None  # that it lives in
 
     def table(self) -> "pandas.DataFrame":
         """One row per point and evaluated round, with everything that is known of it."""
@@ -57,6 +59,28 @@ class Sweep:
     def best(self, metric: str = "test_accuracy", epsilon_at_most: float | None = None) -> Best:
         """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
         return best(self.records, self.axes, metric, epsilon_at_most)
+
+    @property
+    def points(self) -> tuple[Record, ...]:
+        """What is known of each finished point, in the order of the plan."""
+        return self.records
+
+    def params(self, point: Record | None = None) -> Any:
+        """The trained parameters of a point, unless given the first of the best setting, as the folder has them.
+
+        Raises: ConfigurationError where they are not kept.
+        """
+        if point is None:
+            values = self.best().values
+            point = next(record for record in self.records if values.items() <= record["values"].items())
+        if self.folder is None:
+            raise errors.refuse("sweep", "one without a folder", "kept in a folder", "name one with out=")
+        path = folders.params_of(self.folder, point)
+        if not path.is_file():
+            raise errors.refuse(
+                "params", "none", f"kept in {path.parent}", "run its configuration, which trains it again"
+            )
+        return parameters.read(path)
 
     def plot(
         self,
@@ -75,6 +99,16 @@ class Sweep:
             raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))
         drawn = figures.pictures(self.records, self.axes, self.name, kind, metric, x, y, by)
         next(iter(drawn.values()))(path)
+
+
+def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
+    """The finished points of a sweep's folder; nothing of it is changed.
+
+    Raises: ConfigurationError for what is no such folder.
+    """
+    path = pathlib.Path(folder)
+    about, records = read_records(path)
+    return Sweep(about["name"], tuple(about["axes"]), tuple(records), folders.choosing(path), folder=path)
 
 
 def sweep(
@@ -163,7 +197,7 @@ def sweep(
     found: list[Record] = []
     plan = planned(entries, screen)
     _tell(plan, screen)
-    conduct(plan, found.append, screen)
+    conduct(plan, lambda record, params: found.append(record), screen)
     return Sweep(name, names, tuple(sorted(found, key=lambda record: record["index"])), price())
 
 
@@ -243,10 +277,10 @@ def _in_folder(
             else:
                 plan = planned(left, screen, parts=parts)
                 _tell(plan, screen)
-                conduct(plan, keep, screen)
+                conduct(plan, keep, screen, with_params=True)
         if everything and price is not None:
             folders.finish(out, price(), screen)
-        return Sweep(begun["name"], tuple(begun["axes"]), tuple(read_records(out)[1]), folders.choosing(out))
+        return open_sweep(out)
 
 
 def _finished(held: Iterable[Record]) -> set[str]:

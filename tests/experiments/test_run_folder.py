@@ -209,7 +209,7 @@ def test_parameters_are_exported_by_name(data):
         with pytest.raises(fdp.ConfigurationError, match="a new file"):
             saved.export(file)
     for bad in ("p.pt", "absent/p.npz", "p"):
-        with pytest.raises(fdp.ConfigurationError, match="export must be"):
+        with pytest.raises(fdp.ConfigurationError, match="file of parameters must be"):
             saved.export(bad)
     assert not pathlib.Path("absent").exists()
 

@@ -10,12 +10,14 @@ import threading
 import time
 import types
 
+import jax
+import numpy as np
 import pytest
 from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
-from fedjax_dp.experiments import config
+from fedjax_dp.experiments import config, configured
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps import cluster, folder, runner
 from fedjax_dp.sweeps.plan import SweepConfig, digest
@@ -366,3 +368,24 @@ def test_a_missing_cluster_is_one_line():
     pytest.importorskip("ray")
     words = refusal(lambda: run_sweep(SWEEP, "ray", screen=quiet(), ray="127.0.0.1:1"))
     assert "ray must be the address of a running Ray cluster" in words
+
+
+def test_a_folder_is_opened_with_the_parameters_of_its_points(tmp_path):
+    """The best point's are those of its single run, bit for bit."""
+    base = {"rounds": 2, "num_clients": 10, "cohort_size": 3, "local_steps": 1, "noise_multiplier": 1.0}
+    asked = SweepConfig(base=base, axes={"learning_rate": [0.01, 0.3]}, seeds=(0, 1))
+    run_sweep(asked, tmp_path / "s")
+    opened = fdp.open_sweep(tmp_path / "s")
+    assert [point["values"]["learning_rate"] for point in opened.points] == [0.01, 0.01, 0.3, 0.3]
+    assert len(opened.table()) > 0
+    best = opened.best()
+    configured.start(config.resolve(best.config | {"out": str(tmp_path / "r")}), Screen(quiet=True))
+    alone = fdp.open_run(tmp_path / "r").params
+    for one, other in zip(*map(jax.tree.leaves, (opened.params(), alone)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    others = {opened.params(point)["Dense_0"]["kernel"].tobytes() for point in opened.points}
+    assert len(others) == 4
+    for path in (tmp_path / "s" / "params").iterdir():
+        path.unlink()
+    with pytest.raises(fdp.ConfigurationError, match="params must be kept in"):
+        opened.params()

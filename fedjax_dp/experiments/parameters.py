@@ -1,0 +1,64 @@
+"""Parameters of a model in files that other programs read: safetensors or npz, named by their paths."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.pytrees import path_name
+
+ENDINGS = (".safetensors", ".npz")
+ALONE = "params"  # the name of a single array, which has no path
+
+
+def write(path: pathlib.Path, params: Any, told: Mapping[str, str]) -> None:
+    """Write parameters, and in a .safetensors file what is `told` of them.
+
+    Raises: ConfigurationError for another ending, and for a file that cannot be written.
+    """
+    if path.suffix not in ENDINGS:
+        raise errors.refuse("file of parameters", path, f"one that ends in {' or '.join(ENDINGS)}")
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    named = {path_name(where) or ALONE: np.ascontiguousarray(leaf) for where, leaf in leaves}
+    draft = path.with_name(f"{path.name}.part")
+    try:
+        if path.suffix == ".npz":
+            arrays: Any = named
+            with draft.open("wb") as file:
+                np.savez(file, **arrays)
+        else:
+            from safetensors.numpy import save  # only needed here
+
+            draft.write_bytes(save(named, metadata=dict(told)))
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise errors.refuse("file of parameters", path, "one that can be written", str(error)) from None
+
+
+def read(path: pathlib.Path) -> Any:
+    """Parameters of a .safetensors file: arrays in dictionaries, or the one array that there is.
+
+    Raises: ConfigurationError for a file that is not there or is none.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        named = load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise errors.refuse("file of parameters", path, "a readable .safetensors file", str(error)) from None
+    if set(named) == {ALONE}:
+        return named[ALONE]
+    found: dict[str, Any] = {}
+    for name, value in named.items():
+        *outer, last = name.split("/")
+        at = found
+        for word in outer:
+            at = at.setdefault(word, {})
+        at[last] = value
+    return found
