@@ -58,7 +58,7 @@ def test_a_run_of_before_the_names_is_refused_with_the_choices(capsys, tmp_path)
     text = configs.to_toml(config.flat()).replace('sigma_mode = "dpnfl"', 'sigma_mode = "paper_000"')
     assert "paper_000" in text
     (tmp_path / "config.toml").write_text(text)
-    assert cli.main(["run", "--resume", str(tmp_path)]) == 2
+    assert cli.main(["run", str(tmp_path / "config.toml")]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert f"one of per_client, common_worst, {', '.join(PRESCRIBED)}, got 'paper_000'" in told
 

@@ -145,7 +145,7 @@ def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monke
 
 BAD = [
     ([], "usage: fedjax-dp run"),
-    (["rnu"], "command must be one of run, sweep, best,"),
+    (["rnu"], "command must be one of run, export, sweep, best,"),
     (["rnu"], "got 'rnu'; did you mean run?"),
     (["run", "--epsilonn", "1"], "did you mean --epsilon?"),
     (["run", "--rounds", "ten"], "--rounds must be an integer, got 'ten'"),
