@@ -3,10 +3,13 @@
 import difflib
 import math
 import numbers
+import os
+import pathlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+PICTURES = (".png", ".pdf", ".svg")
 
 
 class ConfigurationError(ValueError):
@@ -117,3 +120,13 @@ def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
         near = nearest(value, names) if isinstance(value, str) else []
         listed = f"one of {len(names)} names" if near and len(names) > 30 else "one of " + ", ".join(names)
         raise refuse(what, repr(value), listed, f"did you mean {near[0]}?" if near else "")
+
+
+def require_picture(what: str, path: str | os.PathLike[str]) -> str:
+    """The ending of a picture's file, in a folder that can be written to."""
+    file = pathlib.Path(path)
+    if file.suffix not in PICTURES:
+        raise refuse(what, path, "a file name that ends in " + ", ".join(PICTURES), "rename it")
+    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.is_dir():
+        raise refuse(what, path, "in a folder that exists and can be written to", "choose another")
+    return file.suffix

@@ -7,14 +7,12 @@ import os
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
-
-matplotlib.use("Agg", force=False)
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from scipy.special import ndtr, ndtri
 
+from fedjax_dp import pictures
 from fedjax_dp.accounting import ErrorBounds, TradeOff, trade_off
 from fedjax_dp.audits.hypothesis_test import Outcome
 
@@ -30,14 +28,14 @@ FAR = 4.0  # times the spread of nearly all scores: beyond that a score is drawn
 MOST_FACTOR = 1e3  # times the stated noise: a curve of more is that of coin flips
 
 
-def plot_audit(audit: Audit, path: str | os.PathLike[str]) -> None:
-    """Scores in both worlds, error rates against what is stated, and every epsilon on one axis, as a PNG.
+def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None) -> Figure:
+    """Scores in both worlds, error rates against what is stated, and every epsilon on one axis.
 
     Error rates are drawn on probit axes, where Gaussian noise makes straight lines. The promise is broken where the
     corner of the bounds lies below the curve of what is stated.
     """
     names = _epsilons(audit)
-    figure = plt.figure(figsize=(10.5, 6.1 + 0.24 * len(names)), layout="constrained")
+    figure = pictures.new((10.5, 6.1 + 0.24 * len(names)))
     parts: Any = figure.subfigures(2, 1, height_ratios=[4.6, 0.62 + 0.24 * len(names)])
     left, right = parts[0].subplots(1, 2)
     _draw_scores(audit, left)
@@ -51,8 +49,7 @@ def plot_audit(audit: Audit, path: str | os.PathLike[str]) -> None:
         f"{audit.seed}." + (f" Inspection: {audit.contradiction}." if audit.contradiction else "")
     )
     figure.supxlabel("\n".join(textwrap.wrap(about, 175)), fontsize=8, color="0.25")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return pictures.save(figure, path)
 
 
 def _short(audit: Audit) -> str:

@@ -17,13 +17,13 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
        fedjax-dp reproduce [NAME] [--scale smoke|small|full] [--seeds N] [--out DIR] [--json]
-       fedjax-dp audit [CONFIG.toml] [OPTIONS] [--trials N] [--plot FILE.png] [--json]
-       fedjax-dp bench [CONFIG.toml] [OPTIONS] [--turns N] [--plot FILE.png] [--json]
+       fedjax-dp audit [CONFIG.toml] [OPTIONS] [--trials N] [--plot FILE] [--json]
+       fedjax-dp bench [CONFIG.toml] [OPTIONS] [--turns N] [--plot FILE] [--json]
        fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
        fedjax-dp claims [--paper NAME] [--json]
        fedjax-dp catalogue [--json]
-       fedjax-dp data [DATASET] [OPTIONS] [--plot FILE.png] [--json]
+       fedjax-dp data [DATASET] [OPTIONS] [--plot FILE] [--json]
        fedjax-dp data convert DATASET [OPTIONS] --out DIR
 
 commands:

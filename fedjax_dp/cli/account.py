@@ -80,7 +80,7 @@ class Release:
     ] = None
     rounds: Annotated[int | None, about("with --participation: rounds, taken part in at random")] = None
     participation: Annotated[float | None, about("probability of taking part in a round")] = None
-    plot: Annotated[str | None, about("write a picture to this PNG file", metavar="FILE")] = None
+    plot: Annotated[str | None, about("write a picture to this .png, .pdf or .svg file", metavar="FILE")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -318,7 +318,7 @@ def claims_command(arguments: list[str]) -> int:
 @dataclasses.dataclass(frozen=True)
 class ClaimsOptions:
     paper: Annotated[str | None, about("", choices=PAPERS, default="all")] = None
-    plot: Annotated[str | None, about("write a picture to this PNG file", metavar="FILE")] = None
+    plot: Annotated[str | None, about("write a picture to this .png, .pdf or .svg file", metavar="FILE")] = None
 
 
 def _print_claims(rows: list[PaperRow]) -> None:

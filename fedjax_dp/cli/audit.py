@@ -63,7 +63,7 @@ class AuditOptions:
     claim         an epsilon to test instead of the one stated
     parameters    of the model that the gradient canary is run in
     lanes         runs at once on a device
-    plot          write a picture to this PNG file
+    plot          write a picture to this .png, .pdf or .svg file
     """
 
     trials: int = USUAL["trials"]

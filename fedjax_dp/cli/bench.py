@@ -32,7 +32,7 @@ class BenchOptions:
     """How to measure.
 
     turns  how often each variant of the round is timed
-    plot   write a picture to this PNG file
+    plot   write a picture to this .png, .pdf or .svg file
     """
 
     turns: int = 7

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 from typing import Annotated
 
 from rich import box
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import PopulationConfig, build_data, kind_of, population_of, resolve_population
@@ -18,14 +17,16 @@ from fedjax_dp.options import about
 
 DESCRIPTION = """How a partition spreads a data set over clients.
 
-usage: fedjax-dp data [DATASET] [OPTIONS] [--plot FILE.png] [--json]; --json prints one JSON object on stdout and
+usage: fedjax-dp data [DATASET] [OPTIONS] [--plot FILE] [--json]; --json prints one JSON object on stdout and
 nothing else; options mean what they mean for fedjax-dp run;
 fedjax-dp data convert DATASET [OPTIONS] --out DIR writes the clients into a store, which run takes as store:DIR."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions(PopulationConfig):
-    plot: Annotated[str | None, about("write a picture of clients and labels to this PNG file", metavar="FILE")] = None
+    plot: Annotated[
+        str | None, about("write a picture of clients and labels to this .png, .pdf or .svg file", metavar="FILE")
+    ] = None
     out: Annotated[str | None, about("for convert: a new folder", metavar="DIR")] = None
 
 
@@ -37,10 +38,7 @@ def data_command(arguments: list[str]) -> int:
     named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "digits"
     brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
     options, _ = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
-    if options.plot and pathlib.Path(options.plot).suffix != ".png":
-        raise errors.refuse("plot", options.plot, "a file name that ends in .png")
-    if options.plot and not pathlib.Path(options.plot).parent.is_dir():
-        raise errors.refuse("plot", options.plot, "in an existing folder")
+    check_plot(options.plot)
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")
     options = resolve_population(options, population_of(kind_of(options.dataset)))

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
-import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -41,13 +39,8 @@ def take_path(arguments: list[str]) -> str | None:
 
 def check_plot(path: str | None) -> None:
     """Refuses a file that could not be written, before anything is computed for it."""
-    if path is None:
-        return
-    folder = pathlib.Path(path).parent
-    if pathlib.Path(path).suffix != ".png":
-        raise errors.refuse("plot", path, "a file name that ends in .png", "rename it")
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
-        raise errors.refuse("plot", path, "in a folder that exists and can be written to", "choose another")
+    if path is not None:
+        errors.require_picture("plot", path)
 
 
 def parse(

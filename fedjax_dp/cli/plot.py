@@ -53,7 +53,7 @@ def plot_command(arguments: list[str]) -> int:
     drawn = figures.pictures(
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
-    paths = _paths(options.out, pathlib.Path(where) / "plots", list(drawn), figures.SUFFIXES)
+    paths = _paths(options.out, pathlib.Path(where) / "plots", list(drawn), errors.PICTURES)
     for path, draw in zip(paths, drawn.values()):
         draw(path)
         print(path)

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
-
-matplotlib.use("Agg", force=False)
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp import errors
+from fedjax_dp import errors, pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
 from fedjax_dp.accounting.guarantee import PaperRow
 
@@ -28,13 +26,16 @@ COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "
 VERDICTS = {"holds": "#2f8f5b", "conditional": TEST, "heuristic": "#d39a2d", "wrong": "#c23b4b"}
 
 
-def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, path: str | os.PathLike[str]) -> None:
-    """Accuracy and loss against rounds, with the Guarantee underneath, as a PNG. Lines of probes are broken.
+def plot_run(
+    history: Sequence[Evaluation], guarantee: Guarantee, title: str, path: str | os.PathLike[str] | None = None
+) -> Figure:
+    """Accuracy and loss against rounds, with the Guarantee underneath. Lines of probes are broken.
 
     Where clients have parts of the test set, a band spans from their worst tenth to their mean.
     """
     rounds = [point.round for point in history]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
+    figure = pictures.new((9, 4.1))
+    left, right = figure.subplots(1, 2)
     marker = "o" if len(rounds) < 60 else None
     left.plot(rounds, [100 * point.test_accuracy for point in history], marker=marker, ms=3.5, color=TEST)
     left.set(title="test accuracy (%)", xlabel="round", ylim=(0, 100))
@@ -72,8 +73,7 @@ def plot_run(history: Sequence[Evaluation], guarantee: Guarantee, title: str, pa
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=12)
     figure.supxlabel("\n".join(textwrap.wrap(str(guarantee), 118)), fontsize=8.5, color="0.25")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return pictures.save(figure, path)
 
 
 def plot_epsilon(
@@ -81,11 +81,12 @@ def plot_epsilon(
     axis: str,
     title: str,
     whose: str,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     target: float | None = None,
-) -> None:
-    """Epsilon against `axis`, a curve per accountant, as a PNG; the legend says `whose` epsilon it is."""
-    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+) -> Figure:
+    """Epsilon against `axis`, a curve per accountant; the legend says `whose` epsilon it is."""
+    figure = pictures.new((7.2, 4.6))
+    axes = figure.subplots()
     for rank, (name, (x, y)) in enumerate(curves.items()):
         about = {"attained": "attained (lower bound)"}.get(name, name)
         style = ":" if name == ATTAINED.name else "-"
@@ -104,16 +105,17 @@ def plot_epsilon(
     silent = [name for name in ACCOUNTANTS if name not in curves]
     if silent:
         figure.supxlabel("no answer: " + ", ".join(silent), fontsize=8.5, color="0.35")
-    _save(figure, path)
+    return pictures.save(figure, path)
 
 
-def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike[str]) -> None:
-    """Each paper's noise over the noise that suffices, coloured by verdict, as a PNG. Below 1 is too little noise."""
+def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None) -> Figure:
+    """Each paper's noise over the noise that suffices, coloured by verdict. Below 1 is too little noise."""
     shown = [row for row in rows if row.noise_ratio]
     if not shown:
         wanted, remedy = "asked for a paper with calibrated noise", "use dpnfl, cpfed, acs_pldp or dp_fedavg_output"
-        raise errors.refuse("plot", str(path), wanted, remedy)
-    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.21 * len(shown)), layout="constrained")
+        raise errors.refuse("plot", path or "none", wanted, remedy)
+    figure = pictures.new((9, 1.4 + 0.21 * len(shown)))
+    axes = figure.subplots()
     for height, row in enumerate(shown):
         ratio = row.noise_ratio or 1.0
         color = VERDICTS[row.claim.verdict.value]
@@ -141,25 +143,19 @@ def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike[str]) -> None:
         if any(row.claim.verdict.value == verdict for row in shown):
             axes.plot([], [], "o-", color=color, label=verdict)
     axes.legend(title="one record of one client, replace-one", frameon=False, loc="best", fontsize=8, title_fontsize=8)
-    _save(figure, path)
+    return pictures.save(figure, path)
 
 
-def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike[str]) -> None:
-    """Records of each client and class `(clients, classes)`, as a PNG.
+def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike[str] | None = None) -> Figure:
+    """Records of each client and class `(clients, classes)`.
 
     Up to 30 clients are drawn as bubbles, area in proportion to records. More are sorted by the label they have most
     of and drawn as columns of a heat map of label shares, several clients to a column where there are over 250.
     """
     clients, classes = counts.shape
     few = clients <= 30
-    figure, (above, below) = plt.subplots(
-        2,
-        1,
-        figsize=(9, min(4.2 + 0.22 * classes, 10.5)),
-        sharex=True,
-        layout="constrained",
-        height_ratios=[1.2, 1 + 0.22 * classes],
-    )
+    figure = pictures.new((9, min(4.2 + 0.22 * classes, 10.5)))
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 1 + 0.22 * classes])
     sizes = counts.sum(1)
     if few:
         above.bar(range(clients), sizes, color=TEST, width=0.7)
@@ -194,31 +190,29 @@ def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike[str]) -
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle("\n".join(textwrap.wrap(title, 100)), fontsize=11)
-    _save(figure, path)
+    return pictures.save(figure, path)
 
 
-def _save(figure: Any, path: str | os.PathLike[str]) -> None:
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def plot_latency(found: Latency, title: str, path: str | os.PathLike[str]) -> None:
-    """The parts of a round as one bar, and the parts of its floor as another, in milliseconds, as a PNG."""
+def plot_latency(found: Latency, title: str, path: str | os.PathLike[str] | None = None) -> Figure:
+    """The parts of a round as one bar, and the parts of its floor as another, in milliseconds."""
     floor = found.floor
     bars = {
-        "a round": {name: max(ms, 0.0) for name, ms in found.parts.items()},
+        "a round": {name: max(ms, 0.0) for name, ms in found.parts.items() if name != "evaluation"},
+        "evaluation": {"evaluation": found.parts["evaluation"]},
         "its floor": {"gradient": floor.flops_ms, "noise": floor.normals_ms},
         "memory alone": {"gather": floor.bytes_ms},
     }
-    color_of = plt.get_cmap("tab10")
+    color_of = matplotlib.colormaps["tab10"]
     colors = {name: color_of(place) for place, name in enumerate(found.parts)}
-    figure, axis = plt.subplots(figsize=(9, 2.9), layout="constrained")
+    figure = pictures.new((9, 2.9))
+    axis = figure.subplots()
     for place, parts in enumerate(bars.values()):
         left = 0.0
         for name, ms in parts.items():
-            axis.barh(place, ms, left=left, color=colors[name], label=name if place == 0 else None)
+            axis.barh(place, ms, left=left, color=colors[name], label=name if place < 2 else None)
             left += ms
-        axis.annotate(f"{left:.3g} ms", (left, place), xytext=(4, 0), textcoords="offset points", va="center")
+        told = found.round_ms if place == 0 else left  # as printed: parts below 0 are drawn as none
+        axis.annotate(f"{told:.3g} ms", (left, place), xytext=(4, 0), textcoords="offset points", va="center")
     axis.set_yticks(range(len(bars)), list(bars))
     axis.invert_yaxis()
     axis.margins(x=0.12)
@@ -227,5 +221,4 @@ def plot_latency(found: Latency, title: str, path: str | os.PathLike[str]) -> No
     axis.spines[["top", "right"]].set_visible(False)
     disturbed = " (disturbed: no measurement)" if found.disturbed else ""
     figure.suptitle(f"{title}: where the time of a round goes{disturbed}", fontsize=11)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return pictures.save(figure, path, dpi=150)

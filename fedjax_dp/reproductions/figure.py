@@ -5,13 +5,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg", force=False)
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_dp import pictures
 from fedjax_dp.reproductions.found import Reproduction
 from fedjax_dp.reproductions.measures import MEASURES
 from fedjax_dp.reproductions.recipe import READINGS
@@ -28,7 +26,7 @@ SMALL = 8.5
 MANY = 12  # points of a curve that carry markers
 
 
-def draw(done: Reproduction, path: str | os.PathLike[str]) -> None:
+def draw(done: Reproduction, path: str | os.PathLike[str] | None = None) -> Figure:
     """One picture: panels side by side, metrics one below the other."""
     panels = [group for group in done.recipe.panels if any(row.place.panel == group.key for row in done.rows)]
     if done.recipe.figure == "final":
@@ -43,8 +41,7 @@ def draw(done: Reproduction, path: str | os.PathLike[str]) -> None:
     spread = ["bands and bars: one standard deviation over seeds"] * (len(done.seeds) > 1)
     told = "; ".join([scale, *spread, *_deltas(done.rows)])
     figure.supxlabel("\n".join(textwrap.wrap(told, int(figure.get_figwidth() * 14))), fontsize=SMALL, color="0.35")
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    return pictures.save(figure, path, DPI)
 
 
 def _deltas(rows: Sequence[Row]) -> list[str]:
@@ -56,9 +53,8 @@ def _dots(done: Reproduction, panels: Sequence[Any]) -> Any:
     """One value per line: lines below each other, readings and the published number side by side."""
     metrics = done.recipe.metrics
     height = 1.3 + 0.24 * sum(1 for row in done.rows if row.metric == metrics[0]) + 0.3 * len(panels)
-    figure, axes = plt.subplots(
-        1, len(metrics), figsize=(7.6 * len(metrics), max(height, 3.2)), squeeze=False, layout="constrained"
-    )
+    figure = pictures.new((7.6 * len(metrics), max(height, 3.2)))
+    axes = figure.subplots(1, len(metrics), squeeze=False)
     for axis, metric in zip(axes[0], metrics, strict=True):
         at, ticks, labels = 0.0, [], []
         for panel in panels:
@@ -93,9 +89,8 @@ def _clouds(done: Reproduction) -> Any:
     shown = {place: cloud for (place, reading), cloud in done.clouds.items() if reading == "correct"}
     columns = len({place.panel for place in shown})
     rows = len(shown) // columns
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.4 * columns, 4.2 * rows + 0.8), squeeze=False, layout="constrained"
-    )
+    figure = pictures.new((4.4 * columns, 4.2 * rows + 0.8))
+    axes = figure.subplots(rows, columns, squeeze=False)
     titles = {group.key: group.title for group in (*done.recipe.panels, *done.recipe.lines)}
     lines = list(dict.fromkeys(place.line for place in shown))
     panels = list(dict.fromkeys(place.panel for place in shown))
@@ -144,13 +139,8 @@ def _curves(done: Reproduction, panels: Sequence[Any]) -> Any:
     metrics = done.recipe.metrics
     columns = min(len(panels), 4)
     deep = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        deep * len(metrics),
-        columns,
-        figsize=(max(4.2 * columns, 6.4), 3.4 * deep * len(metrics) + 1.0),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = pictures.new((max(4.2 * columns, 6.4), 3.4 * deep * len(metrics) + 1.0))
+    axes = figure.subplots(deep * len(metrics), columns, squeeze=False)
     for axis in axes.flat[len(panels) * len(metrics) :]:
         axis.set_axis_off()
     for number, (metric, panel) in enumerate((metric, panel) for metric in metrics for panel in panels):

@@ -35,6 +35,7 @@ from fedjax_dp.sweeps.table import Best, best, summary, tidy
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,21 +85,24 @@ class Sweep:
 
     def plot(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         kind: str = "overview",
         *,
         metric: str = "test_accuracy",
         x: str | None = None,
         y: str | None = None,
         by: str | None = None,
-    ) -> None:
-        """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel."""
+    ) -> "Figure":
+        """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel.
+
+        It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name.
+        """
         from fedjax_dp.sweeps.plots import figures  # slow to import
 
         if kind == "all":
             raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))
         drawn = figures.pictures(self.records, self.axes, self.name, kind, metric, x, y, by)
-        next(iter(drawn.values()))(path)
+        return next(iter(drawn.values()))(path)
 
 
 def open_sweep(folder: str | os.PathLike[str]) -> Sweep:

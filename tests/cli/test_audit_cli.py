@@ -127,7 +127,7 @@ BAD = [
     (["--claim", "nan"], "claim must be zero or positive, and finite, got nan"),
     (["--significance", "1"], "significance must be strictly between 0 and 1, got 1.0"),
     (["--plot", "no/where.png"], "plot must be in a folder that exists and can be written to, got no/where.png"),
-    (["--plot", "x.jpg"], "plot must be a file name that ends in .png, got x.jpg"),
+    (["--plot", "x.jpg"], "plot must be a file name that ends in .png, .pdf, .svg, got x.jpg"),
     (["absent.toml"], "configuration file must be an existing TOML file, got absent.toml"),
 ]
 

@@ -220,7 +220,7 @@ def test_command_measures_and_draws(tmp_path, capsys):
     assert (tmp_path / "bench.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("bad", [["--turns", "0"], ["--plot", "x.pdf"], ["--cohort-size", "0"], ["--turn", "3"]])
+@pytest.mark.parametrize("bad", [["--turns", "0"], ["--plot", "x.gif"], ["--cohort-size", "0"], ["--turn", "3"]])
 def test_bad_input_is_one_line(bad, capsys):
     assert main(["bench", *bad]) == 2
     captured = capsys.readouterr()

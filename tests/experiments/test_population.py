@@ -198,8 +198,8 @@ def test_picture_is_drawn_for_few_and_for_many_clients(shape):
     [
         (["mnits"], "did you mean mnist?"),
         (["--partitoin", "iid"], "did you mean --partition?"),
-        (["--plot", "a.pdf"], "plot must be a file name that ends in .png"),
-        (["--plot", "absent/a.png"], "plot must be in an existing folder"),
+        (["--plot", "a.jpg"], "plot must be a file name that ends in .png, .pdf, .svg"),
+        (["--plot", "absent/a.png"], "plot must be in a folder that exists"),
         (["--num-clients", "many"], "--num-clients must be an integer"),
         (["digits", "more"], "argument must be"),
         (["--rounds", "3"], "argument must be an option of fedjax-dp data"),

@@ -350,18 +350,14 @@ def test_a_target_that_is_not_reached_is_said_and_one_that_cannot_be_is_refused(
         assert "target_accuracy must be above 0 and at most 1, got" in capsys.readouterr().err
 
 
-def test_the_picture_of_a_run_shows_the_worst_tenth_and_labels_probes(monkeypatch):
-    seen = []
-    monkeypatch.setattr(plots.plt, "close", seen.append)
+def test_the_picture_of_a_run_shows_the_worst_tenth_and_labels_probes():
     spread = {"client_mean": 0.7, "worst_tenth": 0.4, "client_variance": 0.01}
     history = [Evaluation(r, 0.7, 1.0, 1.2, 0.5, 3.0, 1.1, 0.2, **spread) for r in (1, 2)]
-    plots.plot_run(history, "a promise", "a title", "a.png")
-    plots.plot_run([Evaluation(1, 0.7, 1.0)], "a promise", "a title", "b.png")
+    seen = [plots.plot_run(history, "a promise", "a title", "a.png")]
+    seen.append(plots.plot_run([Evaluation(1, 0.7, 1.0)], "a promise", "a title", "b.png"))
     labels = [axes.get_legend_handles_labels()[1] for axes in (*seen[0].axes, *seen[1].axes)]
     assert labels[0] == ["all test records", "worst tenth to mean (probe)", "worst tenth of clients (probe)"]
     assert labels[1] == ["test", "cohort's batches (probe)", "all training records (probe)"]
     assert labels[2] == []
     assert labels[3] == ["test", "cohort's batches (probe)"]
     assert pathlib.Path("a.png").stat().st_size > pathlib.Path("b.png").stat().st_size > 10_000
-    monkeypatch.undo()
-    plots.plt.close("all")

@@ -11,26 +11,24 @@ import functools
 import itertools
 import math
 import os
-import pathlib
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg", force=False)
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fedjax_dp import errors
+from fedjax_dp import pictures as canvas
 from fedjax_dp.sweeps.plots import bundles, panels
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER, Setting, by_value, settings_of
 
+Path = str | os.PathLike[str] | None
+Draw = Callable[[Path], Figure]
 ONE = (7.2, 4.8)  # inches
-SUFFIXES = (".png", ".pdf", ".svg")
 DPI = 160  # of PNG files
 LINES = 6  # that an axis may have values for one line each
 
@@ -47,7 +45,7 @@ def pictures(
     x: str | None = None,
     y: str | None = None,
     by: str | None = None,
-) -> dict[str, Callable[[str | os.PathLike[str]], None]]:
+) -> dict[str, Draw]:
     """What to draw, by the name of its file, as functions of a path; refuses a kind that the sweep has nothing for."""
     errors.require_choice("kind", kind, KINDS)
     for name in (x, y, by):
@@ -55,7 +53,7 @@ def pictures(
             errors.require_choice("axis", name, axes)
     settings = checked(records, axes, metric)
     ranked = influential(settings, metric)
-    found: dict[str, dict[str, Callable[[str | os.PathLike[str]], None]]] = {name: {} for name in KINDS[1:]}
+    found: dict[str, dict[str, Draw]] = {name: {} for name in KINDS[1:]}
     found["overview"]["overview"] = lambda path: overview(records, axes, metric, title, path)
     for name in [x] if x else ranked:
         lines = by if by not in (None, name) else line_axis(settings, name)
@@ -84,64 +82,60 @@ def metric_against(
     axes: Sequence[str],
     x: str,
     metric: str,
-    path: str | os.PathLike[str],
+    path: Path = None,
     by: str | None = None,
-) -> None:
+) -> Figure:
     """A metric against the axis `x`, one line for each value of the axis `by`."""
     settings = checked(records, axes, metric, x, by)
-    _draw(settings, path, lambda panel: panels.against(panel, settings, x, metric, by))
+    return _draw(settings, path, lambda panel: panels.against(panel, settings, x, metric, by))
 
 
 def privacy_utility(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike[str], by: str | None = None
-) -> None:
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None, by: str | None = None
+) -> Figure:
     """A metric against the proved epsilon, one line for each value of `by`, which is the algorithm if that is swept."""
     settings = checked(records, axes, metric, by)
     if not any(math.isfinite(setting.epsilon) for setting in settings):
         raise errors.refuse("sweep", "no finite epsilon", "one with private points, to draw against epsilon")
     by = by or ("algorithm" if "algorithm" in axes else None)
-    _draw(settings, path, lambda panel: panels.privacy(panel, settings, metric, by))
+    return _draw(settings, path, lambda panel: panels.privacy(panel, settings, metric, by))
 
 
-def heat_map(
-    records: Iterable[Record], axes: Sequence[str], x: str, y: str, metric: str, path: str | os.PathLike[str]
-) -> None:
+def heat_map(records: Iterable[Record], axes: Sequence[str], x: str, y: str, metric: str, path: Path = None) -> Figure:
     """Means of a metric over the axes `x` and `y`."""
     settings = checked(records, axes, metric, x, y)
     if x == y:
         raise errors.refuse("y", y, "another axis than x")
     if not panels.with_both(settings, x, y):
         raise errors.refuse("axes", f"{x} and {y}", "two that some setting has both of")
-    _draw(settings, path, lambda panel: panels.heat(panel, settings, x, y, metric), bands=False)
+    return _draw(settings, path, lambda panel: panels.heat(panel, settings, x, y, metric), bands=False)
 
 
 def learning_curves(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike[str], by: str | None = None
-) -> None:
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None, by: str | None = None
+) -> Figure:
     """A metric against rounds, for the best setting of each value of `by`, or for the best 8 settings."""
     settings = checked(records, axes, metric, by)
-    _draw(settings, path, lambda panel: bundles.curves(panel, settings, metric, by))
+    return _draw(settings, path, lambda panel: bundles.curves(panel, settings, metric, by))
 
 
-def parallel_coordinates(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: str | os.PathLike[str]
-) -> None:
+def parallel_coordinates(records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None) -> Figure:
     """Every setting as a path through its values to the metric."""
     settings = checked(records, axes, metric)
     if not axes:
         raise errors.refuse("axes", "none", "an axis to draw paths through")
     width = max(ONE[0], 2.0 + 1.6 * len(axes))
-    _draw(settings, path, lambda panel: bundles.parallel(panel, settings, metric), bands=False, size=(width, 4.8))
+    return _draw(
+        settings, path, lambda panel: bundles.parallel(panel, settings, metric), bands=False, size=(width, 4.8)
+    )
 
 
-def overview(
-    records: Iterable[Record], axes: Sequence[str], metric: str, title: str, path: str | os.PathLike[str]
-) -> None:
+def overview(records: Iterable[Record], axes: Sequence[str], metric: str, title: str, path: Path = None) -> Figure:
     """What a person wants to see at the end of a sweep, on one page: up to four panels, as far as they apply."""
     settings = checked(records, axes, metric)
     chosen = _panels(settings, metric)
     columns, rows = min(len(chosen), 2), math.ceil(len(chosen) / 2)
-    figure = plt.figure(figsize=(7 * columns, 4.8 * rows), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08))
+    figure = canvas.new((7 * columns, 4.8 * rows), ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08))
     grid = figure.add_gridspec(rows, columns)
     for place, draw in enumerate(chosen):
         row, column = divmod(place, 2)
@@ -149,7 +143,7 @@ def overview(
         part = figure.add_subfigure(grid[row, :] if whole_row else grid[row, column])  # its legend narrows it alone
         draw(part.subplots())
     figure.suptitle("\n".join(textwrap.wrap(title, 120)), fontsize=13)
-    _save(figure, path, small_print(settings, True))
+    return _save(figure, path, small_print(settings, True))
 
 
 def _panels(settings: Sequence[Setting], metric: str) -> list[Callable[[Any], None]]:
@@ -251,24 +245,19 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
 
 def _draw(
     settings: Sequence[Setting],
-    path: str | os.PathLike[str],
+    path: Path,
     draw: Callable[[Any], None],
     bands: bool = True,
     size: tuple[float, float] = ONE,
-) -> None:
+) -> Figure:
     """A figure of one panel."""
-    figure, panel = plt.subplots(figsize=size, layout="constrained")
-    draw(panel)
-    _save(figure, path, small_print(settings, bands))
+    figure = canvas.new(size)
+    draw(figure.subplots())
+    return _save(figure, path, small_print(settings, bands))
 
 
-def _save(figure: Any, path: str | os.PathLike[str], note: str) -> None:
-    path = pathlib.Path(path)
-    if path.suffix not in SUFFIXES or not path.parent.is_dir():
-        plt.close(figure)
-        raise errors.refuse("picture", path, "a file in an existing folder that ends in " + ", ".join(SUFFIXES))
+def _save(figure: Any, path: Path, note: str) -> Figure:
     unbroken = "; ".join(part.replace(" ", "\u00a0") for part in note.split("; "))  # lines end between parts only
     lines = textwrap.wrap(unbroken, int(figure.get_figwidth() * 15))
     figure.supxlabel("\n".join(lines), fontsize=8.5, color="0.35")
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    return canvas.save(figure, path, DPI)
