@@ -44,8 +44,8 @@ print(result.guarantee)
 
 TERMINAL = """
 fedjax-dp run --dataset npz:mine.npz --partition natural --model mine.py:Net --algorithm mine.py:mine --pull 0.2
-    --clip-norm 1 --cohort-size 3 --batch-size 8 --local-steps 2 --learning-rate 0.1 --epsilon 8 --delta 0.001 --rounds 3 --seed 1
-    --out terminal
+    --clip-norm 1 --cohort-size 3 --batch-size 8 --local-steps 2 --learning-rate 0.1 --epsilon 8 --delta 0.001
+    --rounds 3 --seed 1 --out terminal
 """
 
 

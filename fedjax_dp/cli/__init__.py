@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from fedjax_dp import errors
+from fedjax_dp import __version__, errors
 from fedjax_dp.cli.watch import watched
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
@@ -41,7 +41,10 @@ commands:
   catalogue  every algorithm: source, whom it hides from whom, what is kept, bytes per round
   data       how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store
 
-fedjax-dp COMMAND --help shows every option with its default.
+fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version tells the version.
+
+exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
+line; 3 a defect of this program; 130 interrupted
 """
 
 COMMANDS = {
@@ -68,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
+    if arguments == ["--version"]:
+        print(f"fedjax-dp {__version__}")
+        return 0
+    if arguments[0] == "help":  # help, help COMMAND
+        return main([*arguments[1:2], "--help", *arguments[2:]])
     command, rest = arguments[0], arguments[1:]
     if command == "run" and any(word.partition("=")[0] == "--coordinator" for word in rest):
         return watched(lambda: _done(command, rest))

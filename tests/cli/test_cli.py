@@ -117,6 +117,18 @@ def flags_in(out):
     return set(re.findall(r"^\W (--[a-z0-9-]+)", out, re.MULTILINE))
 
 
+def test_version_help_and_exit_codes_are_told(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedjax-dp {fedjax_dp.__version__}\n"
+    assert cli.main(["help"]) == 0
+    assert "exit codes: 0 done; 1 an audit found a violation" in capsys.readouterr().out
+    for words in (["help", "best"], ["best", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 0
+        assert "--epsilon-at-most" in capsys.readouterr().out
+
+
 def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
     out = shown_by(capsys, monkeypatch, "--help")
     assert len(out.splitlines()) <= 40
