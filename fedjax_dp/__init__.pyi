@@ -35,6 +35,7 @@ from .algorithms import rfedavg as rfedavg
 from .algorithms import rfedavg_plus as rfedavg_plus
 from .algorithms import scaffold as scaffold
 from .audits.audit import audit as audit
+from .data import dataset as dataset
 from .data import federate as federate
 from .data import load as load
 from .errors import ConfigurationError as ConfigurationError

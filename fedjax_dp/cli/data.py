@@ -12,7 +12,14 @@ from fedjax_dp import errors
 from fedjax_dp.cli.options import check_plot, parse, take_flag
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.population import PopulationConfig, build_data, kind_of, population_of, resolve_population
+from fedjax_dp.experiments.population import (
+    PopulationConfig,
+    build_data,
+    kind_of,
+    notes,
+    population_of,
+    resolve_population,
+)
 from fedjax_dp.options import about
 
 DESCRIPTION = """How a partition spreads a data set over clients.
@@ -44,6 +51,8 @@ def data_command(arguments: list[str]) -> int:
     options = resolve_population(options, population_of(kind_of(options.dataset)))
     data = build_data(options)
     summary = summarise(data)
+    for line in notes(options, data):
+        Screen().say(line)
     if options.out is not None:
         with Screen().bar("writing", total=1) as show:
             save_store(data, options.out, show)

@@ -3,7 +3,8 @@
 from fedjax_dp.data.disk import noted_checksum, open_store, save_store
 from fedjax_dp.data.holdout import hold_out, pooled, split_each
 from fedjax_dp.data.labels import labels_per_client
-from fedjax_dp.data.loaders import DATASETS, load
+from fedjax_dp.data.loaders import DATASETS, load, names_clients
+from fedjax_dp.data.own import dataset
 from fedjax_dp.data.owners import given_ids, natural_parts
 from fedjax_dp.data.partition import dirichlet, iid, natural, one_class_per_client, similarity
 from fedjax_dp.data.sizes import equal_sizes, one_class_sizes, power_law_sizes, zipf_sizes
@@ -16,6 +17,7 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Summary",
+    "dataset",
     "dirichlet",
     "equal_sizes",
     "federate",
@@ -25,6 +27,7 @@ __all__ = [
     "label_counts",
     "labels_per_client",
     "load",
+    "names_clients",
     "natural",
     "natural_parts",
     "noted_checksum",

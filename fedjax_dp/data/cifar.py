@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_dp.data.checks import check_records
 from fedjax_dp.data.files import (
     check_keys,
     check_labels,
-    check_records,
     damaged,
     first_file,
     missing,
@@ -73,7 +73,7 @@ def _from_npz(name: str, path: pathlib.Path, shape: tuple[int, ...]) -> Dataset:
     check_keys(path, arrays, ("x_train", "y_train", "x_test", "y_test"))
     for side in ("train", "test"):
         x, y = arrays[f"x_{side}"], arrays[f"y_{side}"]
-        check_records(path, x, y, f"x_{side}", f"y_{side}")
+        check_records(f"{path.name}: ", x, y, f"x_{side}", f"y_{side}")
         check_labels(path, y, CLASSES)
         if x.shape[1:] != shape:
             raise damaged(f"{path}: x_{side}", f"records {x.shape[1:]}", f"records {shape}")

@@ -44,7 +44,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         noted = checksum(records["x"], records["y"], data.sizes)
         _write(draft / "records.arrow", records)
         del records
-        (draft / "x.npy").unlink()
+        (draft / "x").unlink()
         _write(draft / "clients.arrow", {"sizes": np.asarray(data.sizes), "shares": np.asarray(data.shares)})
         test = {"x": np.asarray(data.x_test), "y": np.asarray(data.y_test)}
         if data.test_clients is not None:
@@ -63,8 +63,9 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
         os.replace(draft, folder)
     except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
         raise errors.refuse("out", str(folder), "a folder that can be written", str(error)) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def open_store(folder: str | os.PathLike[str]) -> FederatedData:
@@ -128,10 +129,11 @@ def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str,
     starts, sizes = np.asarray(data.offsets, np.int64), np.asarray(data.sizes, np.int64)
     first = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
     order = rows[first + np.arange(sizes.sum())]
-    held = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=x.dtype, shape=(len(order), *x.shape[1:]))
-    for at in range(0, len(order), BLOCK):
-        held[at : at + BLOCK] = x[order[at : at + BLOCK]]
-        show(min(1.0, (at + BLOCK) / len(order)), f"{min(at + BLOCK, len(order)):,} of {len(order):,} records")
+    with open(folder / "x", "wb") as file:  # written, not mapped: where the disk is full a map ends in a signal
+        for at in range(0, len(order), BLOCK):
+            file.write(np.ascontiguousarray(x[order[at : at + BLOCK]]).data)
+            show(min(1.0, (at + BLOCK) / len(order)), f"{min(at + BLOCK, len(order)):,} of {len(order):,} records")
+    held = np.memmap(folder / "x", x.dtype, mode="r", shape=(len(order), *x.shape[1:]))
     return {"x": held, "y": y[order].astype(np.int32)}
 
 

@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-import zlib
+import zipfile
 from collections.abc import Iterable
 
 import numpy as np
@@ -44,14 +44,20 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; pickles in it are refused."""
     if not path.is_file():
         raise errors.refuse("npz file", str(path), "an existing file", "give npz:PATH")
+    wanted = "a readable numpy archive of plain arrays"
+    if not zipfile.is_zipfile(path):  # NumPy would take it for a pickle, and advise to load that
+        raise errors.refuse("npz file", str(path), wanted, "np.savez writes one")
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # np.load leaks a bad file
-            return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        reason = " ".join(str(error).split())  # NumPy's may span lines
-        raise errors.refuse("npz file", str(path), "a readable numpy archive without pickles", reason) from None
+            arrays = {key: archive[key] for key in archive.files}
     except Exception as error:  # zipfile.BadZipFile, lzma.LZMAError and relatives have no common base
-        raise errors.refuse("npz file", str(path), "a readable numpy archive", str(error)) from None
+        reason = " ".join(str(error).split())  # NumPy's may span lines
+        pickled = "Object arrays" in reason
+        remedy = "save numbers or text, not Python objects: .astype(...)" if pickled else reason
+        raise errors.refuse("npz file", str(path), wanted, remedy) from None
+    if odd := [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise errors.refuse("npz file", f"{path} with {odd[0]}", wanted, "np.savez writes one")
+    return arrays
 
 
 def check_keys(path: pathlib.Path, arrays: dict[str, np.ndarray], wanted: tuple[str, ...]) -> None:
@@ -60,22 +66,6 @@ def check_keys(path: pathlib.Path, arrays: dict[str, np.ndarray], wanted: tuple[
         if key not in arrays:
             names = f"{', '.join(wanted[:-1])} and {wanted[-1]}"
             raise errors.refuse(f"{path.name}", "no array " + key, names, "np.savez with these names")
-
-
-def check_records(path: pathlib.Path, x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> None:
-    """Finite real features (records, ...), and one integer label from 0 for each."""
-    if x.ndim < 2 or len(x) == 0 or y.shape != x.shape[:1]:
-        raise errors.refuse(
-            f"{path.name}: {x_name} and {y_name}", f"{x.shape} and {y.shape}", "(records, ...) and (records,)"
-        )
-    if not np.issubdtype(y.dtype, np.integer):
-        raise errors.refuse(f"{path.name}: {y_name}", y.dtype, "integer labels from 0")
-    if y.min() < 0:
-        raise errors.refuse(f"{path.name}: {y_name}", f"{y.dtype} from {y.min()}", "integer labels from 0")
-    if x.dtype.kind not in "biuf":
-        raise errors.refuse(f"{path.name}: {x_name}", x.dtype, "real numbers")
-    if not np.isfinite(x).all():
-        raise errors.refuse(f"{path.name}: {x_name}", "NaN or infinity", "finite", "clean the array")
 
 
 def check_labels(path: pathlib.Path | str, y: np.ndarray, classes: int, first: int = 0) -> None:

@@ -4,7 +4,7 @@ Another partition of the same data set shares its records: only the row numbers 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors
+from fedjax_dp.data.checks import check_data
 from fedjax_dp.pytrees import checksum, structure, value
 
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
@@ -36,6 +37,7 @@ class Dataset(NamedTuple):
     test_client_ids: np.ndarray | None = None  # (test records,) likewise
     tokens: bool = False  # features are indices into a vocabulary and reach the model as integers
     learnt: tuple[str, ...] = ()  # what of the features was computed from training records, without privacy
+    notes: tuple[str, ...] = ()  # what its reader decided, for the user to know
 
 
 class Client(NamedTuple):
@@ -71,6 +73,7 @@ class FederatedData:
     tokens: bool = structure(default=False)  # features stay integers
     learnt: tuple[str, ...] = structure(default=())  # as in `Dataset`
     name: str = structure(default="")
+    notes: tuple[str, ...] = structure(default=())  # as in `Dataset`
 
     @property
     def num_clients(self) -> int:
@@ -126,21 +129,27 @@ class FederatedData:
 
 def federate(
     dataset: Dataset,
-    clients: Sequence[np.ndarray],
+    clients: Mapping[Any, Any] | Sequence[Any] | np.ndarray,
     shares: np.ndarray | None = None,
     test_clients: np.ndarray | None = None,
 ) -> FederatedData:
-    """Spread `dataset` over clients; `clients[i]` holds the training rows of client i.
+    """Spread `dataset` over clients; `clients[i]` holds the training rows of client i, as arrays or lists.
 
+    A dictionary, as other libraries' partitioners make, is read in its order: its i-th entry is client i.
     shares        public weights in the objective, n_i / sum n_j unless given;
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client.
-    Raises ConfigurationError if a row is used twice or a client has no record.
+    Raises ConfigurationError if a row is used twice, a client has no record, or the data set is none.
     """
-    sizes = np.array([len(rows) for rows in clients], np.int32)
+    dataset = dataset._replace(**{name: np.asarray(getattr(dataset, name)) for name in ("y_train", "y_test")})
+    ids = dataset.client_ids, dataset.test_client_ids
+    arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
+    check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids)
+    parts = _row_lists(clients)
+    sizes = np.array([len(rows) for rows in parts], np.int32)
     if sizes.size == 0 or sizes.min() < 1:
         empty = int(np.argmin(sizes)) if sizes.size else 0
         raise errors.refuse(f"client {empty}'s records", 0, "at least 1", "use fewer clients or another partition")
-    order = np.concatenate([np.asarray(rows) for rows in clients]).astype(np.int64)
+    order = np.concatenate(parts).astype(np.int64)
     if order.min() < 0 or order.max() >= len(dataset.y_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
     if test_clients is not None:
@@ -152,7 +161,7 @@ def federate(
     public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
     if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
-    arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
+    held: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
         "x": dataset.x_train,
         "y": dataset.y_train.astype(np.int32),
         "rows": order.astype(np.int32),
@@ -164,7 +173,7 @@ def federate(
         "test_clients": test_clients,
     }
     return FederatedData(
-        **arrays,
+        **held,
         scale=dataset.scale,
         shift=dataset.shift,
         classes=dataset.classes,
@@ -172,4 +181,25 @@ def federate(
         tokens=dataset.tokens,
         learnt=dataset.learnt,
         name=dataset.name,
+        notes=dataset.notes,
     )
+
+
+def _row_lists(clients: Any) -> list[np.ndarray]:
+    """The training rows of each client, one array each."""
+    found = []
+    named = clients.items() if isinstance(clients, Mapping) else None
+    if named is None and (isinstance(clients, str) or not hasattr(clients, "__len__")):
+        raise errors.refuse("clients", type(clients).__name__, "lists of training rows, one for each client")
+    for client, rows in enumerate(clients) if named is None else named:
+        try:
+            part = np.asarray(rows)
+        except ValueError:
+            part = np.asarray(None)
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            remedy = "fedjax_dp.data.natural(ids) makes them of one id per record" if part.ndim == 0 else ""
+            remedy = "np.flatnonzero(mask)" if part.dtype.kind == "b" else remedy
+            got = f"{part.dtype} {part.shape}"
+            raise errors.refuse(f"rows of client {client}", got, "a list of row numbers", remedy)
+        found.append(part)
+    return found

@@ -5,10 +5,10 @@ import pathlib
 
 import numpy as np
 
+from fedjax_dp.data.checks import check_records
 from fedjax_dp.data.files import (
     check_keys,
     check_labels,
-    check_records,
     damaged,
     first_file,
     missing,
@@ -39,7 +39,7 @@ def svhn(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     arrays = read_npz(path)
     check_keys(path, arrays, ("x_train", "y_train"))
     x, y = arrays["x_train"], arrays["y_train"]
-    check_records(path, x, y, "x_train", "y_train")
+    check_records(f"{path.name}: ", x, y, "x_train", "y_train")
     check_labels(path, y, CLASSES)
     if x.dtype != np.uint8 or x.shape[1:] != (32, 32, 3) or len(x) <= SUBSET_TRAIN:
         raise damaged(path, f"{x.dtype} {x.shape}", f"uint8 images (32, 32, 3), more than {SUBSET_TRAIN}")

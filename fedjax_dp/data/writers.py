@@ -4,7 +4,8 @@ import os
 
 import numpy as np
 
-from fedjax_dp.data.files import check_labels, check_records, damaged, first_file, missing, places, read_npz
+from fedjax_dp.data.checks import check_records
+from fedjax_dp.data.files import check_labels, damaged, first_file, missing, places, read_npz
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
@@ -26,7 +27,7 @@ def femnist_digits(name: str, data_dir: str | os.PathLike[str] | None) -> Datase
     if absent := [key for key in ("x", "y", "client") if key not in arrays]:
         raise damaged(path, "no array " + absent[0], "x, y and client")
     x, y, owners = (arrays[key] for key in ("x", "y", "client"))
-    check_records(path, x, y, "x", "y")
+    check_records(f"{path.name}: ", x, y, "x", "y")
     check_labels(path, y, 10)
     if x.dtype != np.uint8 or owners.shape != y.shape:
         raise damaged(path, f"x of {x.dtype}, client {owners.shape}", f"x of uint8, client {y.shape}")

@@ -20,6 +20,7 @@ from fedjax_dp.data import (
     iid,
     labels_per_client,
     load,
+    names_clients,
     natural,
     natural_parts,
     noted_checksum,
@@ -50,7 +51,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "power-law": ("min_records",),
     "zipf": ("min_records", "zipf_exponent"),
 }
-_NAMES = ", ".join(f"{name}:{suffix}" if suffix else name for name, (_, suffix) in DATASETS.items())
+COLUMNS = ("label_column", "client_column")  # of tables alone
+_NAMES = ", ".join(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 OPTIONS = sorted({name for names in (*PARTITIONS.values(), *SIZES.values()) for name in names})
 
 _COMMON = {
@@ -96,6 +98,8 @@ class PopulationConfig:
     pca                  principal components that replace the features; not private
     cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
     normalise            public constants: features become (x - MEAN) / STD, before pca and cosines
+    label_column         of csv:PATH and parquet:PATH
+    client_column        likewise; its clients are the natural ones
     holdout              pool all records; clients keep this fraction of theirs to test on
     """
 
@@ -115,6 +119,8 @@ class PopulationConfig:
     pca: int | None = None
     cosines: int | None = None
     normalise: Annotated[str | None, about("", metavar="MEAN,STD")] = None
+    label_column: Annotated[str | None, about("", metavar="NAME", default="label")] = None
+    client_column: Annotated[str | None, about("", metavar="NAME")] = None
     holdout: Annotated[float | None, about("", default="the test set")] = None
 
 
@@ -135,7 +141,13 @@ def population_of(kind: str) -> dict[str, Any]:
 
 def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     """Fill in from `preset` what the partition needs; refuses options that mean nothing for it."""
-    if kind_of(config.dataset) == "store":
+    kind = kind_of(config.dataset)
+    if not DATASETS[kind].table:
+        for name in COLUMNS:
+            if getattr(config, name) is not None:
+                wanted, remedy = f"left out for {kind}", "csv:PATH and parquet:PATH have columns"
+                raise errors.refuse(name, repr(getattr(config, name)), wanted, remedy)
+    if kind == "store":
         for name in ("partition", *OPTIONS, "pca", "cosines", "normalise", "holdout"):
             if getattr(config, name) is not None:
                 remedy = "give it to fedjax-dp data convert"
@@ -153,7 +165,8 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
 
 def _divided(config: P, preset: Mapping[str, Any]) -> P:
     """Fill in what the partition needs."""
-    partition = preset["partition"] if config.partition is None else config.partition
+    brought = "natural" if names_clients(config.dataset, config.client_column) else preset["partition"]
+    partition = brought if config.partition is None else config.partition
     errors.require_choice("partition", partition, PARTITIONS)
     taken, reason = PARTITIONS[partition], f"partition {partition}"
     if "sizes" in taken:
@@ -163,14 +176,15 @@ def _divided(config: P, preset: Mapping[str, Any]) -> P:
     for name in OPTIONS:
         if getattr(config, name) is not None and name not in taken:
             remedy = "the data decides it" if name == "num_clients" else "drop it"
+            remedy += ", or give another partition" * (partition == "natural" and config.partition is None)
             raise errors.refuse(name, getattr(config, name), f"left out for {reason}", remedy)
-    brought = {name: preset[name] for name in ("partition", *taken) if name in preset}
+    filled: dict[str, Any] = {"partition": partition} | {name: preset[name] for name in taken if name in preset}
     if partition == "natural":
-        brought["min_records"] = 1  # everybody
+        filled["min_records"] = 1  # everybody
     if partition == "given" and config.client_ids is None:
         raise errors.refuse("client_ids", "nothing", "given for partition given", "name a file with --client-ids")
     config = dataclasses.replace(
-        config, **{name: value for name, value in brought.items() if getattr(config, name) is None}
+        config, **{name: value for name, value in filled.items() if getattr(config, name) is None}
     )
     for name in {"min_records", "labels_per_client"} & set(taken):
         errors.require_count(name, getattr(config, name))
@@ -184,7 +198,8 @@ def build_data(config: PopulationConfig) -> FederatedData:
         if not where:
             raise errors.refuse("dataset", repr(config.dataset), "store:FOLDER", "fedjax-dp data convert writes one")
         return open_store(where)
-    dataset = _normalised(load(config.dataset, config.data_dir, config.seed), config.normalise)
+    columns = {"label": config.label_column, "client": config.client_column}
+    dataset = _normalised(load(config.dataset, config.data_dir, config.seed, **columns), config.normalise)
     if config.holdout is not None:
         if config.partition == "natural" and dataset.client_ids is not None and dataset.test_client_ids is None:
             raise errors.refuse("holdout", config.holdout, "used where test records have client ids too", "drop it")
@@ -197,6 +212,18 @@ def build_data(config: PopulationConfig) -> FederatedData:
     if config.pca is not None:
         dataset = principal_components(dataset, config.pca, np.concatenate(clients))
     return federate(dataset, clients, test_clients=test_clients)
+
+
+def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
+    """What was decided about a user's own data without being asked, line by line."""
+    told = list(data.notes)
+    if names_clients(config.dataset, config.client_column):
+        own = config.client_column or "client_ids"
+        if config.partition == "natural":
+            told.append(f"clients are those of {own} (partition natural); --partition iid would deal records anew")
+        else:
+            told.append(f"{own} of the data not used: partition {config.partition} was asked for")
+    return told
 
 
 def checksum(config: PopulationConfig, data: FederatedData) -> str:

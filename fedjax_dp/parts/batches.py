@@ -216,5 +216,6 @@ def _check_size(size: int, smallest_client: int) -> None:
             "batch_size",
             size,
             f"at most the {smallest_client} records of the smallest client",
-            f"set batch_size to {smallest_client} or less, or give clients more records",
+            f"set batch_size to {smallest_client} or less, leave smaller clients of natural partitions out "
+            f"(--min-records {size}), or draw with replacement (--batches with-replacement)",
         )

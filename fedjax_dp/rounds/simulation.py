@@ -19,7 +19,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import Execution, all_devices
-from fedjax_dp.models import Model, NetworkModel, logistic_regression
+from fedjax_dp.models import Model, NetworkModel, cross_entropy, logistic_regression
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import changed, tensor_sizes
 from fedjax_dp.rounds import metrics
@@ -79,7 +79,26 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
         gradients.require_model(model)
         if isinstance(model, NetworkModel):
             model.check(data.record_shape, data.tokens)
+            _check_scores(model, data.classes)
         _check_loss(model, data.record_shape, data.tokens)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_scores(model: NetworkModel, classes: int) -> None:
+    """Refuse a classifier with more or fewer outputs than classes; another loss gives scores another meaning."""
+    if model.loss_of is not cross_entropy:
+        return
+    shapes = [
+        a.shape
+        for a in jax.tree.leaves(
+            jax.eval_shape(lambda k, x: model.scores(model.init(k), x), jax.random.key(0), model.blank)
+        )
+    ]
+    if shapes != [(classes,)]:
+        remedy = "give the network as many outputs, or a loss of its own"
+        raise errors.refuse(
+            "scores of the model", ", ".join(map(str, shapes)), f"{(classes,)}, one for each class", remedy
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,239 @@
+"""A user's own data: arrays, a pandas DataFrame, an npz, CSV or Parquet file."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.checks import check_data
+from fedjax_dp.data.files import check_keys, damaged, read_npz
+from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.partition import natural
+from fedjax_dp.data.store import Dataset
+
+LABEL = "label"  # the column of labels, where no other is named
+SPLIT = "split"  # a column that says train or test
+TEST_FRACTION = 0.2  # of a table that does not say which records are for testing
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def dataset(
+    x_train: Any,
+    y_train: Any = None,
+    x_test: Any = None,
+    y_test: Any = None,
+    *,
+    classes: int | None = None,
+    client_ids: Any = None,
+    test_client_ids: Any = None,
+    label: str | None = None,
+    client: str | None = None,
+    test: Any = None,
+    name: str = "own",
+) -> Dataset:
+    """A data set of arrays `x_train, y_train, x_test, y_test`, or of a pandas DataFrame with its columns named.
+
+    classes          number of classes; left out, every label from 0 to the largest must occur;
+    client_ids       one per training record, integers or text; test_client_ids likewise for test records;
+    label, client    of a DataFrame: the columns of labels and of clients, all others are features;
+    test             of a DataFrame: another one, or the fraction of records to test on (of every client's, where
+                     clients are named); left out, a column `split` says train or test, else it is a fifth.
+    Bytes are scaled to [0, 1]. Labels of a DataFrame may be anything; sorted, they are the classes.
+    Raises: ConfigurationError, in one line, for anything that is no data set.
+    """
+    if hasattr(x_train, "columns") and y_train is None:
+        given = {
+            "x_test": x_test,
+            "y_test": y_test,
+            "classes": classes,
+            "client_ids": client_ids,
+            "test_client_ids": test_client_ids,
+        }
+        for what, told in given.items():
+            if told is not None:
+                raise errors.refuse(what, "an argument", "left out for a DataFrame", "name columns and give test=")
+        return from_frame(name, "", x_train, label, client, test)
+    for what, told in (("label", label), ("client", client), ("test", test)):
+        if told is not None:
+            raise errors.refuse(what, repr(told)[:60], "left out for arrays", "it is for a DataFrame alone")
+    arrays = {what: _array(what, a) for what, a in zip(ARRAYS, (x_train, y_train, x_test, y_test))}
+    ids = {
+        what: a if a is None else _text(_array(what, a))
+        for what, a in (("client_ids", client_ids), ("test_client_ids", test_client_ids))
+    }
+    return _made(name, "", arrays | ids, classes)
+
+
+def from_npz(path: pathlib.Path) -> Dataset:
+    """Arrays x_train, y_train, x_test, y_test and, if clients are given, client_ids (one per training record).
+
+    test_client_ids (one per test record) may stand beside client_ids, and classes, a number. Bytes are scaled to
+    [0, 1].
+    """
+    arrays = read_npz(path)
+    check_keys(path, arrays, ARRAYS)
+    classes = arrays.get("classes")
+    if classes is not None and (classes.shape != () or classes.dtype.kind not in "iu"):
+        raise errors.refuse(f"{path.name}: classes", f"{classes.dtype} {classes.shape}", "one integer")
+    return _made(path.stem, f"{path.name}: ", arrays, None if classes is None else int(classes))
+
+
+def has_ids(path: pathlib.Path) -> bool:
+    """Whether an npz file names its clients; looks at the names of its arrays alone."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return "client_ids" in archive.files
+    except Exception:  # what is wrong with it is told when it is read
+        return False
+
+
+def from_table(path: pathlib.Path, kind: str, label: str | None, client: str | None) -> Dataset:
+    """A CSV or Parquet file of numeric columns, a column of labels and, if it is named, one of clients."""
+    import pandas as pd  # slow to import, and only needed here
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise errors.refuse(f"{kind} file", str(path), "an existing file", f"give {kind}:PATH")
+    try:
+        csv = kind == "csv"
+        frame = pd.read_csv(path, low_memory=False) if csv else pyarrow.parquet.read_table(path).to_pandas()
+    except Exception as error:  # pandas and pyarrow have many, without a common base
+        reason = " ".join(str(error).split())[:120]
+        raise damaged(path, "something else", f"a readable {kind} file", reason) from None
+    return from_frame(path.stem, f"{path.name}: ", frame, label, client, None)
+
+
+def from_frame(name: str, where: str, frame: Any, label: str | None, client: str | None, test: Any) -> Dataset:
+    """The data set of a table; `where` begins what is refused of it."""
+    label = LABEL if label is None else label
+    tables = [frame, test] if hasattr(test, "columns") else [frame]
+    splits = len(tables) == 1 and test is None and SPLIT in frame.columns
+    aside = [column for column in (label, client, SPLIT if splits else None) if column is not None]
+    for table in tables:
+        _check_columns(where, table, frame, aside)
+    features = [column for column in frame.columns if column not in aside]
+    if not features:
+        raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
+    x = np.concatenate([_numbers(where, table, features) for table in tables])
+    y, ids = (
+        None if column is None else np.concatenate([_names(where, table, column) for table in tables])
+        for column in (label, client)
+    )
+    assert y is not None
+    words, labels = np.unique(y, return_inverse=True)
+    notes = []
+    if not np.array_equal(words, np.arange(len(words))):
+        shown = [*map(str, words[:5]), *(["..."] if len(words) > 5 else [])]
+        notes.append(f"labels in sorted order are classes 0 to {len(words) - 1}: {', '.join(shown)}")
+    rows = np.arange(len(labels))
+    if len(tables) == 2:
+        train, tests = rows[: len(frame)], rows[len(frame) :]
+    elif splits:
+        train, tests = _by_column(where, frame)
+    else:
+        fraction = TEST_FRACTION if test is None else test
+        errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
+        parts = split_each([rows] if ids is None else natural(ids), fraction, seed=0)
+        train, tests = (np.concatenate(part) for part in parts)
+        whose = "records" if ids is None else "every client's records"
+        notes.append(f"{fraction:.0%} of {whose}, drawn at random, are for testing; a column {SPLIT} would say which")
+    arrays = {"x_train": x[train], "y_train": labels[train], "x_test": x[tests], "y_test": labels[tests]}
+    if ids is not None:
+        arrays |= {"client_ids": ids[train], "test_client_ids": ids[tests]}
+    return _made(name, where, arrays, len(words))._replace(notes=tuple(notes))
+
+
+def _made(name: str, where: str, arrays: dict[str, Any], classes: int | None) -> Dataset:
+    """The data set of arrays that are looked at here."""
+    x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
+    ids, test_ids = arrays.get("client_ids"), arrays.get("test_client_ids")
+    classes = check_data(where, x_train, y_train, x_test, y_test, classes, ids, test_ids)
+    if ids is None and test_ids is not None:
+        raise errors.refuse(f"{where}client_ids", "none", "given where test_client_ids are")
+    return Dataset(
+        name,
+        x_train,
+        y_train.astype(np.int32),
+        x_test,
+        y_test.astype(np.int32),
+        classes=classes,
+        scale=1 / 255 if x_train.dtype == np.uint8 else 1.0,
+        client_ids=ids,
+        test_client_ids=test_ids,
+    )
+
+
+def _array(what: str, given: Any) -> np.ndarray:
+    if given is None:
+        raise errors.refuse(what, "nothing", "given", f"{', '.join(ARRAYS)}, or a DataFrame with label=")
+    try:
+        return np.asarray(given)
+    except ValueError:  # lists of different lengths
+        raise errors.refuse(what, "lists of different lengths", "an array", "pad or cut them") from None
+
+
+def _text(ids: np.ndarray) -> np.ndarray:
+    """Python's strings as NumPy's."""
+    return ids.astype(str) if ids.dtype == object and all(isinstance(word, str) for word in ids.ravel()) else ids
+
+
+def _check_columns(where: str, table: Any, frame: Any, aside: list[str]) -> None:
+    """The table has records, the named columns once each, the same as `frame`, and nothing is missing in them."""
+    columns = list(table.columns)
+    if not table.columns.is_unique:
+        raise errors.refuse(f"{where}columns", table.columns[table.columns.duplicated()][0], "of different names")
+    if len(set(aside)) != len(aside):
+        raise errors.refuse(f"{where}columns of labels, clients and split", ", ".join(aside), "different ones")
+    for column in aside:
+        if column not in columns:
+            near = errors.nearest(str(column), map(str, columns))
+            remedy = f"did you mean {near[0]}?" if near else "name the columns of labels and clients"
+            shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
+            raise errors.refuse(f"{where}column {column}", "none", f"one of {shown}", remedy)
+    if set(columns) != set(frame.columns):
+        other = sorted(map(str, set(columns) ^ set(frame.columns)))[0]
+        raise errors.refuse(f"{where}columns of test", f"others, such as {other}", "those of the training records")
+    if not len(table):
+        raise errors.refuse(f"{where}records", 0, "at least one")
+    for column in columns:
+        missing = table[column].isna().to_numpy()
+        if missing.any():
+            got = f"nothing in row {int(np.argmax(missing)) + 1}"
+            raise errors.refuse(f"{where}column {column}", got, "given in every row", "drop the row or fill it in")
+
+
+def _numbers(where: str, table: Any, features: list[str]) -> np.ndarray:
+    """The columns as float32 `(records, columns)`."""
+    for column in features:
+        kind = getattr(table[column].dtype, "kind", "O")
+        if kind not in "biuf":
+            remedy = "name it with --label-column or --client-column, pd.get_dummies makes numbers of words, or drop it"
+            raise errors.refuse(f"{where}column {column}", table[column].dtype, "numeric", remedy)
+    with np.errstate(over="ignore"):  # told as infinity
+        x: np.ndarray = table[features].to_numpy(dtype=np.float32)
+    if not np.isfinite(x).all():
+        row, column = np.argwhere(~np.isfinite(x))[0]
+        got = f"{table[features[column]].iloc[row]} in row {row + 1}"
+        raise errors.refuse(f"{where}column {features[column]}", got, "finite in float32")
+    return x
+
+
+def _names(where: str, table: Any, column: str) -> np.ndarray:
+    """Labels or ids: whole numbers, or words."""
+    values: np.ndarray = table[column].to_numpy()
+    if values.dtype.kind == "f":
+        remedy = "make it integers, .astype(int)" if (values == np.floor(values)).all() else "name another column"
+        raise errors.refuse(f"{where}column {column}", values.dtype, "whole numbers or words", remedy)
+    return values if values.dtype.kind in "iu" else values.astype(str)
+
+
+def _by_column(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that the column says are for training and for testing."""
+    said = frame[SPLIT].to_numpy().astype(str)
+    if other := sorted(set(said) - {"train", "test"}):
+        raise errors.refuse(f"{where}column {SPLIT}", repr(other[0][:40]), "train or test in every row")
+    for word in ("train", "test"):
+        if word not in said:
+            raise errors.refuse(f"{where}column {SPLIT}", f"no {word}", "train in some rows and test in others")
+    return np.flatnonzero(said == "train"), np.flatnonzero(said == "test")
