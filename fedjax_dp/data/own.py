@@ -116,11 +116,8 @@ def from_frame(name: str, where: str, frame: Any, label: str | None, client: str
     if not features:
         raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
     x = np.concatenate([_numbers(where, table, features) for table in tables])
-    y, ids = (
-        None if column is None else np.concatenate([_names(where, table, column) for table in tables])
-        for column in (label, client)
-    )
-    assert y is not None
+    y = np.concatenate([_names(where, table, label) for table in tables])
+    ids = None if client is None else np.concatenate([_names(where, table, client) for table in tables])
     words, labels = np.unique(y, return_inverse=True)
     notes = []
     if not np.array_equal(words, np.arange(len(words))):

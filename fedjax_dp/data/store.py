@@ -140,7 +140,7 @@ def federate(
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client.
     Raises ConfigurationError if a row is used twice, a client has no record, or the data set is none.
     """
-    dataset = dataset._replace(**{name: np.asarray(getattr(dataset, name)) for name in ("y_train", "y_test")})
+    dataset = dataset._replace(y_train=np.asarray(dataset.y_train), y_test=np.asarray(dataset.y_test))
     ids = dataset.client_ids, dataset.test_client_ids
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
     check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids)

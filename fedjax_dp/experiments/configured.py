@@ -149,7 +149,7 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
         shown=config.to_dict(),
         target=config.output.target_accuracy,
     )
-    for line in _about(config, ready):
+    for line in (*population.notes(config.data, data), *_about(config, ready)):
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began

@@ -1,0 +1,175 @@
+"""The door that own data passes: arrays, tables, files and lists of rows; what is no data set is one line."""
+
+import pathlib
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedjax_dp as fdp
+from fedjax_dp import cli
+
+X = np.arange(60, dtype=np.float32).reshape(20, 3)
+Y = np.arange(20) % 4
+GOOD = {"x_train": X, "y_train": Y, "x_test": X[:8], "y_test": Y[:8]}
+IDS = np.repeat([7, 3], 10)
+
+
+def with_nan(x):
+    x = x.copy()
+    x[5, 1] = np.nan
+    return x
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"y_train": Y - 1}, "from -1; np.unique"),
+        ({"y_train": Y.astype(float)}, "got float64; .astype(int)"),
+        ({"y_train": Y + 0.5}, "float64 with fractions"),
+        ({"y_train": np.where(Y == 2, np.nan, Y)}, "got NaN or infinity"),
+        ({"y_train": Y.astype(str)}, "integer labels from 0"),
+        ({"y_train": Y + 1, "y_test": Y[:8] + 1}, "counted from 0, got 1 to 4; subtract 1"),
+        ({"y_train": np.where(Y == 3, 200, Y)}, "up to 200 without 4"),
+        ({"y_train": np.where(Y == 3, 10**9, Y)}, "up to 1000000000 without"),
+        ({"y_train": Y[:-1]}, "(20, 3) and (19,)"),
+        ({"x_train": with_nan(X)}, "x_train must be finite, got NaN or infinity"),
+        ({"x_test": with_nan(X[:8])}, "x_test must be finite"),
+        ({"x_train": X[:, :0], "x_test": X[:8, :0]}, "at least one feature"),
+        ({"x_test": X[:8, :2]}, "x_test must be shaped like (20, 3), got (8, 2)"),
+        ({"x_train": X.astype("U4")}, "real numbers"),
+        ({"x_train": X.astype(np.uint8)}, "both uint8 or neither"),
+        ({"classes": 3}, "got label 3"),
+        ({"classes": 0}, "classes must be an integer from 1"),
+        ({"client_ids": IDS[:-1]}, "client_ids must be (20,), one per record"),
+        ({"client_ids": np.where(IDS == 3, np.nan, IDS)}, "client_ids must be an id for every record"),
+        ({"test_client_ids": IDS[:8]}, "client_ids must be given where test_client_ids are"),
+        ({"y_test": None}, "y_test must be given"),
+        ({"label": "x"}, "left out for arrays"),
+    ],
+)
+def test_arrays_that_are_no_data_set_are_one_line(changed, told):
+    with pytest.raises(fdp.ConfigurationError) as error:
+        fdp.dataset(**(GOOD | changed))
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changed", [{"y_train": Y - 1}, {"y_train": Y + 1}, {"x_train": with_nan(X)}, {"classes": 2}])
+def test_federate_is_the_same_door(changed):
+    """Also for data sets that somebody made by hand."""
+    made = fdp.dataset(**GOOD)._replace(**changed)
+    with pytest.raises(fdp.ConfigurationError):
+        fdp.federate(made, [np.arange(20)])
+
+
+def test_classes_that_do_not_all_occur_are_given():
+    assert fdp.dataset(**GOOD, classes=9).classes == 9
+    assert fdp.dataset(**GOOD).classes == 4
+
+
+@pytest.mark.parametrize(
+    "clients", [{"b": [0, 1, 2], "a": range(3, 20)}, [[0, 1, 2], list(range(3, 20))], (np.arange(3), np.arange(3, 20))]
+)
+def test_rows_of_any_partitioner_make_clients(clients):
+    data = fdp.federate(fdp.dataset(**GOOD), clients)
+    assert data.sizes.tolist() == [3, 17]
+    assert data.row_numbers.tolist() == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("clients", "told"),
+    [
+        ("abc", "lists of training rows"),
+        ([[0.5]], "a list of row numbers"),
+        ([np.ones(20, bool)], "np.flatnonzero(mask)"),
+        (IDS, "fedjax_dp.data.natural(ids)"),
+        ([[0, 1], [1, 2]], "distinct training rows"),
+        ([[0], []], "client 1's records must be at least 1"),
+        ([[0, 99]], "distinct training rows"),
+    ],
+)
+def test_what_is_no_list_of_rows_is_one_line(clients, told):
+    with pytest.raises(fdp.ConfigurationError) as error:
+        fdp.federate(fdp.dataset(**GOOD), clients)
+    assert told in str(error.value)
+
+
+def table():
+    columns = {f"f{i}": X[:, i] for i in range(3)}
+    return pd.DataFrame(columns | {"kind": np.array(list("abcd"))[Y], "who": np.repeat(["x", "y"], 10)})
+
+
+def test_a_frame_has_its_label_and_clients_by_name():
+    made = fdp.dataset(table(), label="kind", client="who", test=0.2)
+    assert (made.classes, made.x_train.shape[1], len(made.y_train) + len(made.y_test)) == (4, 3, 20)
+    assert set(made.client_ids) == set(made.test_client_ids) == {"x", "y"}
+    for row, label in zip(made.x_train, made.y_train, strict=True):
+        assert Y[int(row[0]) // 3] == label
+    assert "labels in sorted order are classes 0 to 3: a, b, c, d" in made.notes
+
+
+@pytest.mark.parametrize(
+    ("frame", "words", "told"),
+    [
+        (table(), {"label": "knd"}, "did you mean kind?"),
+        (table(), {"label": "kind"}, "column who must be numeric"),
+        (table().assign(f1=np.where(Y == 1, np.nan, 1.0)), {"label": "kind", "client": "who"}, "nothing in row 2"),
+        (table().assign(f1=np.inf), {"label": "kind", "client": "who"}, "column f1 must be finite"),
+        (table().assign(kind=0.5), {"label": "kind", "client": "who"}, "whole numbers or words"),
+        (table().assign(split="tain"), {"label": "kind", "client": "who"}, "train or test in every row"),
+        (table()[:0], {"label": "kind", "client": "who"}, "records must be at least one"),
+        (table()[["kind", "who"]], {"label": "kind", "client": "who"}, "features are the others"),
+    ],
+)
+def test_frames_that_are_no_data_set_are_one_line(frame, words, told):
+    with pytest.raises(fdp.ConfigurationError) as error:
+        fdp.dataset(frame, **words)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_in_files_are_read_with_their_clients(kind, capsys):
+    if kind == "csv":
+        table().to_csv("t.csv", index=False)
+    else:
+        table().to_parquet("t.parquet")
+    named = ["data", f"{kind}:t.{kind}", "--label-column", "kind"]
+    assert cli.main([*named, "--client-column", "who", "--json"]) == 0
+    assert "clients are those of who (partition natural)" in capsys.readouterr().err
+    assert cli.main(named) == 2
+    assert "column who must be numeric" in capsys.readouterr().err
+    pathlib.Path("broken").write_bytes(b"\x00\xff" * 50)
+    assert cli.main(["data", f"{kind}:broken"]) == 2
+    assert cli.main(["data", "digits", "--label-column", "kind"]) == 2
+    assert "left out for digits" in capsys.readouterr().err
+
+
+def test_an_npz_with_ids_uses_them_and_says_so(capsys):
+    np.savez("own.npz", **GOOD, client_ids=IDS)
+    assert cli.main(["data", "npz:own.npz"]) == 0
+    said = capsys.readouterr()
+    assert "clients are those of client_ids (partition natural)" in said.err
+    assert cli.main(["data", "npz:own.npz", "--partition", "iid", "--num-clients", "4"]) == 0
+    assert "client_ids of the data not used: partition iid was asked for" in capsys.readouterr().err
+
+
+def test_random_bytes_are_no_archive(capsys):
+    pathlib.Path("x.npz").write_bytes(bytes(range(256)))
+    assert cli.main(["data", "npz:x.npz"]) == 2
+    told = capsys.readouterr().err
+    assert "a readable numpy archive of plain arrays" in told
+    assert "pickle" not in told
+
+
+@pytest.mark.parametrize("outputs", [3, 5])
+def test_a_model_has_an_output_for_each_class(outputs):
+    data = fdp.federate(fdp.dataset(**GOOD), [np.arange(20)])
+    algorithm = fdp.fedavg(cohort_size=1, batch_size=5, local_steps=1, learning_rate=0.1)
+    with pytest.raises(fdp.ConfigurationError, match="scores of the model must be"):
+        fdp.run(algorithm, data, rounds=1, model=fdp.logistic_regression((3,), outputs))
