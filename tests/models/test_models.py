@@ -117,7 +117,7 @@ class Unseen(nn.Module):
         pieces = x.reshape(x.shape[0], 3, -1)
         seen = nn.MultiHeadDotProductAttention(num_heads=2, qkv_features=4)(pieces)
         gate = self.param("gate", nn.initializers.ones, (seen.shape[-1],))
-        return nn.Dense(4)((pieces + gate[None, None] * seen).reshape(x.shape[0], -1))
+        return nn.Dense(3)((pieces + gate[None, None] * seen).reshape(x.shape[0], -1))
 
 
 @pytest.mark.slow
