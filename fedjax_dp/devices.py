@@ -1,6 +1,7 @@
 """All CPU cores, without being asked, and how rounds are compiled for them."""
 
 import os
+import pathlib
 import sys
 
 ASKED = "JAX_NUM_CPU_DEVICES"  # what JAX reads when it is imported
@@ -44,15 +45,21 @@ def leave_children_alone() -> None:
     _asked = False
 
 
+def cache_folder() -> pathlib.Path:
+    """`fedjax_dp` below the user's cache folder: compiled programs, and data sets that were fetched."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("fedjax_dp")
+
+
 def cache_programs() -> None:
     """Keep compiled programs on disk, so that a second process compiles nothing; a folder the user has set stays.
 
     They lie in fedjax_dp/programs below the user's cache folder.
     """
     import jax
-    import pooch
 
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(pooch.os_cache("fedjax_dp") / "programs"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

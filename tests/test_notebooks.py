@@ -60,3 +60,50 @@ def test_it_runs_at_tiny_scale(path, tmp_path, monkeypatch):
     )
     client.execute()
     assert any("image/png" in o.get("data", {}) for cell in notebook.cells for o in cell.get("outputs", []))
+
+
+OWN_WAY = """
+import warnings
+warnings.simplefilter("error", UserWarning)
+import matplotlib
+before = matplotlib.get_backend()
+import numpy as np
+import fedjax_dp as fdp
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(300, 4)), rng.integers(0, 2, 300)
+data = fdp.federate(fdp.dataset(x[:200], y[:200], x[200:], y[200:]), np.arange(200).reshape(10, 20))
+algorithm = fdp.dpnfl(cohort_size=5, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=1.0)
+result = fdp.run(algorithm, data, rounds=5, epsilon=5.0, delta=1e-2, progress=True)
+found = fdp.sweep(algorithm, data, rounds=2, axes={"clip_norm": [0.5, 1.0]}, epsilon=5.0, delta=1e-2)
+assert matplotlib.get_backend() == before
+"""
+
+
+@pytest.mark.slow
+def test_progress_is_a_bar_of_the_cell_and_values_are_tables(tmp_path):
+    import nbclient
+    import nbformat
+
+    cells = [OWN_WAY, "data", "algorithm", "result", "found", "found.plot(kind='axis', x='clip_norm')"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    shown = []  # every message to the browser
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": os.fspath(tmp_path)}}
+    )
+    process = client.process_message
+
+    def watch(message, *others):
+        shown.append(message)
+        return process(message, *others)
+
+    client.process_message = watch
+    client.execute()
+    bars = [m for m in shown if m["msg_type"] == "update_display_data" and "<progress" in str(m["content"])]
+    assert bars, "no bar was shown"
+    left = notebook.cells[0].outputs
+    assert not [out for out in left if out.get("name") == "stderr" and "arning" in out["text"]]
+    assert "<progress" not in str(left), "a bar stays behind"
+    for cell in notebook.cells[1:5]:
+        assert "<table" in cell.outputs[-1]["data"]["text/html"]
+        assert len(cell.outputs[-1]["data"]["text/plain"].splitlines()) <= 20
+    assert "image/png" in notebook.cells[5].outputs[-1]["data"]

@@ -10,6 +10,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import Adjacency, Unit
 from fedjax_dp.accounting.views import View
+from fedjax_dp.display import Card, displayed
 
 FLOAT_NOISE = "noise comes from a seeded float32 generator: it measures utility and protects nobody's data"
 
@@ -83,6 +84,7 @@ class PaperRow:
         }
 
 
+@displayed
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
     """(epsilon, delta) differential privacy of each client, with everything the two numbers depend on.
@@ -100,6 +102,15 @@ class Guarantee:
     claims: tuple[Claim, ...] = ()
     warnings: tuple[str, ...] = ()
     reason: str | None = None  # why epsilon is infinite, where it is
+
+    def _card(self) -> Card:
+        lists = {"assumes": self.assumptions, "claim": tuple(map(str, self.claims)), "warning": self.warnings}
+        facts = {
+            f"{name} {number}" if len(told) > 1 else name: text
+            for name, told in lists.items()
+            for number, text in enumerate(told, 1)
+        }
+        return Card(str(self), facts)
 
     @property
     def epsilon(self) -> float:

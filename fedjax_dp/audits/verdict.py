@@ -9,9 +9,11 @@ from fedjax_dp.accounting.guarantee import finite
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.one_run import Guesses
 from fedjax_dp.audits.setup import Scene
+from fedjax_dp.display import Card, displayed
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@displayed
+@dataclasses.dataclass(frozen=True)
 class Audit:
     """What was stated, and what was proved against it.
 
@@ -99,8 +101,17 @@ class Audit:
     def _whom(self) -> str:
         return f"one record of client {self.client}" if self.guarantee.unit is Unit.RECORD else f"client {self.client}"
 
-    def __repr__(self) -> str:
-        return self.verdict
+    def _card(self) -> Card:
+        facts = {
+            "stated": str(self.guarantee),
+            "proved": f"epsilon at least {self.lower:.4g}",
+            "whatever the mechanism": f"epsilon at least {self.of_any:.4g}",
+            "trials": f"{self.trials:,}",
+            "canary": self.canary,
+            **({"refuted": "; ".join(self.refuted)} if self.refuted else {}),
+            "repeat": self.repeat,
+        }
+        return Card(self.verdict, facts)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

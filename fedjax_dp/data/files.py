@@ -8,17 +8,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.devices import cache_folder
 
 DATA_VARIABLE = "FEDJAX_DP_DATA"
 
 
 def places(names: Iterable[str], data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
     """Folders `names` in `data_dir`, else in the folder that FEDJAX_DP_DATA names, then in the user cache."""
-    import pooch  # slow to import, and only needed for files
-
     if data_dir is not None and not pathlib.Path(data_dir).is_dir():
         raise errors.refuse("data_dir", str(data_dir), "an existing folder", "create it or leave the option out")
-    cache = pathlib.Path(pooch.os_cache("fedjax_dp"))
+    cache = cache_folder()
     given = pathlib.Path(data_dir or os.environ.get(DATA_VARIABLE) or cache)
     return list(dict.fromkeys(root / name for root in (given, cache) for name in names))
 

@@ -4,6 +4,7 @@ import gzip
 import os
 import pathlib
 import struct
+import warnings
 import zlib
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_labels, damaged, first_file, places
 from fedjax_dp.data.store import Dataset
+from fedjax_dp.devices import cache_folder
 
 DOWNLOAD_SECONDS = 30  # a connection that says nothing for this long counts as no network
 
@@ -98,14 +100,15 @@ def _read(path: pathlib.Path) -> np.ndarray:
 
 def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     """The file in the data folder or the cache, else a checked download."""
-    import pooch  # only where a file may have to be fetched
-
     shared = ["emnist", "emnist/gzip", "emnist/archive.zip.unzip/gzip"] if source.archive else []
     folders = places([name, *shared], data_dir)
     if found := first_file(folders, (f"{file}.gz", file)):
         return found
+    with warnings.catch_warnings():  # in notebooks it looks for a bar that nobody asked for
+        warnings.simplefilter("ignore")
+        import pooch  # only where a file has to be fetched
     place = f"put {file}.gz into {folders[0]}, or give --data-dir"
-    cache = pathlib.Path(pooch.os_cache("fedjax_dp"))
+    cache = cache_folder()
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(timeout=DOWNLOAD_SECONDS)
     try:

@@ -14,11 +14,13 @@ from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.data.checks import check_data
+from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, structure, value
 
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
 
 
+@displayed
 class Dataset(NamedTuple):
     """A centralised data set on the host, before it is spread over clients.
 
@@ -39,6 +41,17 @@ class Dataset(NamedTuple):
     learnt: tuple[str, ...] = ()  # what of the features was computed from training records, without privacy
     notes: tuple[str, ...] = ()  # what its reader decided, for the user to know
 
+    def _card(self) -> Card:
+        owners = "none" if self.client_ids is None else count(len(np.unique(self.client_ids)), "client")
+        facts = {
+            "training": count(len(self.y_train), "record"),
+            "test": count(len(self.y_test), "record"),
+            **_looks(self.x_train, self.tokens),
+            "classes": str(self.classes),
+            "natural owners": owners,
+        }
+        return Card(f"data set {self.name}", facts | _notes(self.notes))
+
 
 class Client(NamedTuple):
     """What one client's local steps need to know about its data; scalars, traced."""
@@ -48,6 +61,7 @@ class Client(NamedTuple):
     size: jax.Array
 
 
+@displayed
 @value
 class FederatedData:
     """Records of all clients, and the global test set.
@@ -74,6 +88,20 @@ class FederatedData:
     learnt: tuple[str, ...] = structure(default=())  # as in `Dataset`
     name: str = structure(default="")
     notes: tuple[str, ...] = structure(default=())  # as in `Dataset`
+
+    def _card(self) -> Card:
+        sizes = np.sort(np.asarray(self.sizes))
+        middle = sizes[len(sizes) // 2]
+        facts = {
+            "clients": f"{len(sizes):,}",
+            "training": count(int(sizes.sum()), "record"),
+            "of a client": f"{sizes[0]:,} to {count(int(sizes[-1]), 'record')}, median {middle:,}",
+            "test": count(len(self.y_test), "record"),
+            **_looks(self.x, self.tokens),
+            "classes": str(self.classes),
+        }
+        own = {} if self.test_clients is None else {"test parts": "each client has its own"}
+        return Card(f"federated data {self.name}".strip(), facts | own | _notes(self.notes))
 
     @property
     def num_clients(self) -> int:
@@ -203,3 +231,11 @@ def _row_lists(clients: Any) -> list[np.ndarray]:
             raise errors.refuse(f"rows of client {client}", got, "a list of row numbers", remedy)
         found.append(part)
     return found
+
+
+def _looks(x: Any, tokens: bool) -> dict[str, str]:
+    return {"a record": f"{x.dtype} of shape {tuple(x.shape[1:])}" + (", tokens" if tokens else "")}
+
+
+def _notes(notes: tuple[str, ...]) -> dict[str, str]:
+    return {"notes": "; ".join(notes)} if notes else {}

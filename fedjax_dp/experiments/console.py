@@ -1,8 +1,11 @@
-"""What people see while they wait. Progress goes to stderr, so that stdout stays clean."""
+"""What people see while they wait. Progress goes to stderr, so that stdout stays clean, or into a notebook's cell."""
 
 import contextlib
+import html
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -12,13 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 EVERY_S = 10  # between lines where there is no terminal
+NOTEBOOK_EVERY_S = 0.1  # between pictures of a notebook's bar: each is a message to the browser
 
 
 class Screen:
-    """Progress on stderr: bars and tables on a terminal, lines now and then elsewhere, or nothing if `quiet`."""
+    """Progress: bars and tables on a terminal or in a notebook, lines now and then elsewhere, nothing if `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.console = Console(stderr=True, highlight=False, quiet=quiet, force_jupyter=False)
+        self._notebook = in_notebook() and not quiet
 
     def say(self, text: str) -> None:
         self.console.print(text, style="dim", markup=False, soft_wrap=True)
@@ -28,6 +33,10 @@ class Screen:
         self, what: str, total: int, done: int = 0, every_s: float = EVERY_S
     ) -> Iterator[Callable[[float, str], None]]:
         """Yields a function that sets how much is done and what to show beside it."""
+        if self._notebook:
+            with _cell() as renew:
+                yield lambda now, told: renew(_bar(what, now, total, told), now >= total)
+            return
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -57,6 +66,10 @@ class Screen:
     @contextlib.contextmanager
     def live(self, what: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
         """Yields a function that shows names with texts: a table that renews itself, elsewhere a line now and then."""
+        if self._notebook:
+            with _cell() as renew:
+                yield lambda texts: renew(_table(what, texts), False)
+            return
         last = time.perf_counter()
         with Live(console=self.console, transient=True, auto_refresh=False) as live:
 
@@ -72,3 +85,43 @@ class Screen:
                     self.say(f"{what}: " + ", ".join(f"{name} {text}" for name, text in texts.items()))
 
             yield show
+
+
+def in_notebook() -> bool:
+    """Whether a notebook's kernel runs this; a kernel has loaded IPython itself."""
+    shell = sys.modules.get("IPython")
+    found = shell.get_ipython() if shell is not None else None
+    return found is not None and hasattr(found, "kernel")
+
+
+@contextlib.contextmanager
+def _cell() -> Iterator[Callable[[str, bool], None]]:
+    """Yields a function that renews what the cell shows, now and then unless it must; nothing stays in the end."""
+    ipython: Any = sys.modules["IPython.display"]
+    handle = ipython.display(ipython.HTML(""), display_id=True)
+    last = 0.0
+
+    def renew(page: str, must: bool) -> None:
+        nonlocal last
+        if must or time.perf_counter() - last > NOTEBOOK_EVERY_S:
+            last = time.perf_counter()
+            handle.update(ipython.HTML(page))
+
+    try:
+        yield renew
+    finally:
+        handle.update(ipython.HTML(""))
+
+
+def _bar(what: str, now: float, total: float, told: str) -> str:
+    share = min(1.0, now / total) if total else 1.0
+    label = html.escape(f"{share:.0%}" + (f", {told}" if told else ""))
+    return f"{html.escape(what)} <progress value='{share:.4f}' max='1' style='width:16em'></progress> {label}"
+
+
+def _table(what: str, texts: Mapping[str, str]) -> str:
+    cell = "<td style='text-align:left'>{}</td>"
+    rows = "".join(
+        f"<tr>{cell.format(html.escape(name))}{cell.format(html.escape(text))}</tr>" for name, text in texts.items()
+    )
+    return f"{html.escape(what)}<table>{rows}</table>"

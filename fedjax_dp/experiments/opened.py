@@ -9,13 +9,16 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
+from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, run_folder
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.models import ARCHITECTURES, Model
+from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
 
 
+@displayed
 class SavedRun:
     """What the folder of a run holds; what is large is read when it is first asked for."""
 
@@ -106,10 +109,15 @@ class SavedRun:
         parameters.write(path, self.params, told)
         return path
 
-    def __repr__(self) -> str:
-        done = f"{self.history[-1].round if self.history else 0} of {self._about['config']['rounds']} rounds"
-        seen = f", test accuracy {self.test_accuracy:.4f}" if self.history else ""
-        return f"<run {self.folder}: {done}{seen}; {self.guarantee}>"
+    def _card(self) -> Card:
+        rounds = self._about["config"]["rounds"]
+        facts = {
+            "rounds": f"{self.history[-1].round if self.history else 0} of {rounds} done",
+            **({"test accuracy": f"{self.test_accuracy:.4f}"} if self.history else {}),
+            "privacy": str(self.guarantee),
+            "configuration": ", ".join(f"{name} {value}" for name, value in self.config.items() if value is not None),
+        }
+        return Card(f"run in {self.folder}", facts, metrics.table(self.history))
 
     @property
     def _last(self) -> Evaluation:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import words
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments import configured, run_folder
@@ -153,7 +154,7 @@ def _ready(
         errors.require_count(name, every[name])
     algorithm, promise = prepared(planned)
     terms_said = {name: _plain(value) for name, value in vars(terms).items() if value is not None}
-    said = {**said, **every, "algorithm": _words(given)[:200], "dataset": data.name or "data", **terms_said}
+    said = {**said, **every, "algorithm": words(given)[:200], "dataset": data.name or "data", **terms_said}
     architecture = _architecture(model, data)
     return Ready(
         name="algorithm",

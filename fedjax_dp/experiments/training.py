@@ -9,15 +9,18 @@ from typing import Any, NamedTuple, Protocol
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model
+from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import ServerState
 from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
 
 
+@displayed
 class Result(NamedTuple):
     """What a run found, and what it promises."""
 
@@ -45,7 +48,17 @@ class Result(NamedTuple):
     def test_loss(self) -> float:
         return self.history[-1].test_loss
 
+    def _card(self) -> Card:
+        facts = {
+            "test accuracy": f"{self.test_accuracy:.4f}",
+            "privacy": str(self.guarantee),
+            **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
+            "timing": self.timing.in_words,
+        }
+        return Card(f"result of {count(self.history[-1].round, 'round')}", facts, metrics.table(self.history))
 
+
+@displayed
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ready:
     """A run with everything built, checked and its noise found; nothing is trained.
@@ -78,6 +91,9 @@ class Ready:
     @property
     def title(self) -> str:
         return f"{self.name} on {self.dataset}, {self.data.num_clients} clients, seed {self.seed}"
+
+    def _card(self) -> Card:
+        return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
 
 
 class Callback(Protocol):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.display import Card, displayed, facts_of
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.client_privacy import PlainUpload, Upload, shares_noise
 from fedjax_dp.parts.cohorts import Cohort
@@ -12,6 +13,7 @@ from fedjax_dp.parts.transport import PlainSum, Transport
 from fedjax_dp.pytrees import value
 
 
+@displayed
 @value
 class Algorithm:
     """Who takes part, what they do, how their updates leave, combine and travel, how the server moves."""
@@ -22,6 +24,9 @@ class Algorithm:
     aggregate: Aggregate
     transport: Transport = PlainSum()
     server: Server
+
+    def _card(self) -> Card:
+        return Card("algorithm", facts_of(self))
 
 
 def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from jax import lax
 
 from fedjax_dp import gradients
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import Table
 from fedjax_dp.models import Model
 from fedjax_dp.rounds.round import RoundReport
 
@@ -36,6 +37,15 @@ class Evaluation(NamedTuple):
     client_mean: float | None = None  # mean of the clients' accuracies, each on its own part of the test set
     worst_tenth: float | None = None  # mean accuracy of the worst tenth of the clients
     client_variance: float | None = None  # of the clients' accuracies, which are fractions
+
+
+def table(history: Sequence[Evaluation]) -> Table:
+    """A row for each evaluation, a column for each field that any of them has."""
+    fields = [name for name in Evaluation._fields if any(getattr(seen, name) is not None for seen in history)]
+    return Table(
+        [name.replace("_", " ") for name in fields],
+        [["" if (told := getattr(seen, name)) is None else f"{told:.4g}" for name in fields] for seen in history],
+    )
 
 
 PROBES = (

@@ -17,6 +17,7 @@ from jax import lax
 from fedjax_dp import errors, gradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
+from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.models import Model, NetworkModel, cross_entropy, logistic_regression
@@ -39,7 +40,14 @@ class Timing(NamedTuple):
     round_s_median: float
     total_s: float
 
+    @property
+    def in_words(self) -> str:
+        """One line."""
+        a_round = f"{self.round_s_median * 1000:.3g} ms a round"
+        return f"{self.total_s:.3g} s in all, {a_round}, {self.compile_s:.3g} s to compile"
 
+
+@displayed
 class Simulation(NamedTuple):
     """A finished run."""
 
@@ -50,6 +58,11 @@ class Simulation(NamedTuple):
     @property
     def params(self) -> Any:
         return self.state.params
+
+    def _card(self) -> Card:
+        rounds, numbers = self.history[-1].round, sum(tensor_sizes(self.params))
+        facts = {"parameters": f"{numbers:,}", "timing": self.timing.in_words}
+        return Card(f"simulation of {count(rounds, 'round')}", facts, metrics.table(self.history))
 
 
 def run_key(seed: int) -> jax.Array:

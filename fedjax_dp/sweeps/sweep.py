@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from fedjax_dp import devices, errors
 from fedjax_dp.data import FederatedData
+from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, logistic_regression
@@ -31,13 +33,14 @@ from fedjax_dp.sweeps.preparation import Ready, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.runner import Entry, Keep, Plan, conduct, entry_of, planned
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
-from fedjax_dp.sweeps.table import Best, best, summary, tidy
+from fedjax_dp.sweeps.table import Best, best, overview, summary, tidy
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
 
+@displayed
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """The points of a sweep, finished or lost, and what can be asked of them."""
@@ -48,6 +51,15 @@ class Sweep:
     choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
     plan: Plan | None = None  # of what is left, where only that was asked for
     folder: pathlib.Path | None = None  # that it lives in
+
+    def _card(self) -> Card:
+        statuses = Counter(record["status"] for record in self.records)
+        facts = {"points": ", ".join(f"{many:,} {status}" for status, many in statuses.items()) or "none yet"}
+        if self.plan is not None:
+            facts["planned"] = "; ".join(self.plan.lines())
+        if self.folder is not None:
+            facts["folder"] = str(self.folder)
+        return Card(f"sweep {self.name} over {', '.join(self.axes)}", facts, overview(self.records, self.axes))
 
     def table(self) -> "pandas.DataFrame":
         """One row per point and evaluated round, with everything that is known of it."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
+from fedjax_dp.display import Table, words
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER, Setting, pick, proved, settings_of
 
@@ -126,6 +127,16 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
             columns[f"{name}_{part}"] = _column([getattr(score, part) for score in scores], float)
         columns[f"{name}_seeds"] = _column([score.seeds for score in scores], int)
     return pandas.DataFrame(columns)
+
+
+def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
+    """One row per setting, as text: the axes, seeds, the largest proved epsilon, mean test accuracy and its spread."""
+    rows = []
+    for setting in settings_of(records, axes):
+        score = setting.score("test_accuracy")
+        seen = [f"{len(setting.done)} of {len(setting.points)}", f"{setting.epsilon:.4g}", f"{score.mean:.4f}"]
+        rows.append([*(words(setting.values[name]) for name in axes), *seen, f"{score.std:.4f}"])
+    return Table([*axes, "seeds", "epsilon", "test accuracy", "std"], rows)
 
 
 def best(

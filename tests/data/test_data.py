@@ -229,7 +229,7 @@ def offline(tmp_path, monkeypatch):
         raise OSError("no route to host\nsecond line")
 
     monkeypatch.setattr(pooch, "retrieve", no_network)
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache")
     monkeypatch.delenv("FEDJAX_DP_DATA", raising=False)
     return tmp_path
 

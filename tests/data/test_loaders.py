@@ -13,7 +13,6 @@ import tempfile
 import types
 
 import numpy as np
-import pooch
 import pytest
 from helpers import refusal
 from hypothesis import given, settings
@@ -28,7 +27,7 @@ from fedjax_dp.data import cifar, pickles, tabular, text, tfds
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder for data, an empty cache, and no other place to look."""
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache")
     monkeypatch.delenv("FEDJAX_DP_DATA", raising=False)
     return tmp_path
 

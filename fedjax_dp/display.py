@@ -1,0 +1,194 @@
+"""How values show themselves: at most 20 lines at a prompt, a table in a notebook."""
+
+import dataclasses
+import functools
+import html
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+LINES = 20  # at a prompt
+WIDTH = 110  # of one of them
+HTML_ROWS = 60  # of a table in a notebook
+LONG = 72  # of a part: what is longer is shown part by part
+
+T = TypeVar("T")
+
+
+class Table(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Card(NamedTuple):
+    """What is shown of a value."""
+
+    title: str
+    facts: Mapping[str, str]
+    table: Table | None = None
+
+    @property
+    def text(self) -> str:
+        """At most `LINES` lines: long facts go over several if there is room, else they are cut."""
+        rows = self.table.rows if self.table is not None else ()
+        room = LINES - min(1 + len(rows), 6) if rows else LINES
+        lines = self._facts(whole=True)
+        if len(lines) > room:
+            lines = self._facts(whole=False)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], f"  ... {len(lines) - room + 1} more"]
+        if self.table is not None and rows:
+            lines += [_cut(line) for line in _aligned(self.table, LINES - len(lines))]
+        return "\n".join(lines)
+
+    def _facts(self, whole: bool) -> list[str]:
+        """Title and facts; each in one line unless `whole`."""
+        wide = max(map(len, self.facts), default=0)
+        told = [("", self.title), *((f"  {name:<{wide}}  ", text) for name, text in self.facts.items())]
+        if not whole:
+            return [_cut(start + " ".join(text.split())) for start, text in told]
+        inside = " " * (wide + 4)
+        return [
+            line
+            for start, text in told
+            for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=inside) or [start.rstrip()]
+        ]
+
+    @property
+    def html(self) -> str:
+        """The same, whole, but for long tables."""
+        facts = "".join(
+            f"<tr><th style='text-align:left;white-space:pre;vertical-align:top'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in self.facts.items()
+        )
+        told = f"<b>{html.escape(self.title)}</b><table>{facts}</table>"
+        if self.table is None or not self.table.rows:
+            return told
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.table.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
+            for row in _some(self.table.rows, HTML_ROWS)
+        )
+        return f"{told}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def displayed(shown: type[T]) -> type[T]:
+    """Decorates a class: its values show what their `_card()` says."""
+
+    def card(self: Any) -> Card:
+        try:
+            told: Card = self._card()
+        except Exception as error:  # traced values, damaged folders: what shows a value never fails
+            told = Card(f"<{type(self).__name__}: {type(error).__name__}>", {})
+        return told
+
+    def text(self: Any) -> str:
+        return card(self).text
+
+    def page(self: Any) -> str:
+        return card(self).html
+
+    shown.__repr__ = text  # type: ignore[method-assign]
+    shown._repr_html_ = page  # type: ignore[attr-defined]
+    return shown
+
+
+def words(value: Any) -> str:
+    """A value in one line: parts by their names, without what they have by default, arrays by their shapes."""
+    if isinstance(value, type | functools.partial) or (callable(value) and hasattr(value, "__qualname__")):
+        return _named(value)
+    fields = dict(_fields(value))
+    if fields or dataclasses.is_dataclass(value):
+        inside = ", ".join(f"{name}={words(field)}" for name, field in fields.items())
+        return f"{type(value).__name__}({inside})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {words(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        if len(value) > 6:
+            return f"({words(value[0])}, {words(value[1])}, ... {len(value)} in all)"
+        return "(" + ", ".join(map(words, value)) + ("," if len(value) == 1 else "") + ")"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _array(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
+
+
+def facts_of(value: Any, indent: str = "") -> dict[str, str]:
+    """A line for each field of a value; fields too long for one are shown field by field."""
+    told: dict[str, str] = {}
+    for name, field in _fields(value):
+        text, inner = words(field), dict(_fields(field))
+        if len(text) > LONG and inner:
+            told[indent + name] = type(field).__name__
+            told |= facts_of(field, indent + "  ")
+        else:
+            told[indent + name] = text
+    return told
+
+
+def count(number: int, what: str) -> str:
+    """1 client, 2,000 clients."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Of a dataclass or a named tuple, those that are not as by default."""
+    if isinstance(value, type):
+        return
+    if dataclasses.is_dataclass(value):
+        usual = {field.name: field.default for field in dataclasses.fields(value) if field.repr}
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        brought = getattr(value, "_field_defaults", {})
+        usual = {name: brought.get(name, dataclasses.MISSING) for name in value._fields}
+    else:
+        return
+    for name, default in usual.items():
+        field = getattr(value, name)
+        plain = not hasattr(field, "shape")  # of arrays `==` is no answer
+        if not (plain and type(field) is type(default) and (field is default or field == default)):
+            yield name, field
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, functools.partial):
+        given = [*map(words, value.args), *(f"{name}={words(one)}" for name, one in value.keywords.items())]
+        return f"{_named(value.func)}({', '.join(given)})"
+    name: str = getattr(value, "__qualname__", None) or type(value).__name__
+    return name.replace("<locals>.", "")
+
+
+def _array(value: Any) -> str:
+    """Its numbers if they are few; else its type and shape, with the range where it lies on the host."""
+    import numpy as np  # here: an account needs none
+
+    kind = f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    try:
+        if value.size <= 4:
+            return words(np.asarray(value).tolist())
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.size <= 10**6:
+            return f"{kind} in {value.min():.4g}..{value.max():.4g}"
+    except Exception:  # of a tracer, or of an array deleted or elsewhere
+        return kind
+    return kind
+
+
+def _some(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
+    """The first and the last of them."""
+    if len(rows) <= most:
+        return list(rows)
+    last = (most - 1) // 2
+    first = most - 1 - last
+    return [*rows[:first], ["..."] + [""] * (len(rows[0]) - 1), *rows[len(rows) - last :]]
+
+
+def _aligned(table: Table, most: int) -> list[str]:
+    rows = [table.columns, *_some(table.rows, most - 1)]
+    wide = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    return ["  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, wide, strict=True)) for row in rows]

@@ -1,0 +1,103 @@
+"""What a prompt and a notebook show of data, results, sweeps and algorithms; a notebook's progress."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+from helpers import ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp.display import LINES, WIDTH, Card, Table, displayed, words
+
+ENTRIES = [entry for entry in fdp.CATALOGUE.values() if entry.private][:6]
+
+
+def shown(value):
+    """The text, after the laws that hold of everything that is shown."""
+    text = repr(value)
+    assert len(text.splitlines()) <= LINES
+    assert max(map(len, text.splitlines())) <= WIDTH
+    page = value._repr_html_()
+    for tag in ("table", "tr", "td", "th"):
+        assert page.count(f"<{tag}>") + page.count(f"<{tag} ") == page.count(f"</{tag}>")
+    assert " at 0x" not in text + page
+    return text
+
+
+@pytest.fixture(scope="module")
+def ran():
+    data = ragged_data([20, 30, 25] * 100)
+    value = fdp.dp_fedavg_local(cohort_size=20, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=1.0)
+    return data, fdp.run(value, data, rounds=40, evaluate_every=1, epsilon=5.0, delta=1e-3)
+
+
+def test_everything_that_is_shown_fits_in_twenty_lines(ran):
+    data, result = ran
+    assert "300" in shown(data)
+    assert "20 to 30 records" in shown(data)
+    assert "GaussianRecord" not in shown(result.algorithm)
+    assert "LocalSgd" in shown(result.algorithm)
+    said = shown(result)
+    assert f"{result.test_accuracy:.4f}" in said
+    assert f"{result.guarantee.epsilon:.4g}" in said
+    assert "..." in said
+    assert "40" in said.splitlines()[-1]  # the last evaluation is there
+    shown(result.simulation)
+    assert "epsilon" in shown(result.guarantee)
+    many = dataclasses.replace(result.guarantee, assumptions=tuple(f"assumption {i} " * 30 for i in range(50)))
+    assert "more" in shown(many)
+    assert "assumption 49" in many._repr_html_()
+
+
+def test_sweeps_and_folders_are_shown(ran, tmp_path):
+    data, _ = ran
+    value = fdp.fedavg(cohort_size=20, batch_size=4, local_steps=2, learning_rate=0.1)
+    axes = {"learning_rate": [0.01 * i for i in range(1, 31)]}
+    found = fdp.sweep(value, data, rounds=1, axes=axes, seeds=2, progress=False)
+    assert "60 done" in shown(found)
+    assert "2 of 2" in shown(found)
+    fdp.run(value, data, rounds=2, out=tmp_path / "run")
+    assert "2 of 2 done" in shown(fdp.open_run(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_algorithms_name_their_parts(entry):
+    given = {"cohort_size": 2, "batch_size": 4, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
+    made = entry.of({name: given[name] for name in given if name in entry.options})
+    text = shown(made)
+    for slot in ("cohort", "local", "aggregate", "server"):
+        assert slot in text
+
+
+def test_a_part_is_told_without_its_defaults_and_addresses():
+    @dataclasses.dataclass
+    class Part:
+        size: int
+        scale: object = 1.0
+        how: object = None
+
+    assert words(Part(3)) == "Part(size=3)"
+    assert words(Part(3, np.arange(5.0), jax.nn.relu)).startswith("Part(size=3, scale=float64[5] in 0..4, how=")
+    assert words(Part(3, lambda x: x)).endswith("<lambda>)")
+    assert words([1.0, 2]) == "(1, 2)"
+    assert words(np.float32(2.5)) == "2.5"
+
+
+def test_what_is_traced_or_damaged_is_shown_too():
+    @displayed
+    class Broken:
+        def _card(self):
+            raise OSError("gone")
+
+    assert repr(Broken()) == "<Broken: OSError>"
+    seen = []
+    jax.eval_shape(lambda data: seen.append(repr(data)) or data.x, ragged_data([20, 30]))
+    assert seen
+    assert len(seen[0].splitlines()) <= LINES
+
+
+def test_markup_of_others_stays_text():
+    page = Card("<script>", {"<b>": "<i>"}, Table(["<u>"], [["<s>"]])).html
+    assert not re.search("<script>|<i>|<u>|<s>", page)
