@@ -31,6 +31,7 @@ from fedjax_dp.accounting import (
     guarantee,
     seen,
 )
+from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.accounting.papers import PAPERS
 from fedjax_dp.cli.options import check_plot, missing, parse, take_flag
@@ -134,7 +135,7 @@ def calibrate_command(arguments: list[str]) -> int:
         "The noise multiplier that each accountant asks for." + JSON_TOO,
     )
     check_plot(options.plot)
-    errors.require_positive("epsilon", options.epsilon, "it is the budget in nats")
+    require_budget("epsilon", options.epsilon, "it is the budget in nats")
     answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
     if all(answer.number is None for answer in answers):
         raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
@@ -158,8 +159,9 @@ def calibrate_command(arguments: list[str]) -> int:
 def _both(names: tuple[str, str], first: A | None, second: B | None) -> tuple[A, B]:
     """Two options that mean something only together."""
     if first is None or second is None:
-        lacking = [name for name, value in zip(names, (first, second), strict=True) if value is None]
-        raise missing(*lacking, why=" together")
+        there, lacking = names if second is None else names[::-1]
+        got, remedy = f"{there} alone", f"add --{lacking.replace('_', '-')}"
+        raise errors.refuse(" and ".join(names), got, "given together, or neither", remedy)
     return first, second
 
 

@@ -93,7 +93,8 @@ def audit_command(arguments: list[str]) -> int:
         screen.say(f"of no effect on an audit: {', '.join(idle)}")
     devices.cache_programs()
     config = configs.resolve(said)
-    found, promise = _audited(config, options, screen)
+    with config.naming_defaults():
+        found, promise = _audited(config, options, screen)
     found = dataclasses.replace(found, repeat=_again(given))
     if options.plot:
         from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
