@@ -50,7 +50,7 @@ def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
             raise _Tried
     except (OSError, ValueError) as error:  # a name may hold what no file name can
         told = f"{remedy} ({reason(error)})" if remedy else reason(error)
-        raise errors.refuse(what, _short(folder), "a folder that can be written", told) from None
+        raise errors.refuse(what, shown(str(folder)), "a folder that can be written", told) from None
 
 
 def require_new(what: str, folder: pathlib.Path, remedy: str) -> None:
@@ -90,6 +90,12 @@ def reason(error: BaseException) -> str:
     return said[:1].lower() + " ".join(said.split())[1:]
 
 
+def shown(path: str) -> str:
+    """A path in a message: on one line, and not endless."""
+    told = path if path.isprintable() else repr(path)
+    return told if len(told) < 200 else f"{told[:60]}... of {len(told)} letters"
+
+
 class _Tried(Exception):
     """It went well: ends the attempt, so that nothing is left of it."""
 
@@ -101,8 +107,3 @@ def _clear(folder: pathlib.Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _short(folder: pathlib.Path) -> str:
-    told = repr(str(folder)) if not str(folder).isprintable() else str(folder)
-    return told if len(told) < 200 else f"{told[:60]}... of {len(told)} letters"

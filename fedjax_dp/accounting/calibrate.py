@@ -31,8 +31,9 @@ MOST_EPSILON = 1e6  # nats; far above what hides anything, and where losses stil
 
 def require_budget(what: str, epsilon: float, remedy: str = "") -> None:
     """A positive epsilon that noise can be found for."""
-    if not 0 < errors.require_number(what, epsilon, remedy) <= MOST_EPSILON:
-        raise errors.refuse(what, epsilon, f"positive and at most {MOST_EPSILON:,.0f}", remedy)
+    errors.require_positive(what, epsilon, remedy)
+    if epsilon > MOST_EPSILON:
+        raise errors.refuse(what, epsilon, f"at most {MOST_EPSILON:,.0f}", remedy)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Accounting commands never import JAX."""
 
+import errno
 import importlib
 import os
 import sys
@@ -40,6 +41,7 @@ line; 3 the machine failed (disk or memory full), in one line, or a defect of th
 130 interrupted
 """
 USAGE = _USAGE.format(commands="\n".join(f"  {name:<10} {command.about}" for name, command in COMMANDS.items()))
+UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
 FULL = "RESOURCE_EXHAUSTED"  # as XLA tells of memory
 
 
@@ -79,13 +81,15 @@ def _done(command: str, rest: list[str]) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno in UNUSABLE and error.filename is not None:
+            path, why = str(error.filename), folders.reason(error)
+            told = errors.refuse("path", folders.shown(path), "one that can be used", why)
+            print(f"fedjax-dp: {told}", file=sys.stderr)
+            return 2
+        return _failed(error)
     except Exception as error:  # whoever reads exit codes must not take a defect for a finding
-        failure = _of_the_machine(error)
-        if failure is None:
-            traceback.print_exc()
-        else:
-            print(f"fedjax-dp: {failure}", file=sys.stderr)
-        return 3
+        return _failed(error)
     except KeyboardInterrupt:
         resume = {
             "run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
@@ -96,6 +100,16 @@ def _done(command: str, rest: list[str]) -> int:
         return 130
 
 
+def _failed(error: Exception) -> int:
+    """The exit code of what is nobody's input: a line about the machine, or the traceback of a defect."""
+    failure = _of_the_machine(error)
+    if failure is None:
+        traceback.print_exc()
+    else:
+        print(f"fedjax-dp: {failure}", file=sys.stderr)
+    return 3
+
+
 def _of_the_machine(error: Exception) -> str | None:
     """One line about a failure that no change of this program would mend; None for a defect."""
     if isinstance(error, errors.StorageError):
@@ -104,5 +118,6 @@ def _of_the_machine(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in folders.MACHINE:
         return str(errors.StorageError(str(error.filename or "the output"), said, "make room, or write elsewhere"))
     if isinstance(error, MemoryError) or FULL in str(error):
-        return f"memory is full: {said[:160]}; take a smaller cohort or model, or --chunk-size 1"
+        why = (str(error).splitlines() or ["none is left"])[0][:160]
+        return f"memory is full: {why}; take a smaller cohort or model, or --chunk-size 1"
     return None

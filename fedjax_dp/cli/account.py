@@ -35,10 +35,12 @@ from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.accounting.papers import PAPERS
 from fedjax_dp.cli.options import check_plot, missing, parse, take_flag
+from fedjax_dp.cli.telling import Detail, take_detail
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
+QUIET_TOO = " --quiet prints the numbers alone."
 SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and the options that each takes
     "none": (FullBatch, ()),
     "poisson": (Poisson, ("rate",)),
@@ -97,11 +99,12 @@ class CalibrateOptions(Release):
 def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
+    detail, arguments = take_detail(arguments)
     options, _ = parse(
         "account",
         arguments,
         AccountOptions,
-        "The epsilon of noisy steps by every accountant." + JSON_TOO,
+        "The epsilon of noisy steps by every accountant." + JSON_TOO + QUIET_TOO,
     )
     check_plot(options.plot)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
@@ -121,18 +124,19 @@ def account_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
-    _print_answers(header, "epsilon", [*answers, least], warnings)
+    _print_answers(header, "epsilon", [*answers, least], warnings, detail)
     return 0
 
 
 def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
+    detail, arguments = take_detail(arguments)
     options, _ = parse(
         "calibrate",
         arguments,
         CalibrateOptions,
-        "The noise multiplier that each accountant asks for." + JSON_TOO,
+        "The noise multiplier that each accountant asks for." + JSON_TOO + QUIET_TOO,
     )
     check_plot(options.plot)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")
@@ -152,7 +156,7 @@ def calibrate_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
-    _print_answers(header, "noise multiplier", answers, warnings)
+    _print_answers(header, "noise multiplier", answers, warnings, detail)
     return 0
 
 
@@ -242,16 +246,20 @@ def _warnings(options: Release) -> list[str]:
     return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
 
 
-def _print_answers(header: str, what: str, answers: list[compare.Answer], warnings: list[str]) -> None:
+def _print_answers(header: str, what: str, answers: list[compare.Answer], warnings: list[str], detail: Detail) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    console.print(header, markup=False)
+    if detail is Detail.QUIET:
+        answers = [answer for answer in answers if answer.number is not None]
+    else:
+        console.print(header, markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("accountant")
     table.add_column(what, justify="right")
-    table.add_column("what it is, or why it has no answer")
+    if detail is not Detail.QUIET:
+        table.add_column("what it is, or why it has no answer")
     for answer in answers:
         number = "-" if answer.number is None else f"{answer.number:.5g}"
-        table.add_row(answer.accountant, number, answer.reason or answer.about)
+        table.add_row(answer.accountant, number, *([answer.reason or answer.about] if len(table.columns) > 2 else []))
     Console(highlight=False, markup=False).print(table)
     for warning in warnings:
         console.print(f"warning: {warning}", markup=False)

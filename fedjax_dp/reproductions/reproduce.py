@@ -58,8 +58,8 @@ def reproduce(
             raise errors.refuse("seeds", seeds, f"1 for {recipe.name}", "it is counted, or shows a single run")
     numbers = tuple(range(seeds or chosen_scale.seeds))
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
-    _require_own(folder, name)
     folders.require_writable("out", folder, "give another --out")
+    _require_own(folder, name)
     cells = cells_of(recipe, chosen_scale, panels)
     missing = unavailable(recipe, cells, data_dir)
     for panel, reason in missing.items():
