@@ -15,6 +15,8 @@ PICTURES = (".png", ".pdf", ".svg")
 class ConfigurationError(ValueError):
     """The request cannot be carried out as asked; the message is one line that says what to change."""
 
+    what: str | None = None  # the option that it is about, where it is one
+
 
 class MissingDataError(ConfigurationError):
     """A data set is not at hand; the message says what to get and where it belongs."""
@@ -55,16 +57,32 @@ class LostError(RuntimeError):
         )
 
 
+class StorageError(RuntimeError):
+    """The machine failed to store something: its disk is full, a quota is used up; what was stored before is whole."""
+
+    def __init__(self, where: str, reason: str, remedy: str = ""):
+        super().__init__(f"{where} could not be written: {reason}" + (f"; {remedy}" if remedy else ""))
+
+
 def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationError:
     """The error to raise: `what must be wanted, got got; remedy`."""
     ending = f"; {remedy}" if remedy else ""
-    return ConfigurationError(f"{what} must be {wanted}, got {got}{ending}")
+    error = ConfigurationError(f"{what} must be {wanted}, got {got}{ending}")
+    error.what = what
+    return error
 
 
 def require_given(what: str, value: T | None, remedy: str = "") -> T:
     """The value of what may be left out elsewhere, but not here."""
     if value is None:
         raise refuse(what, "nothing", "given", remedy)
+    return value
+
+
+def require_text(what: str, value: str, remedy: str = "") -> str:
+    """Some letters: an empty word, as a variable of a shell that is not set leaves it, names nothing."""
+    if not value:
+        raise refuse(what, "an empty word", "given", remedy)
     return value
 
 

@@ -144,6 +144,8 @@ def typed(what: str, given: Any, option: Option) -> Any:
         return float(given)
     if type(given) not in option.kinds:
         raise errors.refuse(what, repr(given), _wanted(option))
+    if isinstance(given, str):
+        errors.require_text(what, given)
     return given
 
 
@@ -152,6 +154,8 @@ def from_text(what: str, text: str, option: Option) -> Any:
     for kind in option.kinds:
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
+        if kind is str:
+            return errors.require_text(what, text)
         with contextlib.suppress(ValueError):
             if kind is not bool:
                 return kind(text)

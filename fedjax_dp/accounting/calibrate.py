@@ -26,6 +26,16 @@ def noise_multiplier_for(event: Event, epsilon: float, delta: float, accountant:
     return own * noise_factor_for(event, epsilon, delta, accountant)
 
 
+MOST_EPSILON = 1e6  # nats; far above what hides anything, and where losses still are numbers
+
+
+def require_budget(what: str, epsilon: float, remedy: str = "") -> None:
+    """A positive epsilon that noise can be found for."""
+    errors.require_positive(what, epsilon, remedy)
+    if epsilon > MOST_EPSILON:
+        raise errors.refuse(what, epsilon, f"at most {MOST_EPSILON:,.0f}", remedy)
+
+
 @functools.lru_cache(maxsize=65536)
 def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> float:
     """Smallest factor on all the noise of `event` with which it costs at most `epsilon` at `delta`.
@@ -35,7 +45,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
     Raises: ConfigurationError if the budget is unreachable, NotCoveredError if no noise makes the accountant's theorem
             apply.
     """
-    errors.require_positive("epsilon", epsilon)
+    require_budget("epsilon", epsilon)
     errors.require_in_unit_interval("delta", delta)
     chosen = accountant_named(accountant)
     if not any(True for _ in event.leaves()):

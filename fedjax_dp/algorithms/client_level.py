@@ -111,7 +111,7 @@ def dp_ftrl(
     bands  rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
     Default cohort: cyclic, so that a client's rounds are far apart; the server has momentum.
     """
-    errors.require_count("bands", bands)
+    errors.require_integer("bands", bands, 1, 10_000)  # each is held beside the model
     source = BandedNoise(coefficients=inverse_root_bands(bands))
     upload = ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, source=source)
     server = Server(hyperparameters={"learning_rate": server_learning_rate, "momentum": momentum}, factory=optax.sgd)

@@ -1,15 +1,17 @@
 """The command line: parse, call, print. Accounting commands never import JAX."""
 
+import errno
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from fedjax_dp import __version__, errors
+from fedjax_dp import __version__, errors, folders
+from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.watch import watched
 
-USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
+_USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp run --resume DIR [--json]
        fedjax-dp run ... --coordinator HOST:PORT --processes P --process I
        fedjax-dp export RUN FILE.safetensors|FILE.npz
@@ -25,48 +27,27 @@ USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp catalogue [--json]
        fedjax-dp data [DATASET] [OPTIONS] [--plot FILE] [--json]
        fedjax-dp data convert DATASET [OPTIONS] --out DIR
+       fedjax-dp completion bash|zsh|fish
 
 commands:
-  run        train a federated algorithm and say what privacy it gives; with no argument a private run on digits
-  export     the parameters of a run as a file that other programs read
-  sweep      seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop
-  best       the winner of a sweep as a configuration for run
-  plot       pictures of a sweep
-  reproduce  the tables and figures of the papers: published, literal, correct, and what each proves
-  audit      attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated
-  bench      where the time of a round goes, and its floor
-  account    the epsilon of noisy steps by every accountant, side by side
-  calibrate  the noise multiplier that each accountant asks for
-  claims     what the papers' theorems say on the papers' own settings, and what can be proved
-  catalogue  every algorithm: source, whom it hides from whom, what is kept, bytes per round
-  data       how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store
+{commands}
 
 fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version tells the version.
 
-exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
-line; 3 a defect of this program; 130 interrupted
-"""
+--quiet prints the result alone, --verbose all that is known of it (run, audit, account, calibrate).
 
-COMMANDS = {
-    "run": "run",
-    "export": "export",
-    "sweep": "sweep",
-    "best": "best",
-    "plot": "plot",
-    "reproduce": "reproduce",
-    "audit": "audit",
-    "bench": "bench",
-    "account": "account",
-    "calibrate": "account",
-    "claims": "account",
-    "catalogue": "catalogue",
-    "data": "data",
-}
+exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
+line; 3 the machine failed (disk or memory full), in one line, or a defect of this program, with its traceback;
+130 interrupted
+"""
+USAGE = _USAGE.format(commands="\n".join(f"  {name:<10} {command.about}" for name, command in COMMANDS.items()))
+UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
+FULL = "RESOURCE_EXHAUSTED"  # as XLA tells of memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input, 3 a
-    defect of this program, 130 interrupted."""
+    """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input, 3
+    the machine failed or a defect of this program, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
@@ -86,9 +67,11 @@ def _done(command: str, rest: list[str]) -> int:
     """The exit code of a command."""
     try:
         errors.require_choice("command", command, COMMANDS)
-        module = importlib.import_module(f"fedjax_dp.cli.{COMMANDS[command]}")  # only what the command needs is loaded
+        module = importlib.import_module(f"fedjax_dp.cli.{COMMANDS[command].module}")
         carry_out: Callable[[list[str]], int] = getattr(module, f"{command}_command")
-        return carry_out(rest)
+        code = carry_out(rest)
+        sys.stdout.flush()  # where its disk is full it fails here, and not after everything
+        return code
     except errors.ConfigurationError as error:
         print(f"fedjax-dp: {error}", file=sys.stderr)
         return 2
@@ -98,9 +81,15 @@ def _done(command: str, rest: list[str]) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:  # whoever reads exit codes must not take a defect for a finding
-        traceback.print_exc()
-        return 3
+    except OSError as error:
+        if error.errno in UNUSABLE and error.filename is not None:
+            path, why = str(error.filename), folders.reason(error)
+            told = errors.refuse("path", folders.shown(path), "one that can be used", why)
+            print(f"fedjax-dp: {told}", file=sys.stderr)
+            return 2
+        return _failed(error)
+    except Exception as error:  # whoever reads exit codes must not take a defect for a finding
+        return _failed(error)
     except KeyboardInterrupt:
         resume = {
             "run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
@@ -109,3 +98,26 @@ def _done(command: str, rest: list[str]) -> int:
         }.get(command, "")
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
         return 130
+
+
+def _failed(error: Exception) -> int:
+    """The exit code of what is nobody's input: a line about the machine, or the traceback of a defect."""
+    failure = _of_the_machine(error)
+    if failure is None:
+        traceback.print_exc()
+    else:
+        print(f"fedjax-dp: {failure}", file=sys.stderr)
+    return 3
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """One line about a failure that no change of this program would mend; None for a defect."""
+    if isinstance(error, errors.StorageError):
+        return str(error)
+    said = folders.reason(error)
+    if isinstance(error, OSError) and error.errno in folders.MACHINE:
+        return str(errors.StorageError(str(error.filename or "the output"), said, "make room, or write elsewhere"))
+    if isinstance(error, MemoryError) or FULL in str(error):
+        why = (str(error).splitlines() or ["none is left"])[0][:160]
+        return f"memory is full: {why}; take a smaller cohort or model, or --chunk-size 1"
+    return None

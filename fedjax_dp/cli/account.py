@@ -31,13 +31,16 @@ from fedjax_dp.accounting import (
     guarantee,
     seen,
 )
+from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.accounting.papers import PAPERS
 from fedjax_dp.cli.options import check_plot, missing, parse, take_flag
+from fedjax_dp.cli.telling import Detail, take_detail
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
+QUIET_TOO = " --quiet prints the numbers alone."
 SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and the options that each takes
     "none": (FullBatch, ()),
     "poisson": (Poisson, ("rate",)),
@@ -96,11 +99,12 @@ class CalibrateOptions(Release):
 def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
+    detail, arguments = take_detail(arguments)
     options, _ = parse(
         "account",
         arguments,
         AccountOptions,
-        "The epsilon of noisy steps by every accountant." + JSON_TOO,
+        "The epsilon of noisy steps by every accountant." + JSON_TOO + QUIET_TOO,
     )
     check_plot(options.plot)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
@@ -120,21 +124,22 @@ def account_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
-    _print_answers(header, "epsilon", [*answers, least], warnings)
+    _print_answers(header, "epsilon", [*answers, least], warnings, detail)
     return 0
 
 
 def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
+    detail, arguments = take_detail(arguments)
     options, _ = parse(
         "calibrate",
         arguments,
         CalibrateOptions,
-        "The noise multiplier that each accountant asks for." + JSON_TOO,
+        "The noise multiplier that each accountant asks for." + JSON_TOO + QUIET_TOO,
     )
     check_plot(options.plot)
-    errors.require_positive("epsilon", options.epsilon, "it is the budget in nats")
+    require_budget("epsilon", options.epsilon, "it is the budget in nats")
     answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
     if all(answer.number is None for answer in answers):
         raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
@@ -151,15 +156,16 @@ def calibrate_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
-    _print_answers(header, "noise multiplier", answers, warnings)
+    _print_answers(header, "noise multiplier", answers, warnings, detail)
     return 0
 
 
 def _both(names: tuple[str, str], first: A | None, second: B | None) -> tuple[A, B]:
     """Two options that mean something only together."""
     if first is None or second is None:
-        lacking = [name for name, value in zip(names, (first, second), strict=True) if value is None]
-        raise missing(*lacking, why=" together")
+        there, lacking = names if second is None else names[::-1]
+        got, remedy = f"{there} alone", f"add --{lacking.replace('_', '-')}"
+        raise errors.refuse(" and ".join(names), got, "given together, or neither", remedy)
     return first, second
 
 
@@ -240,16 +246,20 @@ def _warnings(options: Release) -> list[str]:
     return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
 
 
-def _print_answers(header: str, what: str, answers: list[compare.Answer], warnings: list[str]) -> None:
+def _print_answers(header: str, what: str, answers: list[compare.Answer], warnings: list[str], detail: Detail) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    console.print(header, markup=False)
+    if detail is Detail.QUIET:
+        answers = [answer for answer in answers if answer.number is not None]
+    else:
+        console.print(header, markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("accountant")
     table.add_column(what, justify="right")
-    table.add_column("what it is, or why it has no answer")
+    if detail is not Detail.QUIET:
+        table.add_column("what it is, or why it has no answer")
     for answer in answers:
         number = "-" if answer.number is None else f"{answer.number:.5g}"
-        table.add_row(answer.accountant, number, answer.reason or answer.about)
+        table.add_row(answer.accountant, number, *([answer.reason or answer.about] if len(table.columns) > 2 else []))
     Console(highlight=False, markup=False).print(table)
     for warning in warnings:
         console.print(f"warning: {warning}", markup=False)

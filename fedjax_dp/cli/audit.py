@@ -6,8 +6,6 @@ import json
 import shlex
 from typing import Annotated
 
-from rich.console import Console
-
 from fedjax_dp import devices
 from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.audits.audit import audit, require_sane
@@ -16,6 +14,7 @@ from fedjax_dp.audits.setup import CANARY_NAMES
 from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli.options import check_plot, take_flag
 from fedjax_dp.cli.run_options import asked_with
+from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import report
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
@@ -29,7 +28,8 @@ from fedjax_dp.privacy.planned_run import plan_run
 DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
 
 usage: fedjax-dp audit [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run, and after them those of the
-audit. --json prints one JSON object on stdout and nothing else. Exit code 1 says that what is stated is violated: with
+audit. --json prints one JSON object on stdout and nothing else; --quiet prints the result alone, --verbose also how
+often the attack erred. Exit code 1 says that what is stated is violated: with
 --significance 0.05 at most one sound run in twenty is told so."""
 USUAL = {name: parameter.default for name, parameter in inspect.signature(audit).parameters.items()}
 OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
@@ -45,8 +45,8 @@ IDLE = (
     "out",
 )
 
-_IF = "          if noise and sampling are of the stated kind, and only how much noise there is is in doubt"
-_UNTESTED = "untested  your model, which is not run: this canary chooses gradients, and all that is done to them is run"
+_IF = f"{INDENT}if noise and sampling are of the stated kind, and only how much noise there is is in doubt"
+_UNTESTED = "your model, which is not run: this canary chooses gradients, and all that is done to them is run"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +82,20 @@ def audit_command(arguments: list[str]) -> int:
     """Run an audit and print what it found; 1 where what is stated is violated."""
     given = list(arguments)
     as_json, arguments = take_flag(arguments, "--json")
+    detail, arguments = take_detail(arguments)
     said, options, flagged = asked_with("audit", arguments, DESCRIPTION, AuditOptions)
     check_plot(options.plot)
     require_sane(
         options.canary, options.claim, options.significance, trials=options.trials, lanes=options.lanes
     )  # before minutes of calibration
-    screen = Screen()
+    screen = Screen(quiet=detail is Detail.QUIET)
     idle = [f"--{name.replace('_', '-')}" for name in IDLE if name in flagged]
     if idle:
         screen.say(f"of no effect on an audit: {', '.join(idle)}")
     devices.cache_programs()
     config = configs.resolve(said)
-    found, promise = _audited(config, options, screen)
+    with config.naming_defaults():
+        found, promise = _audited(config, options, screen)
     found = dataclasses.replace(found, repeat=_again(given))
     if options.plot:
         from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
@@ -109,7 +111,7 @@ def audit_command(arguments: list[str]) -> int:
         }
         print(json.dumps(content, allow_nan=False))
     else:
-        _print(found, promise, options, config.privacy.participation)
+        _print(found, promise, options, config.privacy.participation, detail)
     return int(found.violated)
 
 
@@ -142,7 +144,7 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
 def _again(arguments: list[str]) -> str:
     """The command that repeats an audit, as it can be pasted; how its result was shown is left out."""
     words = ["fedjax-dp", "audit"]
-    rest = [word for word in arguments if word != "--json"]
+    rest = [word for word in arguments if word not in ("--json", "--quiet", "--verbose")]
     while rest:
         word = rest.pop(0)
         if word == "--plot":
@@ -152,39 +154,37 @@ def _again(arguments: list[str]) -> str:
     return shlex.join(words)
 
 
-def _print(found: Audit, promise: Guarantee, options: AuditOptions, participation: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+def _print(found: Audit, promise: Guarantee, options: AuditOptions, participation: str, detail: Detail) -> None:
     sure = f"with confidence {found.confidence}"
     noise = f"at most {found.noise:.3g} times what is stated" if found.noise < 1e3 else "nothing is proved about it"
     if not found.violated:
         noise += f"; half of it would {'' if found.noise < 2 else 'not '}have been noticed"
-    lines = [
-        found.verdict,
-        f"stated    {found.guarantee}",
+    told = [
+        ("", found.verdict),
+        ("stated", str(found.guarantee)),
         *_own_statement(found, promise, participation),
-        *([] if found.claim is None else [f"claimed   epsilon {found.claim:g}, which is what was tested"]),
-        f"proved    {_at_least(found.lower)} {sure}; {_runs(found)}",
-        *([_IF] if found.lower > found.of_any else []),
-        f"always    {_at_least(found.of_any)} {sure}, whatever the mechanism is",
-        f"noise     {noise}",
-        f"attack    {_attack(found, options)}",
-        *_errors(found),
-        *([_UNTESTED] if found.canary == "gradient" else []),
-        *(f"warning   {text}" for text in found.guarantee.warnings),
-        *(f"{'REFUTED' if str(claim) in found.refuted else 'paper':<10}{claim}" for claim in found.guarantee.claims),
-        f"time      {found.seconds:.1f} s",
+        *([] if found.claim is None else [("claimed", f"epsilon {found.claim:g}, which is what was tested")]),
+        ("proved", f"{_at_least(found.lower)} {sure}; {_runs(found)}"),
+        *([("", _IF)] if found.lower > found.of_any else []),
+        *(("warning", text) for text in found.guarantee.warnings),
+        *(("REFUTED" if str(claim) in found.refuted else "paper", str(claim)) for claim in found.guarantee.claims),
     ]
-    for line in lines:
-        console.print(line, markup=False)
+    rests_on = [
+        ("always", f"{_at_least(found.of_any)} {sure}, whatever the mechanism is"),
+        ("noise", noise),
+        ("attack", _attack(found, options)),
+        *([("untested", _UNTESTED)] if found.canary == "gradient" else []),
+    ]
+    tell(told, rests_on, [*_errors(found), ("time", f"{found.seconds:.1f} s")], detail)
 
 
-def _own_statement(found: Audit, promise: Guarantee, participation: str) -> list[str]:
+def _own_statement(found: Audit, promise: Guarantee, participation: str) -> list[tuple[str, str]]:
     """What the run itself states of the audited client, where that is another number."""
     own = promise.epsilons[found.client]
     if abs(own - found.epsilon) <= 1e-6 * own:
         return []
     told = f"its own model and participation {participation}"
-    return [f"          the run itself states {own:.4g} of client {found.client}, for {told}"]
+    return [("", f"{INDENT}the run itself states {own:.4g} of client {found.client}, for {told}")]
 
 
 def _runs(found: Audit) -> str:
@@ -212,7 +212,7 @@ def _attack(found: Audit, options: AuditOptions) -> str:
     return f"{found.outcome.attack}; canary {found.canary} in {where}{others}"
 
 
-def _errors(found: Audit) -> list[str]:
+def _errors(found: Audit) -> list[tuple[str, str]]:
     """How often the attack erred."""
     if not isinstance(found.outcome, Outcome):
         return []
@@ -221,7 +221,5 @@ def _errors(found: Audit) -> list[str]:
         most = f"rates at most {bounds.false_positive:.3g} and {bounds.false_negative:.3g}"
     else:
         most = f"mean of both rates at most {bounds.mean:.3g}"
-    return [
-        f"errors    canary seen in {bounds.false_positives:,} of {bounds.negatives:,} runs without it, missed in "
-        f"{bounds.false_negatives:,} of {bounds.positives:,} with it; {most}"
-    ]
+    seen = f"canary seen in {bounds.false_positives:,} of {bounds.negatives:,} runs without it, missed in"
+    return [("errors", f"{seen} {bounds.false_negatives:,} of {bounds.positives:,} with it; {most}")]

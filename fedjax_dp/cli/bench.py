@@ -48,9 +48,10 @@ def bench_command(arguments: list[str]) -> int:
     screen = Screen()
     devices.cache_programs()
     config = configs.resolve(said)
-    data = build_data(config.data)
-    model, algorithm = build_model(config, data), build_algorithm(config, data)
-    with screen.bar("measuring", total=1) as show:
+    with config.naming_defaults():
+        data = build_data(config.data)
+        model, algorithm = build_model(config, data), build_algorithm(config, data)
+    with config.naming_defaults(), screen.bar("measuring", total=1) as show:
         found = latency(
             algorithm,
             data,

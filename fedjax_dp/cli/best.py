@@ -7,7 +7,7 @@ import pathlib
 from typing import Annotated, Any
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.cli.options import parse, take_flag, take_path
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
@@ -34,7 +34,7 @@ class BestOptions:
 def best_command(arguments: list[str]) -> int:
     """Print the winning configuration, and what it reached."""
     as_json, arguments = take_flag(arguments, "--json")
-    where = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    where = take_path(arguments)
     options, _ = parse("best", arguments, BestOptions, DESCRIPTION)
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")

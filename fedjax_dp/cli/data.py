@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import check_plot, parse, take_flag
+from fedjax_dp.cli.options import check_plot, parse, take_flag, take_path
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
+from fedjax_dp.data.disk import check_place
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import (
     PopulationConfig,
@@ -42,12 +43,14 @@ def data_command(arguments: list[str]) -> int:
     as_json, arguments = take_flag(arguments, "--json")
     converts = arguments[:1] == ["convert"]
     arguments = arguments[converts:]
-    named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "digits"
+    named = take_path(arguments) or "digits"
     brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
     options, _ = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
     check_plot(options.plot)
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")
+    if options.out is not None:
+        check_place(options.out)
     options = resolve_population(options, population_of(kind_of(options.dataset)))
     data = build_data(options)
     summary = summarise(data)

@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from fedjax_dp import errors, options
+from fedjax_dp.cli.commands import COMMANDS, HELP
 from fedjax_dp.options import REQUIRED, Option, Options
 
 T = TypeVar("T")
-HELP = ("-h", "--help", "--help-all")
 _METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR", bool: "true|false"}
 
 
@@ -26,15 +26,20 @@ def take_option(arguments: list[str], name: str, wanted: str) -> tuple[str | Non
         if argument == name:
             if index + 1 == len(arguments):
                 raise errors.refuse(name, "no value", f"followed by {wanted}")
-            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
+            return errors.require_text(name, arguments[index + 1]), arguments[:index] + arguments[index + 2 :]
         if argument.startswith(name + "="):
-            return argument.split("=", 1)[1], arguments[:index] + arguments[index + 1 :]
+            return errors.require_text(name, argument.split("=", 1)[1]), arguments[:index] + arguments[index + 1 :]
     return None, arguments
 
 
 def take_path(arguments: list[str]) -> str | None:
-    """The first argument, taken off the list, where it is no flag."""
-    return arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    """The first argument, taken off the list, where it is no flag.
+
+    Raises: ConfigurationError for an empty one.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        return None
+    return errors.require_text("the first argument", arguments.pop(0), "leave it out, or name a file or folder")
 
 
 def check_plot(path: str | None) -> None:
@@ -84,7 +89,8 @@ def flags(command: str, arguments: list[str], taken: Options) -> dict[str, Any]:
         flag, equals, value = rest.pop(0).partition("=")
         flag = flag.replace("_", "-")
         if flag not in by_flag:
-            near = errors.nearest(flag, by_flag)
+            known = COMMANDS[command]
+            near = errors.nearest(flag, [*HELP[1:], *known.switches, *known.valued, *by_flag])
             raise errors.refuse(
                 "argument",
                 repr(flag),

@@ -4,8 +4,8 @@ import dataclasses
 import pathlib
 from typing import Annotated
 
-from fedjax_dp import errors
-from fedjax_dp.cli.options import parse
+from fedjax_dp import errors, folders
+from fedjax_dp.cli.options import parse, take_path
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.records import read_records
@@ -42,8 +42,9 @@ class PlotOptions:
 
 def plot_command(arguments: list[str]) -> int:
     """Write the pictures that were asked for."""
-    where = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    options, _ = parse("plot", arguments[where is not None :], PlotOptions, DESCRIPTION)
+    rest = list(arguments)
+    where = take_path(rest)
+    options, _ = parse("plot", rest, PlotOptions, DESCRIPTION)
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     about, records = read_records(where)
@@ -54,9 +55,10 @@ def plot_command(arguments: list[str]) -> int:
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
     paths = _paths(options.out, pathlib.Path(where) / "plots", list(drawn), errors.PICTURES)
-    for path, draw in zip(paths, drawn.values()):
-        draw(path)
-        print(path)
+    with folders.storing(paths[0].parent, "make room, or give another --out"), folders.making(paths[0].parent):
+        for path, draw in zip(paths, drawn.values()):
+            draw(path)
+            print(path)
     planned = about.get("points", 0)
     if len(records) < planned:
         Screen().say(f"{len(records)} of {planned} points are there")
@@ -64,7 +66,7 @@ def plot_command(arguments: list[str]) -> int:
 
 
 def _paths(out: str | None, usual: pathlib.Path, names: list[str], suffixes: tuple[str, ...]) -> list[pathlib.Path]:
-    """Where pictures go; makes the folder."""
+    """Where pictures go."""
     path = usual if out is None else pathlib.Path(out)
     if path.suffix in suffixes and len(names) > 1:
         raise errors.refuse("out", str(path), f"a folder for {len(names)} pictures", "or give --kind, such as overview")
@@ -74,5 +76,5 @@ def _paths(out: str | None, usual: pathlib.Path, names: list[str], suffixes: tup
         return [path]
     if path.suffix[1:].isalpha() or path.is_file():
         raise errors.refuse("out", str(path), "a folder, or a file that ends in " + ", ".join(suffixes))
-    path.mkdir(parents=True, exist_ok=True)
+    folders.require_writable("out", path, "give another --out")
     return [path / f"{name}.png" for name in names]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.cli.options import parse, take_flag, take_path
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
@@ -40,7 +40,7 @@ class ReproduceOptions:
 def reproduce_command(arguments: list[str]) -> int:
     """List the recipes, or run one."""
     as_json, arguments = take_flag(arguments, "--json")
-    name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    name = take_path(arguments)
     options, _ = parse("reproduce", arguments, ReproduceOptions, DESCRIPTION)
     if name is None:
         _list(as_json)

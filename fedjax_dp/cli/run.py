@@ -4,45 +4,61 @@ import json
 import pathlib
 from typing import Any
 
-from rich.console import Console
-
 from fedjax_dp import devices
 from fedjax_dp.cli.options import take_flag, take_option
 from fedjax_dp.cli.run_options import asked
+from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import configured
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.population import kind_of
+from fedjax_dp.experiments.presets import paper_of
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
 usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout and nothing else;
+--quiet prints the result alone, --verbose also traffic and time;
 fedjax-dp run --resume DIR continues a run from its last checkpoint;
 with --coordinator HOST:PORT --processes P --process I (or --coordinator auto under SLURM and Kubernetes) it is one of P
 processes that share the run, each started with its own I; --timeout SECONDS is how long they wait for each other."""
+FEW = 0.1  # of the gradients
 
 
 def run_command(arguments: list[str]) -> int:
     """Start or resume a run, and print its result; of several processes the first prints."""
     as_json, arguments = take_flag(arguments, "--json")
+    detail, arguments = take_detail(arguments)
     resume, arguments = take_option(arguments, "--resume", "a run folder")
     group, arguments = _take_group(arguments)
     devices.cache_programs()
     with distributed.joined(group):
-        screen = Screen(quiet=not distributed.first())
+        screen = Screen(quiet=not distributed.first() or detail is Detail.QUIET)
         said = distributed.together(
             lambda: asked("run", arguments, DESCRIPTION)[0],
             lambda said: {name: str(value) for name, value in said.items()},
         )
+        caption = ""
         if resume is None:
-            result, where = configured.start(configs.resolve(said), screen)
+            config = configs.resolve(said)
+            caption = _caption(config)
+            result, where = configured.start(config, screen)
         else:
             result, where = configured.resume(pathlib.Path(resume), said, screen)
         if as_json and distributed.first():
             print(json.dumps(result, allow_nan=False))
         elif distributed.first():
-            _print_result(result, where)
+            _print_result(result, where, detail, caption)
     return 0
+
+
+def _caption(config: configs.RunConfig) -> str:
+    """Whose delta it is, where nobody gave one."""
+    kind = kind_of(config.data.dataset)
+    paper = paper_of(kind)
+    return (
+        "" if "delta" in config.given or paper is None else f"; it is that of the {paper} paper, the default on {kind}"
+    )
 
 
 def _take_group(arguments: list[str]) -> tuple[distributed.Group | None, list[str]]:
@@ -56,47 +72,76 @@ def _take_group(arguments: list[str]) -> tuple[distributed.Group | None, list[st
     return distributed.group_of(coordinator, **words), arguments
 
 
-def _print_result(result: dict[str, Any], where: pathlib.Path) -> None:
+def _print_result(result: dict[str, Any], where: pathlib.Path, detail: Detail, caption: str) -> None:
     guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
-    console = Console(highlight=False, soft_wrap=True)
-    lines = [
+    headline = (
         f"{result['algorithm']} on {result['dataset']}: test accuracy {result['test_accuracy']:.4f}, "
-        f"loss {result['test_loss']:.4f} after {result['rounds']} rounds",
-        *_measured(result),
-        f"privacy   {guarantee['statement']}",
-        *(f"          assuming {text}" for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
-        *(f"warning   {text}" for text in guarantee["warnings"]),
-        *(f"claim     {claim['statement']}" for claim in guarantee["claims"]),
-        f"traffic   {traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, "
-        f"{traffic['total']:,.0f} in all",
-        f"time      {timing['round_s_median'] * 1e3:.1f} ms a round, {timing['compile_s']:.1f} s to compile, "
-        f"{timing['total_s']:.1f} s in all",
-        f"folder    {where} (config.toml, metrics.json, result.json, run.png, checkpoints)",
+        f"loss {result['test_loss']:.4f} after {result['rounds']} rounds"
+    )
+    told = [
+        ("", headline),
+        *_target(result),
+        ("privacy", guarantee["statement"]),
+        *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
+        ("folder", f"{where} (config.toml, metrics.json, result.json, run.png, checkpoints)"),
     ]
-    for line in lines:
-        console.print(line, markup=False)
+    rests_on = [
+        *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
+        *(("claim", claim["statement"]) for claim in guarantee["claims"]),
+        *_probes(result["history"][-1]),
+    ]
+    in_all = f"{traffic['total']:,.0f} in all"
+    compiled = f"{timing['compile_s']:.1f} s to compile, {timing['total_s']:.1f} s in all"
+    rest = [
+        ("traffic", f"{traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, {in_all}"),
+        ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
+    ]
+    tell(told, rests_on, rest, detail)
 
 
-def _measured(result: dict[str, Any]) -> list[str]:
+def _target(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """When the accuracy that was asked for was reached."""
+    target, reached = result["config"].get("target_accuracy"), result["rounds_to_target"]
+    if target is None:
+        return []
+    if reached is None:
+        return [("target", f"accuracy {target:g} not reached")]
+    return [("target", f"accuracy {target:g} first seen after round {reached}, {result['bytes_to_target']:,.0f} bytes")]
+
+
+def _probes(last: dict[str, Any]) -> list[tuple[str, str]]:
     """What else is known of the last evaluation; the simulator's own view is labelled so."""
-    last, target = result["history"][-1], result["config"].get("target_accuracy")
-    clipped, ratio, norm = (last[name] for name in ("clipped", "noise_to_signal", "gradient_norm"))
-    lines, probes = [], []
-    if result["rounds_to_target"] is not None:
-        lines.append(
-            f"target    accuracy {target:g} first seen after round {result['rounds_to_target']}, "
-            f"{result['bytes_to_target']:,.0f} bytes"
-        )
-    elif target is not None:
-        lines.append(f"target    accuracy {target:g} not reached")
+    probes = []
     if last["worst_tenth"] is not None:
         probes.append(
             f"worst tenth of clients {last['worst_tenth']:.4f}, mean {last['client_mean']:.4f}, "
             f"variance {last['client_variance']:.2g}"
         )
     if last["objective"] is not None:
+        norm = last["gradient_norm"]
         probes.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
-    if ratio:
-        seen = f"{clipped:.0%} of gradients clipped, " if clipped else ""
-        probes.append(f"{seen}noise {ratio:.3g} times the signal")
-    return lines + [f"{'probes' if index == 0 else '':<10}{text}" for index, text in enumerate(probes)]
+    if last["noise_to_signal"]:
+        if last["clipped"]:
+            probes.append(f"{last['clipped']:.0%} of gradients clipped: {_about_clipping(last['clipped'])}")
+        probes.append(f"noise {last['noise_to_signal']:.3g} times the signal: {_about_noise(last['noise_to_signal'])}")
+    return [("", INDENT + text) if index else ("probes", text) for index, text in enumerate(probes)]
+
+
+def _about_clipping(clipped: float) -> str:
+    """What is usual: Abadi et al. 2016 take the median norm, De et al. 2022 a norm that clips nearly all."""
+    usual = (
+        "usual is half, at the median norm (Abadi et al. 2016), or nearly all, with a rate to match (De et al. 2022)"
+    )
+    if clipped > FEW:
+        return usual
+    return f"{usual}; where few are, noise is larger than it need be: try a lower --clip-norm"
+
+
+def _about_noise(ratio: float) -> str:
+    """It is a ratio of lengths, and noise has as many directions as the model has parameters."""
+    if ratio <= 1:
+        return "usual is more, as noise points everywhere in the model and the signal in few directions"
+    return (
+        "above 1 is usual, as noise points everywhere in the model and the signal in few directions, and rounds "
+        "average it out; if training stalls, larger --batch-size, --cohort-size or --epsilon lower it"
+    )

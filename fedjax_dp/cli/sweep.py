@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import parse, take_flag
+from fedjax_dp.cli.options import parse, take_flag, take_path
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import folder as folders
@@ -64,7 +64,7 @@ def sweep_command(arguments: list[str]) -> int:
     """Run a sweep, or go on with it, and print its best settings."""
     as_json, arguments = take_flag(arguments, "--json")
     only_plan, arguments = take_flag(arguments, "--plan")
-    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    path = take_path(arguments)
     options, _ = parse("sweep", arguments, SweepOptions, DESCRIPTION)
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.pytrees import checksum
 
@@ -31,15 +31,13 @@ Show = Callable[[float, str], None]
 def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, told: None) -> None:
     """Write federated data into a new folder, which appears once it is whole.
 
-    Raises: ConfigurationError if the folder exists or cannot be made.
+    Raises: ConfigurationError if the folder holds something or cannot be made; errors.StorageError if the disk is full.
     """
     folder = pathlib.Path(folder)
     draft = folder.with_name(folder.name + ".part")
-    if folder.exists():
-        raise errors.refuse("out", str(folder), "a folder that does not exist", "give another --out")
-    try:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+    check_place(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+    with folders.storing(folder, "make room, or give another --out"), folders.making(draft):
         records = _records(data, draft, show)
         noted = checksum(records["x"], records["y"], data.sizes)
         _write(draft / "records.arrow", records)
@@ -62,10 +60,11 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         }
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
         os.replace(draft, folder)
-    except OSError as error:
-        raise errors.refuse("out", str(folder), "a folder that can be written", str(error)) from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_place(folder: str | os.PathLike[str]) -> None:
+    """Refuse a place where no store could be written."""
+    folders.require_new("out", pathlib.Path(folder), "give another --out")
 
 
 def open_store(folder: str | os.PathLike[str]) -> FederatedData:

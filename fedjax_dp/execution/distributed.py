@@ -127,15 +127,16 @@ def first() -> bool:
 def together(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> T:
     """What `prepare` gives, once all processes have it and agree on its `facts`; else they all refuse.
 
-    Raises: ConfigurationError in every process if it is raised in one, or if a fact differs.
+    Raises: ConfigurationError in every process if it is raised in one, or if a fact differs; errors.StorageError where
+            that is raised.
     """
     if not jax.distributed.is_initialized():
         return prepare()
-    mine: errors.ConfigurationError | None = None
+    mine: errors.ConfigurationError | errors.StorageError | None = None
     try:
         made = prepare()
         told = facts(made)
-    except errors.ConfigurationError as error:
+    except (errors.ConfigurationError, errors.StorageError) as error:
         mine, told = error, {"refused": str(error)}
     everyone = _gathered(told)
     if mine is not None:

@@ -98,6 +98,8 @@ def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData
             together = f", {asked.model_devices} for each" if asked.model_devices > 1 else ""
             wanted = f"at most the {members} clients of a cohort{together}"
             raise errors.refuse("devices", count, wanted, "take fewer, or auto")
+    if asked.deterministic is not None and asked.deterministic > members:
+        raise errors.refuse("deterministic", asked.deterministic, f"at most the {members} clients of a cohort")
     return some_devices(count, asked.chunk_size, parts=asked.deterministic, model_devices=asked.model_devices)
 
 

@@ -4,6 +4,7 @@ What is said is a mapping of names to values; names are those of the fields belo
 `resolve` makes a `RunConfig` of it, which says everything.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -11,12 +12,13 @@ import math
 import os
 import pathlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
 
 from fedjax_dp import errors, own_code
+from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.experiments.population import PopulationConfig, kind_of, population_of, resolve_population
 from fedjax_dp.experiments.presets import preset_of
@@ -62,6 +64,8 @@ class PrivacyConfig(PrivacyTerms):
         low, high = self.epsilon, self.epsilon_high
         budgets: float | np.ndarray | None = low
         if low is not None and high is not None:
+            for name, budget in (("epsilon", low), ("epsilon_high", high)):
+                require_budget(name, budget)
             if not high >= low:
                 raise errors.refuse("epsilon_high", high, f"at least epsilon, {low:g}")
             budgets = np.random.default_rng(seed).uniform(low, high, num_clients)
@@ -128,6 +132,7 @@ class RunConfig:
     privacy: PrivacyConfig
     execution: ExecutionConfig
     output: OutputConfig
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # fields that were said, by name
 
     @property
     def entry(self) -> Entry[Any]:
@@ -158,6 +163,18 @@ class RunConfig:
             if (own := {name: value for name, value in changes.items() if name in options})
         }
         return dataclasses.replace(self, **changed)
+
+    @contextlib.contextmanager
+    def naming_defaults(self) -> Iterator[None]:
+        """A refusal in the block that is about a field which nobody gave says whose default it is."""
+        try:
+            yield
+        except errors.ConfigurationError as error:
+            brought = error.what in self.flat() and error.what not in self.given
+            if not brought:
+                raise
+            whose = f"{self.entry.name} on {self.data.dataset}"
+            raise type(error)(f"{error} (nobody gave {error.what}: it is the default of {whose})") from None
 
 
 def entry_of(algorithm: str) -> Entry[Any]:
@@ -252,6 +269,7 @@ def resolve(said: Said) -> RunConfig:
         privacy=PrivacyConfig(**_only(values, PrivacyConfig)),
         execution=ExecutionConfig(**_only(values, ExecutionConfig)),
         output=OutputConfig(**_only(values, OutputConfig)),
+        given=frozenset(said),
     )
 
 
@@ -309,7 +327,7 @@ def _only(values: Said, cls: type) -> dict[str, Any]:
 
 def table(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a TOML file says, unchecked."""
-    path = pathlib.Path(path)
+    path = pathlib.Path(errors.require_text("configuration file", os.fspath(path)))
     if not path.is_file():
         raise errors.refuse("configuration file", str(path), "an existing TOML file")
     try:
@@ -320,8 +338,7 @@ def table(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a TOML file says, each value checked against its type."""
-    path = pathlib.Path(path)
-    said = table(path)
+    said, path = table(path), pathlib.Path(path)
     known = known_options(said.get("algorithm"))
     for name, given in said.items():
         errors.require_choice(f"{path.name}: a key", name, known)

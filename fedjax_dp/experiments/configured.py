@@ -38,7 +38,8 @@ def start(config: RunConfig, screen: Screen, callbacks: Sequence[Any] = ()) -> O
     def checked() -> tuple[pathlib.Path, Ready]:
         path = _free_folder(config)
         run_folder.check_new(path)
-        return path, _ready(config, screen)
+        with config.naming_defaults():
+            return path, _ready(config, screen)
 
     path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
     result = run_folder.start(ready, path, run_folder.CONFIGURED, screen, told)
@@ -64,6 +65,7 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, callbacks:
         return finished, path
 
     def checked() -> tuple[Ready, dict[str, Any]]:
+        run_folder.check_writable(path)
         as_begun = rounds == config.training.rounds
         ready = _ready(config, screen if as_begun else Screen(quiet=True))
         run_folder.require_same(about, ready.checksums)

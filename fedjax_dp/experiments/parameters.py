@@ -1,5 +1,6 @@
 """Parameters of a model in files that other programs read: safetensors or npz, named by their paths."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.pytrees import path_name
 
 ENDINGS = (".safetensors", ".npz")
@@ -18,13 +19,15 @@ ALONE = "params"  # the name of a single array, which has no path
 def write(path: pathlib.Path, params: Any, told: Mapping[str, str]) -> None:
     """Write parameters, and in a .safetensors file what is `told` of them.
 
-    Raises: ConfigurationError for another ending, and for a file that cannot be written.
+    Raises: ConfigurationError for another ending and a folder that is none; errors.StorageError if the disk is full.
     """
     if path.suffix not in ENDINGS:
         raise errors.refuse("file of parameters", path, f"one that ends in {' or '.join(ENDINGS)}")
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = {path_name(where) or ALONE: np.ascontiguousarray(leaf) for where, leaf in leaves}
     draft = path.with_name(f"{path.name}.part")
+    if not path.parent.is_dir():
+        raise errors.refuse("file of parameters", path, "in an existing folder", "make it first")
     try:
         if path.suffix == ".npz":
             arrays: Any = named
@@ -35,9 +38,11 @@ def write(path: pathlib.Path, params: Any, told: Mapping[str, str]) -> None:
 
             draft.write_bytes(save(named, metadata=dict(told)))
         os.replace(draft, path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise errors.refuse("file of parameters", path, "one that can be written", str(error)) from None
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        with folders.storing(path):
+            raise error
 
 
 def read(path: pathlib.Path) -> Any:

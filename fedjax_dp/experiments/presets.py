@@ -43,6 +43,11 @@ _TRAINING: dict[str, dict[str, Any]] = {
 }
 
 
+def paper_of(kind: str) -> str | None:
+    """The paper whose setting a data set brings."""
+    return "dpnfl" if _TRAINING.get(kind) is _DPNFL else None
+
+
 def preset_of(kind: str) -> dict[str, Any]:
     """Everything that a data set brings."""
     return population_of(kind) | _TRAINING.get(kind, _SMALL)

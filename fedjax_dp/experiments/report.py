@@ -70,8 +70,12 @@ def summary(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
     draft = path.with_name(path.name + ".part")
-    draft.write_text(text)
-    os.replace(draft, path)
+    try:
+        draft.write_text(text)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

@@ -117,6 +117,7 @@ def resume(
     terms = PrivacyTerms(**{name: said[name] for name in of_class(PrivacyTerms) if name in said})
 
     def checked() -> tuple[Ready, dict[str, Any]]:
+        run_folder.check_writable(path)
         ready = _ready(*given, said, terms, kept=True)
         run_folder.require_same(about, ready.checksums)
         if not longer:

@@ -8,10 +8,10 @@ import os
 import pathlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
@@ -37,21 +37,24 @@ class RunFolder:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self._checkpoints = Checkpoints(path)
+        with self._storing():
+            self._checkpoints = Checkpoints(path)
 
     def keep(self, state: ServerState, history: Sequence[Evaluation], checkpoint: bool) -> None:
         """Metrics always, the state where a checkpoint is due."""
-        if distributed.first():
-            report.write_json(self.path / METRICS, [point._asdict() for point in history])
-        if checkpoint:
-            self._checkpoints.save(state)
+        with self._storing():
+            if distributed.first():
+                report.write_json(self.path / METRICS, [point._asdict() for point in history])
+            if checkpoint:
+                self._checkpoints.save(state)
 
     def finish(self, ready: Ready, result: Result) -> None:
         """Result and picture."""
         told = report.summary(ready, result, traffic(ready.algorithm, ready.model, ready.data))
         if distributed.first():
-            plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png")
-            report.write_json(self.path / RESULT, told)  # last: it says that the run is finished
+            with self._storing():
+                plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png")
+                report.write_json(self.path / RESULT, told)  # last: it says that the run is finished
 
     def state(self, ready: Ready) -> ServerState | None:
         """The newest checkpoint, on the devices of the run; None before the first."""
@@ -62,6 +65,9 @@ class RunFolder:
 
     def close(self) -> None:
         self._checkpoints.close()
+
+    def _storing(self) -> AbstractContextManager[None]:
+        return folders.storing(self.path, f"make room; fedjax-dp run --resume {self.path} goes on from what is stored")
 
 
 @contextmanager
@@ -103,12 +109,17 @@ def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Sc
 
 
 def check_new(path: pathlib.Path) -> None:
-    """Refuse a folder that holds something, or is none."""
-    if path.is_dir() and not any(path.iterdir()):
+    """Refuse a folder that holds something, is none, or cannot be written to; the first process looks."""
+    if not distributed.first():
         return
-    if path.exists() or path.is_symlink():
-        remedy = f"give another --out, or --resume {path}" if (path / ABOUT).is_file() else "give another --out"
-        raise errors.refuse("out", str(path), "a new or empty folder", remedy)
+    begun = os.path.isfile(path / ABOUT)
+    folders.require_new("out", path, f"give another --out, or --resume {path}" if begun else "give another --out")
+
+
+def check_writable(path: pathlib.Path) -> None:
+    """Refuse to go on in a folder that cannot be written to; the first process looks."""
+    if distributed.first():
+        folders.require_writable("resume", path, "make room")
 
 
 def facts(path: pathlib.Path, ready: Ready) -> dict[str, str]:
@@ -208,18 +219,13 @@ def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
     """What a run folder begins with, by the first process."""
     if not distributed.first():
         return
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        about: dict[str, Any] = {"made of": made_of, "config": dict(ready.said), "checksums": dict(ready.checksums)}
-        about |= {"seal": seal(about), **_layout(ready.execution)}
-        about |= {
-            "records": {"shape": ready.data.record_shape, "classes": ready.data.classes, "tokens": ready.data.tokens}
-        }
+    about: dict[str, Any] = {"made of": made_of, "config": dict(ready.said), "checksums": dict(ready.checksums)}
+    about |= {"seal": seal(about), **_layout(ready.execution)}
+    about |= {"records": {"shape": ready.data.record_shape, "classes": ready.data.classes, "tokens": ready.data.tokens}}
+    with folders.storing(path, "give another --out"), folders.making(path):
         report.write_json(path / ABOUT, about | {"versions": report.versions(), "device": report.device()})
         report.write_json(path / GUARANTEE, ready.guarantee.saved())
         report.write_atomically(path / CONFIG, configs.to_toml(ready.said))  # last: it makes a run folder
-    except (OSError, ValueError) as error:  # a name may hold what no file name can
-        raise errors.refuse("out", repr(os.fspath(path)), "a folder that can be written", str(error)) from None
 
 
 def _check_shared(path: pathlib.Path) -> None:

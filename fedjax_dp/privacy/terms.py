@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import View
+from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.options import about, of_class
 
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
@@ -57,7 +58,7 @@ class PrivacyTerms:
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():
-            errors.require_positive("epsilon", budget)
+            require_budget("epsilon", budget)
         found: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
         return found
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.experiments import report
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.config import RunConfig
@@ -58,6 +58,7 @@ def reproduce(
             raise errors.refuse("seeds", seeds, f"1 for {recipe.name}", "it is counted, or shows a single run")
     numbers = tuple(range(seeds or chosen_scale.seeds))
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
+    folders.require_writable("out", folder, "give another --out")
     _require_own(folder, name)
     cells = cells_of(recipe, chosen_scale, panels)
     missing = unavailable(recipe, cells, data_dir)
@@ -91,7 +92,8 @@ def reproduce(
         folder,
         clouds,
     )
-    _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
+    with folders.storing(folder, "make room; the same command goes on where it stopped"):
+        _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
     return done
 
 
@@ -201,8 +203,9 @@ def _clouds(
 ) -> dict[tuple[CellKey, str], Cloud]:
     """Features of every cell, kept in the folder."""
     found, sources = {}, Sources()
-    (folder / RUNS).mkdir(parents=True, exist_ok=True)
-    with screen.bar("training", total=len(cells)) as show:
+    remedy = "make room; the same command goes on where it stopped"
+    with folders.storing(folder, remedy), screen.bar("training", total=len(cells)) as show:
+        (folder / RUNS).mkdir(parents=True, exist_ok=True)
         for done, cell in enumerate(cells):
             config = cell.config(0)
             path = folder / RUNS / f"{identity(config)}.npz"

@@ -31,6 +31,7 @@ from fedjax_dp.rounds.prefetch import Feed
 from fedjax_dp.rounds.round import Fed, RoundReport, ServerState, initial_state, place, run_round
 
 MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
+MOST_STEPS = 10**8  # of a client in all rounds: rates and cohorts of every round are looked at before the first
 
 
 class Timing(NamedTuple):
@@ -81,6 +82,10 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     algorithm.cohort.check(data.num_clients)
     sizes, local = np.asarray(data.sizes), algorithm.local
     errors.require_count("local_steps", local.steps)
+    for what, each in (("local_steps", int(local.steps)), ("cohort_size", algorithm.cohort.members(data.num_clients))):
+        if rounds * each > MOST_STEPS:
+            got, wanted = f"{rounds:,} x {each:,}", f"at most {MOST_STEPS:,}"
+            raise errors.refuse(f"rounds x {what}", got, wanted, "lower one of them")
     local.batches.check(sizes)
     local.privatizer.check(data.num_clients)
     local.check(sizes, model, rounds)

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.experiments import parameters, report
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
@@ -42,11 +42,9 @@ def opened(
     Raises ConfigurationError for a folder of something else, or one that cannot be written or is by another process.
     """
     held(folder, about)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    folders.require_writable("out", folder, "give another out")
+    with _storing(folder), folders.making(folder):
         lock = (folder / LOCK).open("w")
-    except OSError as error:
-        raise errors.refuse("out", folder, "a folder that can be written", str(error)) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,11 +53,16 @@ def opened(
                 "out", f"{folder}, which is being written", "free", "wait for the other sweep"
             ) from None
         if not (folder / ABOUT).is_file():
-            if text is not None:
-                report.write_atomically(folder / SWEEP, text)
-            report.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
+            with _storing(folder):
+                if text is not None:
+                    report.write_atomically(folder / SWEEP, text)
+                report.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
         _drop_torn_line(folder / POINTS)
         yield held(folder, about)
+
+
+def _storing(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    return folders.storing(folder, "make room; the same command goes on with the points that are not stored yet")
 
 
 @contextlib.contextmanager
@@ -68,13 +71,14 @@ def keeper(folder: pathlib.Path) -> Iterator[Callable[[Record, Any], None]]:
     with (folder / POINTS).open("a") as lines:
 
         def keep(record: Record, params: Any) -> None:
-            if params is not None:
-                (folder / PARAMS).mkdir(exist_ok=True)
-                told = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
-                parameters.write(params_of(folder, record), params, told)
-            lines.write(json.dumps(record, allow_nan=False) + "\n")
-            lines.flush()
-            os.fsync(lines.fileno())
+            with _storing(folder):
+                if params is not None:
+                    (folder / PARAMS).mkdir(exist_ok=True)
+                    told = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
+                    parameters.write(params_of(folder, record), params, told)
+                lines.write(json.dumps(record, allow_nan=False) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())
 
         yield keep
 
@@ -113,11 +117,12 @@ def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) ->
     from fedjax_dp.sweeps.plots import figures
 
     held, records = read_records(folder)
-    table.write(table.tidy(records, held["axes"]), folder)
-    if any(record["status"] == "done" for record in records):
-        figures.overview(records, held["axes"], "test_accuracy", held["name"], folder / "sweep.png")
     no_privacy = "no point is private, so choosing has no epsilon"
-    report.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
+    with _storing(folder):
+        table.write(table.tidy(records, held["axes"]), folder)
+        if any(record["status"] == "done" for record in records):
+            figures.overview(records, held["axes"], "test_accuracy", held["name"], folder / "sweep.png")
+        report.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
 
 
 def choosing(folder: pathlib.Path) -> dict[str, Any] | None:

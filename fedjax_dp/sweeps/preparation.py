@@ -66,7 +66,8 @@ def build(points: Sequence[Point], sources: Sources) -> list[Built]:
     built, refused = [], []
     for point in points:
         try:
-            built.append(Built(point, planned_of(point.config, sources)))
+            with point.config.naming_defaults():
+                built.append(Built(point, planned_of(point.config, sources)))
         except errors.ConfigurationError as error:
             refused.append((point.values, str(error)))
     if refused:
@@ -80,7 +81,8 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
     with screen.bar("noise of points", total=len(built)) as show:
         for done, (point, run) in enumerate(built):
             try:
-                algorithm, promise = prepared(run)
+                with point.config.naming_defaults():
+                    algorithm, promise = prepared(run)
                 ready.append(Ready(point, job_of(point.config, run, algorithm), promise))
             except errors.ConfigurationError as error:
                 refused.append((point.values, str(error)))

@@ -17,6 +17,7 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
@@ -162,6 +163,8 @@ def sweep(
     if not isinstance(axes, Mapping) or not all(isinstance(name, str) for name in axes):
         raise errors.refuse("axes", repr(axes)[:60], "names with lists or ranges", 'such as {"clip_norm": [1.0, 3.0]}')
     axes = {name: _plain(values) for name, values in axes.items()}
+    if out is not None:
+        require_writable("out", pathlib.Path(out), "give another out")
     devices.cache_programs()
     terms = terms_from(privacy)
     common: dict[str, Any] = {"rounds": rounds, "epsilon": terms.epsilon, "delta": terms.delta}
@@ -240,6 +243,8 @@ def run_sweep(
     if not isinstance(sweep, SweepConfig):
         raise errors.refuse("sweep", type(sweep).__name__, "a SweepConfig", "read_sweep reads one from a file")
     sweep = checked(sweep)
+    if not only_plan:
+        require_writable("out", out, "give another out")
     devices.cache_programs()
     points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
     order = sorted(points.values(), key=lambda point: point.index)

@@ -101,8 +101,12 @@ def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
     }
     for name, save in writers.items():
         draft = pathlib.Path(folder) / f"{name}.part"
-        save(draft)
-        os.replace(draft, draft.with_suffix(""))
+        try:
+            save(draft)
+            os.replace(draft, draft.with_suffix(""))
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None = None) -> pandas.DataFrame:

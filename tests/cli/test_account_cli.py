@@ -185,7 +185,7 @@ BAD = [
     ([*Z, *COMMON, *POISSON, "--plot", "no/where.png"], "plot must be in a folder that exists and can be written to"),
     (
         [*Z, *COMMON, *POISSON, "--rounds", "4"],
-        "participation must be given together, got nothing",
+        "rounds and participation must be given together, or neither, got rounds alone; add --participation",
     ),
     ([*Z, *COMMON, *POISSON, "--colluders", "1"], "colluders must be left out in view uploads"),
     ([*Z, *COMMON, *POISSON, "--nosie", "1"], "argument must be an option of fedjax-dp account"),

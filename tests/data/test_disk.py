@@ -149,7 +149,7 @@ def test_bad_input_is_one_line(asked, wanted, capsys):
 
 def test_nothing_is_overwritten(tmp_path):
     save_store(scattered_data(), tmp_path / "store")
-    with pytest.raises(errors.ConfigurationError, match="does not exist"):
+    with pytest.raises(errors.ConfigurationError, match="a new or empty folder"):
         save_store(scattered_data(), tmp_path / "store")
     with pytest.raises(errors.ConfigurationError, match="open_store"):
         load("store:store")

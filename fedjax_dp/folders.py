@@ -1,0 +1,109 @@
+"""Folders that are written to: whether one could be is found before anything is computed for it, by writing to it.
+
+A folder that a failure leaves without content is gone again, and so are the parents that were made for it. Where the
+machine fails later (a full disk, a quota, a file system that became read-only), what was stored before stays.
+"""
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+from fedjax_dp import errors
+
+PROBE = 1 << 16  # bytes that must find room: what a folder begins with
+MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+FULL = ("No space left on device", "Disk quota exceeded", "Read-only file system", "Input/output error")
+
+
+@contextlib.contextmanager
+def making(folder: pathlib.Path) -> Iterator[None]:
+    """A folder that is there for the block; if the block fails, what it added to a new or empty one is gone again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    empty = bool(made) or not any(folder.iterdir())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        if empty:
+            _clear(folder)
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
+def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
+    """Refuse a folder, there or not, that cannot be written to; nothing is left of the attempt.
+
+    Raises: ConfigurationError, with the reason that the file system gives.
+    """
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        with contextlib.suppress(_Tried), making(folder):
+            try:
+                probe.write_bytes(bytes(PROBE))
+            finally:
+                probe.unlink(missing_ok=True)
+            raise _Tried
+    except (OSError, ValueError) as error:  # a name may hold what no file name can
+        told = f"{remedy} ({reason(error)})" if remedy else reason(error)
+        raise errors.refuse(what, shown(str(folder)), "a folder that can be written", told) from None
+
+
+def require_new(what: str, folder: pathlib.Path, remedy: str) -> None:
+    """Refuse a folder that holds something, is none, or cannot be written to."""
+    try:
+        held = folder.is_symlink() if not folder.is_dir() else any(folder.iterdir())
+        held = held or (folder.exists() and not folder.is_dir())
+    except (OSError, ValueError):  # told below
+        held = False
+    if held:
+        dangles = folder.is_symlink() and not folder.exists()
+        got = f"{folder}, a link to nothing" if dangles else str(folder)
+        raise errors.refuse(what, got, "a new or empty folder", remedy)
+    require_writable(what, folder)
+
+
+@contextlib.contextmanager
+def storing(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
+    """Tell of a machine that fails to store what the block makes; `remedy`: how to go on.
+
+    Raises: errors.StorageError for what the file system refuses, by whatever library.
+    """
+    try:
+        yield
+    except errors.ConfigurationError:
+        raise
+    except Exception as error:
+        if (isinstance(error, OSError) and error.errno is not None) or any(words in str(error) for words in FULL):
+            raise errors.StorageError(str(where), reason(error), remedy) from error
+        raise
+
+
+def reason(error: BaseException) -> str:
+    """What the file system says, without names and numbers."""
+    known = next((words for words in FULL if words in str(error)), None)
+    said = known or (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return said[:1].lower() + " ".join(said.split())[1:]
+
+
+def shown(path: str) -> str:
+    """A path in a message: on one line, and not endless."""
+    told = path if path.isprintable() else repr(path)
+    return told if len(told) < 200 else f"{told[:60]}... of {len(told)} letters"
+
+
+class _Tried(Exception):
+    """It went well: ends the attempt, so that nothing is left of it."""
+
+
+def _clear(folder: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
