@@ -5,6 +5,7 @@ compiling again), its `structure()` fields are static.
 """
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_dp import devices, errors
+from fedjax_dp import devices, doors, errors
+from fedjax_dp.doors import is_value as is_value
 
 devices.leave_children_alone()
 
@@ -33,8 +35,11 @@ def value(cls: type[T]) -> type[T]:
 
     Not with `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same fields
     compare equal (their hashes differ), so now and then `jit` ran one algorithm by the program of another.
+    What is made wrongly, or given what its fields cannot hold, is refused in one line: see `doors`.
     """
+    by_fields = "__init__" not in vars(cls)
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # `cls` itself, as it has no slots
+    fill = made.__init__
     fixed, numbers = (
         tuple(field.name for field in dataclasses.fields(made) if bool(field.metadata.get("static")) is static)
         for static in (True, False)
@@ -47,16 +52,26 @@ def value(cls: type[T]) -> type[T]:
         return tuple((jax.tree_util.GetAttrKey(name), getattr(part, name)) for name in numbers), flatten(part)[1]
 
     def unflatten(structures: tuple[Any, ...], leaves: Any) -> Any:
-        return made(**dict(zip(fixed, structures)), **dict(zip(numbers, leaves)))
+        return made.__past_the_door__(dict(zip(fixed, structures)) | dict(zip(numbers, leaves)))
+
+    def past_the_door(fields: dict[str, Any]) -> Any:
+        """One with these fields, whatever they are: JAX may put anything in the place of a leaf."""
+        part = object.__new__(made)
+        fill(part, **fields)
+        return part
+
+    @functools.wraps(fill)
+    def checked(self: Any, /, *args: Any, **given: Any) -> None:
+        doors.check_arguments(made, args, given)
+        doors.check_fields(made, given)
+        fill(self, **given)
+
+    if by_fields:
+        made.__init__ = checked
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    made.__made_by_value__ = made
+    made.__made_by_value__, made.__past_the_door__ = made, staticmethod(past_the_door)
     return cls
-
-
-def is_value(part: Any) -> bool:
-    """Whether the exact class of a part was made by `value`."""
-    return vars(type(part)).get("__made_by_value__") is type(part)
 
 
 def checksum(*trees: Any) -> str:
@@ -75,8 +90,13 @@ def same(first: Any, second: Any) -> bool:
 
 
 def changed(part: T, **changes: Any) -> T:
-    """`dataclasses.replace` for a part known by its protocol only."""
-    return dataclasses.replace(part, **changes)  # type: ignore[type-var]
+    """`dataclasses.replace` for a part known by its protocol only, whatever is put into it."""
+    if not is_value(part):
+        return dataclasses.replace(part, **changes)  # type: ignore[type-var]
+    made: Any = type(part)
+    now = {field.name: getattr(part, field.name) for field in dataclasses.fields(made) if field.init}
+    then: T = made.__past_the_door__(now | changes)
+    return then
 
 
 def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:

@@ -14,7 +14,7 @@ import fedjax_dp
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
     {"citations", "devices", "display", "errors", "prng", "schedules"},
-    {"folders", "own_code", "pictures"},
+    {"doors", "folders", "own_code", "pictures"},
     {"accounting", "options", "pytrees"},
     {"data", "execution", "gradients", "statistics"},
     {"models"},

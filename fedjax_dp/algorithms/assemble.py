@@ -26,7 +26,7 @@ from fedjax_dp.parts.corrections import Correction, L2Penalty
 from fedjax_dp.parts.local_sgd import LOCAL_RULES, LocalRule, LocalSgd
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer
 from fedjax_dp.parts.secure_aggregation import SecureSum
-from fedjax_dp.parts.server_optimizers import Server
+from fedjax_dp.parts.server_optimizers import Server, ServerOptimizer
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -145,7 +145,7 @@ def assemble(
     privatizer: Privatizer | None = None,
     corrections: tuple[Correction, ...] = (),
     aggregate: Aggregate | None = None,
-    server: Server | None = None,
+    server: ServerOptimizer | None = None,
     upload: Upload | None = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> Algorithm:
@@ -182,7 +182,7 @@ def assemble(
         cohort=cohort,
         local=LocalSgd(
             learning_rate=given["learning_rate"],
-            privatizer=privatizer or NonPrivate(),
+            privatizer=NonPrivate() if privatizer is None else privatizer,
             batches=BATCHES[given["batches"]](given["batch_size"]),
             corrections=(*corrections, L2Penalty(strength=given["l2"])),
             rule=LocalRule(hyperparameters=decay, factory=LOCAL_RULES[given["local_rule"]], keep=given["keep_rule"]),
@@ -190,10 +190,10 @@ def assemble(
             schedule=SCHEDULES[given["schedule"]],
             per_step=given["per_step"],
         ),
-        upload=upload or PlainUpload(),
-        aggregate=aggregate or ESTIMATORS[given["estimator"]],
+        upload=PlainUpload() if upload is None else upload,
+        aggregate=ESTIMATORS[given["estimator"]] if aggregate is None else aggregate,
         transport=SecureSum(**ring) if given["secure"] else PlainSum(),
-        server=server or add_update(),
+        server=add_update() if server is None else server,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec
 
 import numpy as np
 
-from fedjax_dp import errors, options
+from fedjax_dp import doors, errors, options
 from fedjax_dp.algorithms.assemble import COMMON, Common
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
@@ -93,6 +93,12 @@ class Entry(Generic[P]):
         return {name: option for name, option in taken.items() if name not in self.fixes}
 
     @property
+    def __advice__(self) -> str:
+        """Where an algorithm is wanted, and this is given."""
+        needed = (name for name, option in self._arguments.items() if option.default is options.REQUIRED)
+        return f"call it: {self.name}({', '.join(f'{name}=...' for name in needed)})"
+
+    @property
     def private(self) -> bool:
         """Whether it takes noise."""
         return "noise_multiplier" in self.options
@@ -118,7 +124,8 @@ class Entry(Generic[P]):
                 where they mean nothing.
         """
         if args:
-            raise errors.refuse(self.name, "arguments without a name", "called with options by name")
+            got = ", ".join(map(doors.described, args))
+            raise errors.refuse(self.name, f"{got} without a name", "called with options by name", self.__advice__)
         return self.of(given)
 
     def of(self, given: Values) -> Algorithm:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_dp import errors
+from fedjax_dp import doors, errors
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, structure, value
@@ -211,6 +211,13 @@ def federate(
         name=dataset.name,
         notes=dataset.notes,
     )
+
+
+def require_clients(data: Any) -> None:
+    """Refuse what is no clients' data, such as a data set that nobody has shared out."""
+    if not isinstance(data, FederatedData):
+        remedy = "write fedjax_dp.federate(dataset, parts), parts such as fedjax_dp.data.natural(client_ids)"
+        raise errors.refuse("data", doors.described(data), "a fedjax_dp.data.FederatedData", remedy)
 
 
 def _row_lists(clients: Any) -> list[np.ndarray]:

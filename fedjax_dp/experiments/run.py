@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.display import words
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution, all_devices
@@ -142,6 +142,7 @@ def _ready(
     kept: bool,
 ) -> Ready:
     """A run of values, `said` what can be written down of it; `kept`: in a folder, for which values get checksums."""
+    require_clients(data)
     given, rounds, seed = algorithm, said["rounds"], said["seed"]
     model = model or logistic_regression(data.record_shape, data.classes)
     planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)

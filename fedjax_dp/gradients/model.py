@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import jax
 
-from fedjax_dp import errors
+from fedjax_dp import doors, errors
 
 Params = Any
 
@@ -12,30 +12,39 @@ Params = Any
 class Model(Protocol):
     """Structure, not numbers: compared and hashed, and passed to compiled functions as a static argument.
 
-    Everything is said of one record; batches are made by `vmap`, so records cannot mix.
+    Everything is said of one record; batches are made by `vmap`, so records cannot mix. `fedjax_dp.model` makes one of
+    a network; a frozen dataclass with these methods is one too.
     """
 
-    def __hash__(self) -> int: ...
+    def __hash__(self) -> int:
+        """Equal models are one program; a model that is equal to itself only is compiled anew for each."""
+        ...
 
-    def init(self, key: jax.Array) -> Params: ...  # pytree of floating point arrays
+    def init(self, key: jax.Array) -> Params:
+        """The parameters of round 0: a pytree of float32 arrays, whose shapes depend on nothing but the model."""
+        ...
 
-    def loss(self, params: Params, x: Any, y: Any, key: jax.Array | None) -> jax.Array: ...
+    def loss(self, params: Params, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
+        """A number `()`, differentiable by `params`; traced. Its gradient is what is clipped, by record.
 
-    # a number; x and y of one record, key of this record in this step, for dropout; None: not trained, looked at
+        x, y  features `(*record_shape)`, float32 or, of tokens, int32, and the int32 label of one record;
+        key   of this record in this step, for dropout; None: it is looked at, not trained.
+        """
+        ...
 
-    def logits(self, params: Params, x: Any) -> jax.Array: ...  # (classes,), for accuracy
+    def logits(self, params: Params, x: Any) -> jax.Array:
+        """Scores `(classes,)` of one record, of which the largest is what the model says; traced."""
+        ...
 
 
 def require_model(model: Any) -> None:
     """Refuse what does not say what the simulator needs of a model."""
-    missing = [name for name in ("init", "loss", "logits") if not callable(getattr(model, name, None))]
-    if missing:
-        raise errors.refuse(
-            "model",
-            f"a {type(model).__name__} without {', '.join(missing)}",
-            "init(key), loss(params, x, y, key) of one record, logits(params, x) of one record",
-            "use fedjax_dp.model(network, data) for a network of Flax, Equinox or Haiku, or for two functions",
-        )
+    wanted, page = "a value with init, loss and logits of one record", doors.page_of(Model)
+    if told := doors.advice(model):
+        raise errors.refuse("model", doors.described(model), wanted, told)
+    if wrong := doors.lacking(model, Model):
+        remedy = f"use fedjax_dp.model(network, data) for a network or two functions, or see {page}"
+        raise errors.refuse("model", f"{doors.described(model)}, which lacks {', '.join(wrong)}", wanted, remedy)
 
 
 class FeatureModel(Model, Protocol):
@@ -46,4 +55,6 @@ class FeatureModel(Model, Protocol):
     """
 
     @property
-    def has_features(self) -> bool: ...
+    def has_features(self) -> bool:
+        """Whether there is such a layer, so that features depend on parameters."""
+        ...

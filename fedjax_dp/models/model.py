@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import optax
 
 from fedjax_dp import errors
 from fedjax_dp.data.store import Client, FederatedData
-from fedjax_dp.gradients import Explanation, Model, explain, losses, program
+from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
 from fedjax_dp.gradients.analysis import plan_of
 from fedjax_dp.gradients.model import Params
 from fedjax_dp.models.batch_axis import first_row, require_records_apart
@@ -99,7 +100,7 @@ class NetworkModel:
                 "model",
                 f"{what} that fails on one record{_place(error)}: {type(error).__name__}: {reason}",
                 f"one that runs on records {self.record_shape}",
-                "a network is given one record (Flax and Haiku: a batch of one), a loss its scores and its label",
+                _remedy(error),
             ) from error
 
     @functools.cached_property
@@ -152,6 +153,7 @@ def explain_gradients(model: NetworkModel, label: Any = None) -> Explanation:
 
     label  of one record, where it is no integer: an array, or its shape and type.
     """
+    require_model(model)
     params = jax.eval_shape(model.init, jax.random.key(0))
     given = jnp.zeros((), jnp.int32) if label is None else label if hasattr(label, "dtype") else jnp.asarray(label)
     batch = [jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for one in (model.blank, given)]
@@ -175,6 +177,22 @@ def _check_batch(made: NetworkModel) -> None:
 
 def _wide(a: jax.Array) -> jax.Array:
     return a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4 else a
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about an error of the user's own code."""
+    told = str(error)
+    lacking = re.findall(r"'(\w+)'", told.partition("missing")[2]) if "required positional argument" in told else []
+    if len(lacking) == 1:
+        name = lacking[0]
+        flag = f'fedjax_dp.model(network, data, trained="{name}")'
+        return f"give {name} a default, or, if {name} says whether it is trained, write {flag}"
+    if re.search(r"rng|deterministic|dropout|random key", told, re.IGNORECASE):
+        return (
+            "for dropout take a flag train in the call, which is True in training alone, and write "
+            "Dropout(rate, deterministic=not train) (nnx: also rngs=; Haiku: only where is_training): keys are given"
+        )
+    return "a network is given one record (Flax and Haiku: a batch of one), a loss its scores and its label"
 
 
 def _place(error: Exception) -> str:

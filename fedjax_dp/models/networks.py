@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import jax
 from flax import linen as nn
 
-from fedjax_dp import errors
+from fedjax_dp import doors, errors
 from fedjax_dp.pytrees import path_name
 
 MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
@@ -223,10 +223,21 @@ def network_of(given: Any, mode: str | None = None) -> Network:
             return Linen(made, mode or _mode(made.__call__))
     raise errors.refuse(
         "model",
-        f"a {type(given).__name__}",
+        doors.described(given),
         "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
-        "give (start, forward): start(key) makes parameters, forward(params, x) scores of one record",
+        _making(given)
+        if isinstance(given, type)
+        else "give (start, forward): start(key) makes parameters, forward(params, x) scores of one record",
     )
+
+
+def _making(cls: type) -> str:
+    """How the class of a network is given."""
+    taken = inspect.signature(vars(cls).get("__init__", cls)).parameters  # a class of nnx has its metaclass's
+    for name, made in (("rngs", "nnx.Rngs(key)"), ("key", "key")):
+        if name in taken:
+            return f"give a function that makes one: lambda key: {cls.__name__}(..., {name}={made})"
+    return f"give one that is made: {cls.__name__}(...)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,9 +17,11 @@ from .batches import ReplacementBatches as ReplacementBatches
 from .client_privacy import AdaptiveClientGaussian as AdaptiveClientGaussian
 from .client_privacy import Attendance as Attendance
 from .client_privacy import ClientGaussian as ClientGaussian
+from .client_privacy import ClientPrivacy as ClientPrivacy
 from .client_privacy import ClientSkellam as ClientSkellam
 from .client_privacy import PlainUpload as PlainUpload
 from .client_privacy import Sent as Sent
+from .client_privacy import SharedNoise as SharedNoise
 from .client_privacy import Upload as Upload
 from .clipping import Bound as Bound
 from .clipping import Bounded as Bounded
@@ -57,10 +59,12 @@ from .local_sgd import LocalSgd as LocalSgd
 from .local_training import LocalResult as LocalResult
 from .local_training import LocalTraining as LocalTraining
 from .local_training import Received as Received
+from .local_training import Rule as Rule
 from .noise import BandedNoise as BandedNoise
 from .noise import NoiseSource as NoiseSource
 from .noise import Place as Place
 from .noise import WhiteNoise as WhiteNoise
+from .record_privacy import ClippingPrivatizer as ClippingPrivatizer
 from .record_privacy import NonPrivate as NonPrivate
 from .record_privacy import OutputGaussian as OutputGaussian
 from .record_privacy import Privatizer as Privatizer
@@ -70,6 +74,7 @@ from .record_privacy import of_client as of_client
 from .secure_aggregation import SecureSum as SecureSum
 from .server_optimizers import SECOND_MOMENTS as SECOND_MOMENTS
 from .server_optimizers import Server as Server
+from .server_optimizers import ServerOptimizer as ServerOptimizer
 from .server_optimizers import adaptive_delta as adaptive_delta
 from .server_optimizers import adaptive_mu as adaptive_mu
 from .server_optimizers import adaptive_yogi as adaptive_yogi

@@ -11,38 +11,45 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from fedjax_dp import errors
-from fedjax_dp.pytrees import is_value
+from fedjax_dp import doors, errors
+from fedjax_dp.parts.aggregation import Aggregate
+from fedjax_dp.parts.batches import Batches
+from fedjax_dp.parts.client_privacy import SharedNoise, Upload, shares_noise
+from fedjax_dp.parts.clipping import Bound
+from fedjax_dp.parts.cohorts import Cohort
+from fedjax_dp.parts.corrections import Correction
+from fedjax_dp.parts.local_training import LocalTraining, Rule
+from fedjax_dp.parts.noise import NoiseSource
+from fedjax_dp.parts.record_privacy import Privatizer
+from fedjax_dp.parts.transport import Transport
 
 T = TypeVar("T", bound=type)
 
-FACTS: dict[str, tuple[str, ...]] = {
-    "cohort": (
-        "base",
-        "drawn",
-        "fixed",
-        "once",
-        "turns",
-        "gap",
-        "paid",
-        "members",
-        "rates",
-        "law",
-        "hidden",
-        "spacing",
-    ),
-    "batches": ("count", "sampling", "even", "divisor"),
-    "privatizer": ("gap", "assumptions", "client_noise", "event", "unit", "on_upload"),
-    "bound": ("gap", "assumption", "per_record"),
-    "noise source": ("fresh", "bands"),
-    "correction": ("pull",),  # what else it says of itself, `inspection.flow` finds out
-    "upload": ("unit", "amplified", "shared_noise", "extra", "event"),
-    "estimator": ("alike", "realised", "needs_loss", "needs_rates", "reach"),
-    "transport": ("secret", "resolution", "limit", "hidden_among"),
-    "local": ("leak", "keeps", "looks", "warm", "extra_gradients", "plain", "parts", "init", "rates", "run"),
-    "local rule": ("plain",),
+SLOTS: dict[str, type] = {
+    "cohort": Cohort,
+    "batches": Batches,
+    "privatizer": Privatizer,
+    "bound": Bound,
+    "noise source": NoiseSource,
+    "correction": Correction,  # what else it says of itself, `inspection.flow` finds out
+    "upload": Upload,
+    "estimator": Aggregate,
+    "transport": Transport,
+    "local": LocalTraining,
+    "local rule": Rule,
 }
-FIELDS = {"local": ("privatizer", "batches", "steps")}  # of the value itself: others are put in their places
+
+
+def _marked(protocol: type) -> tuple[str, ...]:
+    """The members of a Protocol whose texts begin with `Fact.`."""
+    return tuple(
+        name
+        for name, member in doors.members(protocol).items()
+        if (getattr(member, "__doc__", None) or "").startswith("Fact.")
+    )
+
+
+FACTS = {slot: _marked(protocol) for slot, protocol in SLOTS.items()}
 
 
 def restates(*bases: type) -> Callable[[T], T]:
@@ -86,30 +93,11 @@ def require_stated(slot: str, part: Any) -> None:
 
 def require_present(algorithm: Any) -> None:
     """Refuse parts that lack a member which the rounds or the accountants read, before anything reads it."""
-    _require_value("algorithm", algorithm)
-    _require_value("server", algorithm.server)
     for slot, part in parts_of(algorithm):
-        errors.require_choice("slot of a part of the local steps", slot, FACTS)
-        _require_value(slot, part)
-        missing = [name for name in FACTS[slot] if not (name in dir(type(part)) or hasattr(part, name))]
-        missing += sorted({*FIELDS.get(slot, ())} - {field.name for field in dataclasses.fields(part)})
-        if missing:
-            raise errors.refuse(
-                slot,
-                type(part).__name__,
-                f"a class that states {', '.join(missing)}",
-                "its Protocol says what each means",
-            )
-
-
-def _require_value(slot: str, part: Any) -> None:
-    if not is_value(part):
-        raise errors.refuse(
-            slot,
-            type(part).__name__,
-            "of a class decorated with fedjax_dp.value",
-            "other registrations let JAX take one part's program for another's, and a subclass needs its own",
-        )
+        errors.require_choice("slot of a part of the local steps", slot, SLOTS)
+        doors.require_part(slot, part, SLOTS[slot])
+    if shares_noise(algorithm.upload):
+        doors.require_part("upload", algorithm.upload, SharedNoise)
 
 
 def require_facts(algorithm: Any) -> None:

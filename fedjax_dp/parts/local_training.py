@@ -156,6 +156,15 @@ class LocalTraining(Protocol):
         return Floats()
 
 
+class Rule(Protocol):
+    """How a gradient becomes a step, as far as a proof knows it: the slot `local rule` of `LocalTraining.parts`."""
+
+    @property
+    def plain(self) -> bool:
+        """Fact. Whether the step is the gradient itself, as in plain stochastic gradient descent."""
+        ...
+
+
 def extreme_rates(local: LocalTraining, largest: int, rounds: int) -> tuple[float, float]:
     """The smallest and the largest learning rate of all steps of a run."""
     rates = jax.vmap(lambda t: local.rates(t, largest))(jnp.arange(rounds))

@@ -1,7 +1,7 @@
 """How the server moves: an optax transformation built from numbers inside the compiled round."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,33 @@ import optax
 
 from fedjax_dp import errors, schedules
 from fedjax_dp.pytrees import structure, value
+
+
+class ServerOptimizer(Protocol):
+    """How the server moves: the slot `server`. Implementations are made with `fedjax_dp.value`.
+
+    It sees no more than the aggregated update, after all noise, so nothing that it does changes an epsilon, as long as
+    it holds no records itself; it states no facts.
+    """
+
+    def init(self, params: Any) -> Any:
+        """What the server keeps before round 0 beside the model: a pytree of arrays, () for nothing; traced.
+
+        params: the tree of the model's parameters, float32.
+        """
+        ...
+
+    def move(self, round_index: jax.Array, update: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        """The new parameters and what is kept now, both shaped as before; traced.
+
+        round_index  of this round, from 0, an int32 scalar;
+        update       the mean update, minus a gradient: a tree like `params`, to be added where nothing else is meant.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant. Numbers are concrete here."""
+        ...
 
 
 @value
@@ -34,7 +61,11 @@ class Server:
         return optax.apply_updates(params, moves), state
 
     def check(self) -> None:
+        if "learning_rate" not in self.hyperparameters:
+            told = dict(self.hyperparameters)
+            raise errors.refuse("hyperparameters of the server", told, "with a learning_rate", "add one")
         errors.require_positive("server_learning_rate", self.hyperparameters["learning_rate"])
+        self._check_factory()
         for name in ("b1", "b2", "momentum"):
             if name in self.hyperparameters and not 0 <= float(self.hyperparameters[name]) < 1:
                 raise errors.refuse(name, self.hyperparameters[name], "in [0, 1)")
@@ -42,6 +73,18 @@ class Server:
             errors.require_not_negative("nu_init", self.hyperparameters["nu_init"])
         if "pi" in self.hyperparameters:
             errors.require_positive("pi", self.hyperparameters["pi"])
+
+    def _check_factory(self) -> None:
+        name = getattr(self.factory, "__name__", "factory")
+        try:
+            made = self.factory(**self.hyperparameters)
+        except Exception as error:  # of whoever's function
+            told = " ".join(str(error).split())
+            raise errors.refuse(
+                "factory of the server", f"{name}, which fails: {told}", "a function of its hyperparameters"
+            ) from error
+        if not all(callable(getattr(made, member, None)) for member in ("init", "update")):
+            raise errors.refuse("factory of the server", name, "a maker of optax optimizers", "such as optax.adam")
 
 
 class AdaptiveState(NamedTuple):

@@ -8,7 +8,7 @@ from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.client_privacy import PlainUpload, Upload, shares_noise
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.parts.local_training import LocalTraining
-from fedjax_dp.parts.server_optimizers import Server
+from fedjax_dp.parts.server_optimizers import ServerOptimizer
 from fedjax_dp.parts.transport import PlainSum, Transport
 from fedjax_dp.pytrees import value
 
@@ -23,7 +23,7 @@ class Algorithm:
     upload: Upload = PlainUpload()
     aggregate: Aggregate
     transport: Transport = PlainSum()
-    server: Server
+    server: ServerOptimizer
 
     def _card(self) -> Card:
         return Card("algorithm", facts_of(self))

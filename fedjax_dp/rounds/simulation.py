@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_dp import errors, gradients
-from fedjax_dp.data.store import FederatedData
+from fedjax_dp import doors, errors, gradients
+from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution.host_tables import HostTable
@@ -78,6 +78,8 @@ def run_key(seed: int) -> jax.Array:
 def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model | None = None) -> None:
     """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
     errors.require_count("rounds", rounds)
+    doors.require_part("algorithm", algorithm, Algorithm)
+    require_clients(data)
     facts.require_present(algorithm)
     algorithm.cohort.check(data.num_clients)
     sizes, local = np.asarray(data.sizes), algorithm.local
@@ -286,9 +288,9 @@ def simulate(
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
-    model = model or logistic_regression(data.record_shape, data.classes)
     if not checked:
         check(algorithm, data, rounds, model)
+    model = model or logistic_regression(data.record_shape, data.classes)
     if on_host:
         feeds.check(algorithm, train_metrics)
     every = evaluate_every or max(1, rounds // 20)

@@ -189,7 +189,7 @@ def test_presets_of_no_option_are_refused_and_help_needs_no_docstring(capsys, mo
     [
         (["--rounds", "9" * 30], "rounds must be at most 2,147,483,647"),
         (["--learning-rate", "1e50"], "learning_rate must be 0, or from"),
-        ([""], "configuration file must be an existing TOML file"),
+        ([""], "the first argument must be given, got an empty word"),
     ],
 )
 def test_numbers_that_no_run_holds_are_refused(capsys, flags, told):

@@ -1,0 +1,242 @@
+"""The door of a part: how it is made, and what may stand in a slot; anything else ends here in one line. No JAX here.
+
+What a slot takes is said once, by the type of the field: a Protocol, a function, a dictionary.
+"""
+
+import ast
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_dp import errors
+
+PAGES = "docs/extending"
+OPTIMIZER = 'fedjax_dp.parts.Server(factory=optax.adam, hyperparameters={"learning_rate": 0.01})'
+ALIEN = ("functools", "jax", "jaxlib", "numpy")
+_METHODS = (types.FunctionType, staticmethod, classmethod)
+
+
+def check_arguments(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    """Refuse arguments of a dataclass that are unknown, without a name, or missing: all of them at once."""
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    required = [field.name for field in fields if _has_no_default(field)]
+    if args:
+        got = ", ".join(map(described, args))
+        raise errors.refuse(
+            cls.__name__,
+            f"{got} without a name",
+            "made with its fields by name",
+            advice(args[0]) or f"write {call(cls)}",
+        )
+    for name in given:
+        errors.require_choice(f"field of {cls.__name__}", name, [field.name for field in fields])
+    if missing := [name for name in required if name not in given]:
+        remedy = "add " + ", ".join(f"{name}=" for name in missing)
+        raise errors.refuse(", ".join(missing), "nothing", f"given to {cls.__name__}", remedy)
+
+
+def check_fields(cls: type, given: Mapping[str, Any]) -> None:
+    """Refuse what cannot stand in a field by the field's type."""
+    for name, (kind, many) in _kinds(cls).items():
+        if name not in given:
+            continue
+        whole = given[name]
+        if many and not isinstance(whole, tuple | list):
+            remedy = "put it into one: (part,)"
+            raise errors.refuse(f"{name} of {cls.__name__}", described(whole), "a tuple of parts", remedy)
+        for part in whole if many else (whole,):
+            if not is_value(part):  # what a value lacks is told where it is used, so that instruments may lack it
+                require_part(name, part, kind)
+
+
+def require_part(slot: str, part: Any, kind: type) -> None:
+    """Refuse what is no `kind`, a Protocol, a value's class, Callable or dict, with all that is wrong at once."""
+    if kind in (collections.abc.Callable, dict):
+        if not isinstance(part, kind):
+            wanted = "a dictionary" if kind is dict else "a function"
+            raise errors.refuse(slot, described(part), wanted, advice(part))
+        return
+    cls = type(part)
+    wanted = f"a value that follows {public_name(kind)}" if _is_protocol(kind) else f"{kind.__name__}(...)"
+    page = page_of(kind)
+    see = f"see {page}" if page else ""
+    wrong = lacking(part, kind)
+    written = "__module__" in vars(cls) and cls.__module__.partition(".")[0] not in ALIEN  # in Python, to be a part
+    if not written or advice(part):
+        raise errors.refuse(slot, described(part), wanted, advice(part) or see)
+    if is_value(part) and not wrong:
+        return
+    told, todo = [], []
+    if not is_value(part):
+        told.append("is not decorated with fedjax_dp.value")
+        todo.append(f"put @fedjax_dp.value above {cls.__name__} itself, as a subclass needs its own")
+    if wrong:
+        told.append("lacks " + ", ".join(wrong))
+        elsewhere = cls.__module__.startswith("fedjax_dp.")
+        todo.append("it is made for another slot" if elsewhere else "write what it lacks")
+    remedy = "; ".join(filter(None, [*todo, see]))
+    raise errors.refuse(slot, f"{described(part)}, which {' and '.join(told)}", wanted, remedy)
+
+
+def lacking(part: Any, kind: type) -> list[str]:
+    """Members of a Protocol, or fields of a class, that a part has not, or has in a form that cannot be meant."""
+    if not _is_protocol(kind):
+        return [field.name for field in dataclasses.fields(kind) if not hasattr(part, field.name)]
+    cls = type(part)
+    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    found = []
+    for name, member in members(kind).items():
+        own = inspect.getattr_static(part, name, None)
+        if name not in dir(cls) and not hasattr(part, name):
+            found.append(name)
+        elif member is inspect.Parameter.empty and name not in fields:
+            found.append(f"{name} (a field)")
+        elif own is member and name in _open(kind):
+            found.append(name)
+        elif isinstance(member, property) and isinstance(own, _METHODS):
+            found.append(f"{name} (a property or attribute, not a method)")
+        elif isinstance(member, types.FunctionType) and not _takes(part, name, member):
+            found.append(f"{name}({', '.join(_positional(member))})")
+    return found
+
+
+@functools.cache
+def members(protocol: type) -> dict[str, Any]:
+    """What a Protocol asks for, by name, in its order: functions, properties, defaults; `empty` where it has none."""
+    found: dict[str, Any] = {}
+    for base in reversed(protocol.__mro__):
+        if _is_protocol(base):
+            found |= dict.fromkeys(inspect.get_annotations(base), inspect.Parameter.empty)
+            found |= {name: member for name, member in vars(base).items() if not name.startswith("_")}
+    return found
+
+
+def is_value(part: Any) -> bool:
+    """Whether the exact class of a part was made by `value`."""
+    return vars(type(part)).get("__made_by_value__") is type(part)
+
+
+def described(thing: Any) -> str:
+    """What something is, in few words."""
+    if thing is None:
+        return "nothing"
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    if inspect.isroutine(thing):
+        return f"the function {thing.__name__}"
+    shown = repr(thing)
+    if type(thing).__module__ == "builtins" and len(shown) < 40 and "\n" not in shown:
+        return shown
+    return type(thing).__name__
+
+
+def advice(thing: Any) -> str:
+    """What to do with something that is often given in the place of a part; empty for anything else."""
+    cls = thing if isinstance(thing, type) else type(thing)
+    if isinstance(thing, type) and "__made_by_value__" in vars(thing):
+        return f"write {call(thing)}"
+    if cls.__module__.startswith("optax.") or _module(thing).startswith("optax."):
+        return f"give its function and its numbers apart: {OPTIMIZER}"
+    if any(base.__module__.partition(".")[0] in ("flax", "equinox", "haiku") for base in cls.__mro__):
+        made = f"{cls.__name__}(...)"
+        return f"write fedjax_dp.model({made}, data), which takes a network of Flax, Equinox or Haiku as it is"
+    if isinstance(told := getattr(thing, "__advice__", None), str):  # it knows itself
+        return told
+    if isinstance(thing, type):
+        return f"decorate it with fedjax_dp.value, and give one that is made: {cls.__name__}(...)"
+    return ""
+
+
+def call(cls: Any) -> str:
+    """How one is made, with the fields that have to be given."""
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    needed = [field.name for field in fields if _has_no_default(field)]
+    return f"{cls.__name__}({', '.join(f'{name}=...' for name in needed)})"
+
+
+def public_name(cls: type) -> str:
+    """The name under which it is imported."""
+    words = cls.__module__.split(".")
+    return ".".join([*(words[:2] if words[0] == "fedjax_dp" else words), cls.__name__])
+
+
+def page_of(cls: type) -> str:
+    """The page that says how to write one; empty for what is none of the project's Protocols."""
+    words = cls.__module__.split(".")
+    return f"{PAGES}/{words[-1]}.md" if words[0] == "fedjax_dp" and _is_protocol(cls) else ""
+
+
+def _module(thing: Any) -> str:
+    return getattr(thing, "__module__", None) or ""
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _is_protocol(cls: Any) -> bool:
+    return isinstance(cls, type) and bool(vars(cls).get("_is_protocol")) and cls.__module__ != "typing"
+
+
+def _kinds(cls: Any) -> dict[str, tuple[Any, bool]]:
+    """Of the fields whose type says what may stand there: that, and whether a tuple of such does."""
+    if "__kinds__" not in vars(cls):
+        try:
+            hints = typing.get_type_hints(cls)
+        except Exception:  # names that are not known yet, or at all: nothing is said then
+            return {}
+        static = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
+        found = {name: _kind(hint) for name, hint in hints.items()}
+        kinds = {name: kind for name, kind in found.items() if kind and not (name in static and _is_protocol(kind[0]))}
+        cls.__kinds__ = kinds
+    return typing.cast("dict[str, tuple[Any, bool]]", vars(cls)["__kinds__"])
+
+
+def _kind(hint: Any) -> tuple[Any, bool] | None:
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and len(inside) == 2 and inside[1] is ... and _is_protocol(inside[0]):
+        return inside[0], True
+    kind = hint if origin is None else origin
+    return (kind, False) if _is_protocol(kind) or kind in (collections.abc.Callable, dict) else None
+
+
+@functools.cache
+def _open(protocol: type) -> frozenset[str]:
+    """Members to which a Protocol gives no body, only `...`: whoever inherits from it still has to write them."""
+    found: set[str] = set()
+    for base in protocol.__mro__:
+        if not _is_protocol(base):
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):  # no source is at hand
+            continue
+        for node in ast.walk(tree):
+            last = node.body[-1] if isinstance(node, ast.FunctionDef) else None
+            if isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant) and last.value.value is ...:
+                found.add(typing.cast("ast.FunctionDef", node).name)
+    return frozenset(found)
+
+
+def _positional(member: types.FunctionType) -> list[str]:
+    return list(inspect.signature(member).parameters)[1:]
+
+
+def _takes(part: Any, name: str, member: types.FunctionType) -> bool:
+    """Whether a part's method can be called with the arguments that the Protocol's has, in their order."""
+    method = getattr(part, name)
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*_positional(member))
+    except TypeError:
+        return False
+    except ValueError:  # no signature is known
+        return True
+    return True
