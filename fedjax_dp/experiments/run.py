@@ -144,7 +144,7 @@ def _ready(
     """A run of values, `said` what can be written down of it; `kept`: in a folder, for which values get checksums."""
     require_clients(data)
     given, rounds, seed = algorithm, said["rounds"], said["seed"]
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = logistic_regression(data.record_shape, data.classes) if model is None else model
     planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     errors.require_count("rounds", rounds)
     on_host = said["records"] == "host"

@@ -48,6 +48,7 @@ from .corrections import Proximal as Proximal
 from .corrections import Setting as Setting
 from .corrections import Step as Step
 from .corrections import Visit as Visit
+from .facts import SLOTS as SLOTS
 from .facts import restates as restates
 from .feature_matching import FeatureMatching as FeatureMatching
 from .feature_matching import FeatureRelease as FeatureRelease

@@ -80,7 +80,7 @@ def plan_run(
         data=data,
         rounds=rounds,
         terms=terms,
-        model=model or logistic_regression(data.record_shape, data.classes),
+        model=logistic_regression(data.record_shape, data.classes) if model is None else model,
         seed=seed,
         model_given=model is not None,
     )

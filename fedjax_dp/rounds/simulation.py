@@ -290,7 +290,7 @@ def simulate(
     began = time.perf_counter()
     if not checked:
         check(algorithm, data, rounds, model)
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = logistic_regression(data.record_shape, data.classes) if model is None else model
     if on_host:
         feeds.check(algorithm, train_metrics)
     every = evaluate_every or max(1, rounds // 20)

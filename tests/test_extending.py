@@ -1,0 +1,75 @@
+"""The pages on extending: short, one for each Protocol, and every template on them runs."""
+
+import contextlib
+import io
+import math
+import pathlib
+import re
+
+import pytest
+from helpers import quick
+
+import fedjax_dp as fdp
+from fedjax_dp import doors, experiments, models, parts
+from fedjax_dp.parts.facts import SLOTS
+
+FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "extending"
+PAGES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PUBLIC = [
+    found
+    for home in (parts, models, experiments)
+    for found in (getattr(home, name) for name in home.__all__)
+    if isinstance(found, type) and vars(found).get("_is_protocol")
+]
+FIRST = ["aggregation", "client_privacy", "cohorts", "corrections", "data", "entry", "index", "noise", "transport"]
+
+
+def run_page(name):
+    (code,) = BLOCK.findall(PAGES[name])
+    names, told = {"__name__": f"docs_{name}"}, io.StringIO()
+    with contextlib.redirect_stdout(told):
+        exec(compile(code, f"{name}.md", "exec"), names)
+    return names, told.getvalue()
+
+
+@pytest.mark.parametrize("name", quick(list(PAGES), FIRST))
+def test_a_template_runs_and_has_the_epsilon_of_the_parts_that_it_replaces(name):
+    names, told = run_page(name)
+    assert told
+    if "guarantee" in PAGES[name].partition("```")[2].partition("```")[0]:
+        assert "epsilon" in told
+        assert "no privacy" not in told.lower()
+    private, algorithm = names.get("private"), names.get("algorithm")
+    if private is not None and algorithm is not None:
+        asked = {"rounds": 3, "delta": 1e-3, "model": names.get("model")}
+        ours, theirs = (fdp.guarantee(one, names["data"], **asked) for one in (algorithm, private))
+        assert math.isfinite(ours.epsilon)
+        assert ours.epsilon == pytest.approx(theirs.epsilon, rel=1e-3)
+        assert any("on the word of" in line for line in ours.assumptions)
+
+
+def test_pages_are_short_and_say_the_same_things():
+    for name, text in PAGES.items():
+        assert len(text.splitlines()) <= 60, name
+        assert max(map(len, text.splitlines())) <= 120, name
+        if name != "index":
+            assert all(word in text for word in ("**Epsilon**", "**Test**", "**Command line**")), name
+            assert f"({name}.md)" in PAGES["index"]
+        for other in re.findall(r"\]\(([^)]+)\)", text):
+            assert (FOLDER / other).is_file(), f"{name}: {other}"
+        for told in re.findall(r"fedjax_dp\.testing\.(\w+)", text):
+            assert told in fdp.testing.__all__, f"{name}: {told}"
+
+
+@pytest.mark.parametrize("protocol", {*PUBLIC, *SLOTS.values()}, ids=lambda protocol: protocol.__name__)
+def test_every_protocol_is_public_has_a_page_and_says_what_each_member_must_be(protocol):
+    assert protocol in PUBLIC
+    assert protocol.__doc__
+    path = FOLDER.parents[1] / doors.page_of(protocol)
+    if protocol is not models.FeatureModel:
+        assert protocol.__name__ in path.read_text()
+    for base in protocol.__mro__:
+        for name, member in vars(base).items() if vars(base).get("_is_protocol") else ():
+            if name == "__hash__" or not name.startswith("_"):
+                assert isinstance(member, bool) or member.__doc__, f"{protocol.__name__}.{name}"
