@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import fedjax_dp as fdp
 from fedjax_dp import cli, errors, folders
 from fedjax_dp.experiments import report
 from fedjax_dp.rounds.checkpoint import Checkpoints
@@ -111,6 +112,28 @@ def test_a_sweep_goes_on_where_the_disk_was_full(monkeypatch, capsys):
     assert "q could not be written: no space left on device; make room; the same command" in capsys.readouterr().err
     assert cli.main(["sweep", "s.toml", "--out", "q"]) == 0
     assert "q holds 4 of 4 points" in capsys.readouterr().err
+
+
+def test_a_store_and_parameters_are_whole_or_not_there(monkeypatch, capsys):
+    assert cli.main(["run", *QUICK, "--out", "r"]) == 0
+    before = everything()
+    with monkeypatch.context() as patched:
+        patched.setattr("fedjax_dp.data.disk._write", full)
+        patched.setattr("numpy.savez", full)
+        assert cli.main(["data", "convert", "digits", "--out", "new/store"]) == 3
+        assert "new/store could not be written: no space left on device" in capsys.readouterr().err
+        assert cli.main(["export", "r", "p.npz"]) == 3
+        assert "p.npz could not be written: no space left on device" in capsys.readouterr().err
+    assert everything() == before
+
+
+def test_a_seed_of_more_than_32_bits_is_refused_from_python_before_a_folder_is_made():
+    digits = fdp.load("digits")
+    data = fdp.federate(digits, fdp.data.iid(digits.y_train, [140] * 10, 0))
+    algorithm = fdp.fedavg(cohort_size=5, batch_size=20, local_steps=2, learning_rate=0.1)
+    with pytest.raises(errors.ConfigurationError, match="seed must be an integer from 0"):
+        fdp.run(algorithm, data, rounds=2, seed=2**32, out="r")
+    assert everything() == []
 
 
 def test_drafts_are_gone_where_writing_failed(monkeypatch):

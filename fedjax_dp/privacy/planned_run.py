@@ -73,6 +73,7 @@ def plan_run(
 
     Raises: ConfigurationError for parts that do not fit, and for terms that cannot be.
     """
+    run_key(seed)  # refuses what is none
     check(algorithm, data, rounds, model)
     terms.check()
     return PlannedRun(

@@ -87,6 +87,21 @@ def test_human_output_is_one_guarantee_and_no_traceback(capsys):
     assert pathlib.Path("runs/digits-dpnfl-s0-2").is_dir()
 
 
+def test_the_result_comes_first_and_detail_folds(capsys):
+    labels = {}
+    for flag in ([], ["--quiet"], ["--verbose"]):
+        assert cli.main(["run", *QUICK, *flag]) == 0
+        out = capsys.readouterr()
+        labels[" ".join(flag)] = list(dict.fromkeys(line[:10].strip() for line in out.out.splitlines()[1:]))
+        assert out.out.startswith("dpnfl on digits: test accuracy")
+        assert (out.err == "") == (flag == ["--quiet"])
+        assert ("of gradients clipped: usual is half" in out.out) == (flag != ["--quiet"])
+        assert ("times the signal: above 1 is usual" in out.out) == (flag != ["--quiet"])
+    assert labels["--quiet"] == ["privacy", "folder"]
+    assert labels[""] == ["privacy", "folder", "assuming", "claim", "probes", ""]
+    assert labels["--verbose"] == [*labels[""], "traffic", "time"]
+
+
 def test_non_private_run_says_no_privacy(capsys):
     assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--json"]) == 0
     guarantee = json.loads(capsys.readouterr().out)["guarantee"]
@@ -160,6 +175,26 @@ BAD = [
     (["rnu"], "command must be one of run, export, sweep, best,"),
     (["rnu"], "got 'rnu'; did you mean run?"),
     (["run", "--epsilonn", "1"], "did you mean --epsilon?"),
+    (["run", "--hlep"], "got '--hlep'; did you mean --help?"),
+    (["run", "--jsn"], "did you mean --json?"),
+    (["run", ""], "the first argument must be given, got an empty word"),
+    (["sweep", ""], "the first argument must be given, got an empty word"),
+    (["run", "--out", ""], "--out must be given, got an empty word"),
+    (["run", "--resume", ""], "--resume must be given, got an empty word"),
+    (["run", "--quiet", "--verbose"], "--quiet and --verbose must be one of them, got both"),
+    (
+        ["run", "--algorithm", "dp_fedavg", "--view", "uploads"],
+        "(nobody gave epsilon: it is the default of dp_fedavg on digits)",
+    ),
+    (["run", "--epsilon", "1e300"], "epsilon must be at most 1,000,000, got 1e+300"),
+    (["run", "--epsilon", "1", "--epsilon-high", "inf"], "epsilon_high must be positive and finite, got inf"),
+    (["run", "--rounds", "1000000000"], "rounds x local_steps must be at most 100,000,000, got 1,000,000,000 x 10"),
+    (["run", "--local-steps", "1000000000"], "rounds x local_steps must be at most 100,000,000"),
+    (["run", "--deterministic", "6"], "deterministic must be at most the 5 clients of a cohort, got 6"),
+    (["run", "--algorithm", "dp_ftrl", "--bands", "1000000000"], "bands must be an integer from 1 to 10,000"),
+    (["run", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
+    (["audit", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
+    (["bench", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
     (["run", "--rounds", "ten"], "--rounds must be an integer, got 'ten'"),
     (["run", "--rounds"], "--rounds must be followed by a value"),
     (
@@ -477,3 +512,12 @@ def test_an_option_of_another_algorithm_is_refused(capsys):
     assert "here the server sees every upload" in capsys.readouterr().err
     assert cli.main(["run", "--secure", "maybe"]) == 2
     assert "--secure must be true or false" in capsys.readouterr().err
+
+
+def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
+    words = ["run", "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "1", "--local-steps", "1"]
+    told = "it is that of the dpnfl paper, the default on mnist"
+    assert cli.main([*words, "--quiet"]) == 0
+    assert told in capsys.readouterr().out
+    assert cli.main([*words, "--quiet", "--delta", "1e-2"]) == 0
+    assert told not in capsys.readouterr().out
