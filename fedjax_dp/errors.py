@@ -67,7 +67,7 @@ class StorageError(RuntimeError):
 def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationError:
     """The error to raise: `what must be wanted, got got; remedy`."""
     ending = f"; {remedy}" if remedy else ""
-    error = ConfigurationError(f"{what} must be {wanted}, got {got}{ending}")
+    error = ConfigurationError(" ".join(f"{what} must be {wanted}, got {got}{ending}".splitlines()))
     error.what = what
     return error
 
@@ -116,6 +116,12 @@ def require_integer(what: str, value: int, least: int, most: int, remedy: str = 
     """An integer from `least` to `most`, Python's or NumPy's."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
         raise refuse(what, value, f"an integer from {least} to {most:,}", remedy)
+
+
+def require_seed(seed: int) -> None:
+    """An integer of 32 bits: JAX takes a longer one for another, and a draw without a seed cannot be repeated."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**32:
+        raise refuse("seed", seed, "an integer in [0, 2^32)")
 
 
 def require_not_negative(what: str, value: Any, remedy: str = "") -> None:

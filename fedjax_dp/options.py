@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fedjax_dp import errors, own_code
+from fedjax_dp.arguments import Kind, kind_of, require_kind
 
 KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 REQUIRED = inspect.Parameter.empty
@@ -61,6 +62,11 @@ class Option:
         return tuple(found)
 
     @functools.cached_property
+    def kind(self) -> Kind | None:
+        """What may be given for it in Python."""
+        return kind_of(self.hint)
+
+    @functools.cached_property
     def choices(self) -> Collection[str] | None:
         """The names that it may have, where it has only some."""
         listed = [name for kind in _members(self.hint) for name in typing.get_args(kind) if isinstance(name, str)]
@@ -71,7 +77,8 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
     def check(self, value: Any) -> None:
-        """Refuse a name that is none of its choices; None stands for the default."""
+        """Refuse what is not of its kind, and a name that is none of its choices; None stands for the default."""
+        require_kind(self.name, value, self.kind)
         if self.choices is None or (value is None and type(None) in _members(self.hint)):
             return
         if not (self.about.own and own_code.is_own(value)):

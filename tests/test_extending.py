@@ -62,7 +62,7 @@ def test_pages_are_short_and_say_the_same_things():
             assert told in fdp.testing.__all__, f"{name}: {told}"
 
 
-@pytest.mark.parametrize("protocol", {*PUBLIC, *SLOTS.values()}, ids=lambda protocol: protocol.__name__)
+@pytest.mark.parametrize("protocol", dict.fromkeys([*PUBLIC, *SLOTS.values()]), ids=lambda protocol: protocol.__name__)
 def test_every_protocol_is_public_has_a_page_and_says_what_each_member_must_be(protocol):
     assert protocol in PUBLIC
     assert protocol.__doc__

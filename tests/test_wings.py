@@ -15,7 +15,8 @@ ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
     {"citations", "devices", "display", "errors", "prng", "schedules"},
     {"doors", "folders", "own_code", "pictures"},
-    {"accounting", "options", "pytrees"},
+    {"accounting", "arguments"},
+    {"options", "pytrees"},
     {"data", "execution", "gradients", "statistics"},
     {"models"},
     {"parts"},

@@ -130,6 +130,9 @@ class Entry(Generic[P]):
 
     def of(self, given: Values) -> Algorithm:
         """The same of a mapping."""
+        for name in given:
+            if name in self._arguments:
+                self._arguments[name].check(given[name])  # before defaults are found by it
         values = self._filled(given)
         options.require(self._arguments, values, given, self.name)
         make: Callable[..., Algorithm] = self.constructor

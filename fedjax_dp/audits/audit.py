@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
@@ -34,9 +35,11 @@ from fedjax_dp.rounds.simulation import run_key
 
 TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
 LEAST_CLAIM = 1e-3  # an epsilon that is told from 0
+MOST_CLAIM = 500.0  # exp of it is a number still
 LEAST_TRACE = 1e-5  # of the largest number that is received
 
 
+@checks_arguments
 def audit(
     algorithm: Algorithm,
     data: FederatedData,
@@ -82,7 +85,7 @@ def audit(
     """
     asked, began = {**locals(), **privacy}, time.perf_counter()
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
-    own = model or logistic_regression(data.record_shape, data.classes)
+    own = model if model is not None else logistic_regression(data.record_shape, data.classes)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=terms_from(privacy))
     run = (run if run.terms.epsilon is None else calibrated(run)).counted(participation="schedule", epsilon=None)
     algorithm, accountant = run.algorithm, run.terms.accountant
@@ -131,6 +134,7 @@ def audit(
     )
 
 
+@checks_arguments
 def audit_mechanism(
     mechanism: Callable[[jax.Array, jax.Array], Any],
     event: Event,
@@ -244,8 +248,8 @@ def require_sane(canary: str, claim: float | None, significance: float, **counts
     for name, count in counts.items():
         if count is not None:
             errors.require_count(name, count)
-    if claim is not None:
-        errors.require_not_negative("claim", claim)
+    if claim is not None and not 0 <= errors.require_number("claim", claim) <= MOST_CLAIM:
+        raise errors.refuse("claim", claim, f"from 0 to {MOST_CLAIM}", "no audit tells larger ones from infinity")
 
 
 def _tested(scene: Scene, claim: float | None, accountant: str) -> TradeOff:

@@ -52,11 +52,35 @@ def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str) -> None:
         )
     if not np.prod(x.shape[1:]):
         raise errors.refuse(f"{where}{x_name}", x.shape, "records of at least one feature")
-    _check_labels(f"{where}{y_name}", np.asarray(y))
+    check_labels(f"{where}{y_name}", np.asarray(y))
     if x.dtype.kind not in "biuf":
         raise errors.refuse(f"{where}{x_name}", x.dtype, "real numbers")
     if x.dtype.kind == "f" and not _finite(np.asarray(x)):
         raise errors.refuse(f"{where}{x_name}", "NaN or infinity", "finite", "clean the array")
+
+
+def check_partition(labels: np.ndarray, sizes: np.ndarray | None = None) -> None:
+    """Labels `(records,)` and, where they are given, the records of each client `(num_clients,)`, which fit them."""
+    for what, array in (("labels", labels), ("sizes", sizes)):
+        if array is not None and array.ndim != 1:
+            raise errors.refuse(what, f"shape {array.shape}", "a list of numbers")
+    if labels.size:
+        check_labels("labels", labels)
+    if sizes is None:
+        return
+    if not sizes.size:
+        raise errors.refuse("sizes", "none", "a whole number of records for each client")
+    if sizes.dtype.kind not in "iu" or sizes.min() < 0:
+        got = f"{sizes.dtype} from {sizes.min()}" if sizes.dtype.kind in "iuf" else sizes.dtype
+        raise errors.refuse("sizes", got, "a whole number of records for each client")
+    if sizes.sum() > len(labels):
+        raise errors.refuse("the sizes of all clients", int(sizes.sum()), f"at most the {len(labels)} records")
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Draws of a partition."""
+    errors.require_seed(seed)
+    return np.random.default_rng(seed)
 
 
 def check_ids(what: str, ids: Any, records: int) -> None:
@@ -73,7 +97,7 @@ def check_ids(what: str, ids: Any, records: int) -> None:
         raise errors.refuse(what, ids.dtype, "integers or text", remedy)
 
 
-def _check_labels(what: str, y: np.ndarray) -> None:
+def check_labels(what: str, y: np.ndarray) -> None:
     """Integers from 0."""
     wanted = "integer labels from 0"
     if y.dtype.kind == "f" and not np.isfinite(y).all():

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.pytrees import checksum
 
@@ -28,6 +29,7 @@ REMEDY = "write it again with fedjax-dp data convert"
 Show = Callable[[float, str], None]
 
 
+@checks_arguments
 def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, told: None) -> None:
     """Write federated data into a new folder, which appears once it is whole.
 
@@ -67,6 +69,7 @@ def check_place(folder: str | os.PathLike[str]) -> None:
     folders.require_new("out", pathlib.Path(folder), "give another --out")
 
 
+@checks_arguments
 def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     """The federated data of a folder that `save_store` wrote; records stay on disk until they are used.
 
@@ -98,6 +101,7 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     return FederatedData(**arrays, **{name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"])})
 
 
+@checks_arguments
 def noted_checksum(folder: str | os.PathLike[str]) -> str:
     """Of a store's records, as it was noted when they were written; reads none of them."""
     noted: str = _about(pathlib.Path(folder))["checksum"]

@@ -5,18 +5,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.store import Dataset
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.checks import generator
+from fedjax_dp.data.store import Dataset, row_lists
 
 
+@checks_arguments
 def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Training and test rows of every client: `floor((1 - fraction) n)` of its n rows train, at least one does.
 
     So a client with one record keeps it, and one with two or more gives at least one away.
     """
     errors.require_in_unit_interval("holdout", fraction)
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     train, test = [], []
-    for rows in clients:
+    for rows in row_lists(clients):
         kept = max(1, int((1 - fraction) * len(rows) + 1e-9))  # 0.9 * 10 must not be 8
         order = rng.permutation(len(rows))
         train.append(rows[np.sort(order[:kept])])
@@ -24,6 +27,7 @@ def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tup
     return train, test
 
 
+@checks_arguments
 def pooled(dataset: Dataset) -> Dataset:
     """Training and test records together as training records, in this order; nothing is left to test on."""
     ids = dataset.client_ids, dataset.test_client_ids
@@ -37,6 +41,7 @@ def pooled(dataset: Dataset) -> Dataset:
     )
 
 
+@checks_arguments
 def hold_out(
     dataset: Dataset, clients: Sequence[np.ndarray], fraction: float, seed: int
 ) -> tuple[Dataset, list[np.ndarray], np.ndarray]:
@@ -46,9 +51,9 @@ def hold_out(
     `federate` takes. Meant for `pooled` data (cpfed: Adult, 16 clients of 3,052 records, 2,441 of them to train on).
     """
     train, test = split_each(clients, fraction, seed)
-    rows = np.concatenate(test)
-    if not rows.size:
+    if not any(len(part) for part in test):
         raise errors.refuse("holdout", fraction, "used where some client has two records", "use fewer clients")
+    rows = np.concatenate(test)
     owners = np.repeat(np.arange(len(test)), [len(part) for part in test])
     held = dataset._replace(x_test=dataset.x_train[rows], y_test=dataset.y_train[rows], test_client_ids=None)
     return held, train, owners

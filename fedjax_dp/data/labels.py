@@ -4,9 +4,11 @@ import numpy as np
 import scipy
 
 from fedjax_dp import errors
-from fedjax_dp.data.sizes import check_total
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.checks import check_partition, generator
 
 
+@checks_arguments
 def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
     """Each client holds at most `count` labels, in the given sizes.
 
@@ -14,8 +16,8 @@ def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: i
     proportional fitting to the sizes and to the class counts, then rounded by a maximum flow so that sizes are exact
     and no class is overdrawn. Raises ConfigurationError when these label sets cannot fill the sizes.
     """
-    check_total(labels, sizes)
-    rng = np.random.default_rng(seed)
+    check_partition(labels, sizes)
+    rng = generator(seed)
     available = np.bincount(labels)
     classes = available.size
     if not 1 <= count <= classes:

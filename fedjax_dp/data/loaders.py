@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data import arrays, cifar, idx, own, svhn, synthetic, tabular, text, tfds, writers
 from fedjax_dp.data.store import Dataset
 
@@ -55,6 +56,7 @@ DATASETS: dict[str, Reader] = {
 }
 
 
+@checks_arguments
 def load(
     name: str,
     data_dir: str | os.PathLike[str] | None = None,
@@ -88,7 +90,9 @@ def load(
     return read(rest if suffix else kind, data_dir, seed)
 
 
+@checks_arguments
 def names_clients(name: str, client: str | None) -> bool:
     """Whether a user's own data set says who owns its records; no more of it is read than is needed for that."""
     kind, _, rest = name.partition(":")
+    errors.require_choice("dataset", kind, DATASETS)
     return client is not None if DATASETS[kind].table else kind == "npz" and own.has_ids(pathlib.Path(rest))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.files import check_keys, damaged, read_npz
 from fedjax_dp.data.holdout import split_each
@@ -18,6 +19,7 @@ TEST_FRACTION = 0.2  # of a table that does not say which records are for testin
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
+@checks_arguments
 def dataset(
     x_train: Any,
     y_train: Any = None,

@@ -6,10 +6,12 @@ import pathlib
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 
 
+@checks_arguments
 def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
     """The data set's own clients, those with fewer training records than `min_records` left out.
 
@@ -40,6 +42,7 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
     return dataset, clients, np.searchsorted(names[kept], test_ids[tested]).astype(np.int32)
 
 
+@checks_arguments
 def given_ids(path: str | os.PathLike[str], records: int) -> np.ndarray:
     """Client ids of all `records`, from an .npy file or from a text file with one id in each line."""
     path = pathlib.Path(path)

@@ -3,19 +3,22 @@
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.checks import check_partition, generator
 from fedjax_dp.data.labels import deal
-from fedjax_dp.data.sizes import check_total
 
 SCALES = ("per_class", "hsu")
 
 
+@checks_arguments
 def iid(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
     """A random split into parts of the given sizes."""
-    check_total(labels, sizes)
-    order = np.random.default_rng(seed).permutation(len(labels))
+    check_partition(labels, sizes)
+    order = generator(seed).permutation(len(labels))
     return np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
 
 
+@checks_arguments
 def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) -> list[np.ndarray]:
     """`percent` of the records dealt at random, the others sorted by label and cut into one piece per client.
 
@@ -23,10 +26,11 @@ def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) 
     cut with the same number of clients give client k the same part of the sorted labels, as its own test part.
     Source: Karimireddy et al. 2020, arXiv:1910.06378, section 7; rfedavg and its published code.
     """
+    check_partition(labels)
     errors.require_count("num_clients", num_clients)
     if not 0 <= percent <= 100:
         raise errors.refuse("similarity", percent, "between 0 and 100, in percent")
-    order = np.random.default_rng(seed).permutation(len(labels))
+    order = generator(seed).permutation(len(labels))
     mixed = round(percent / 100 * len(labels))
     loose, rest = order[:mixed], order[mixed:]
     rest = rest[np.argsort(labels[rest], kind="stable")]
@@ -35,6 +39,7 @@ def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) 
     return [np.concatenate(pair) for pair in zip(*parts)]
 
 
+@checks_arguments
 def dirichlet(
     labels: np.ndarray, sizes: np.ndarray, concentration: float, seed: int, scale: str = "per_class"
 ) -> list[np.ndarray]:
@@ -46,10 +51,10 @@ def dirichlet(
     probability on any class that is left, it draws evenly from those.
     Source: Hsu et al. 2019, arXiv:1909.06335, section 3; dpnfl.
     """
-    check_total(labels, sizes)
+    check_partition(labels, sizes)
     errors.require_positive("concentration", concentration)
     errors.require_choice("concentration_scale", scale, SCALES)
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     left = np.bincount(labels)
     parameter = concentration / (left.size if scale == "hsu" else 1)
     wishes = rng.dirichlet(np.full(left.size, parameter), len(sizes))
@@ -68,14 +73,15 @@ def dirichlet(
     return deal(labels, table, rng)
 
 
+@checks_arguments
 def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
     """Every client holds records of one class; classes get clients in proportion to their records.
 
     Adult with 100 clients of 325 records gives 76 and 24 (dp_fedavg_output). Larger clients choose first; each takes
     the class that is furthest behind its share and still has enough records.
     """
-    check_total(labels, sizes)
-    rng = np.random.default_rng(seed)
+    check_partition(labels, sizes)
+    rng = generator(seed)
     left = np.bincount(labels)
     behind = left * (sizes.sum() / len(labels))
     table = np.zeros((len(sizes), left.size), np.int64)
@@ -97,13 +103,19 @@ def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> li
     return deal(labels, table, rng)
 
 
+@checks_arguments
 def natural(client_ids: np.ndarray) -> list[np.ndarray]:
-    """One client for each distinct id, in increasing order of id."""
+    """One client for each distinct id, in increasing order of id; ids are integers or text `(records,)`."""
+    if client_ids.ndim != 1:
+        raise errors.refuse("client_ids", f"shape {client_ids.shape}", "(records,), one per record")
+    if client_ids.dtype.kind == "f" and not np.isfinite(client_ids).all():
+        raise errors.refuse("client_ids", "NaN or infinity", "an id for every record", "drop records without one")
     order = np.argsort(client_ids, kind="stable")
-    owners = np.asarray(client_ids)[order]
+    owners = client_ids[order]
     return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
 
 
 def _even(total: int, parts: int) -> np.ndarray:
     """Sizes that differ by at most one and sum to `total`."""
+    errors.require_integer("num_clients", parts, 1, 2**31 - 1)
     return total // parts + (np.arange(parts) < total % parts)

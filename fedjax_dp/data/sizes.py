@@ -3,8 +3,11 @@
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.checks import check_partition, generator
 
 
+@checks_arguments
 def equal_sizes(records: int, num_clients: int) -> np.ndarray:
     """The same number of records for each client, `records // num_clients`; what is left over is not used."""
     errors.require_count("num_clients", num_clients)
@@ -13,35 +16,33 @@ def equal_sizes(records: int, num_clients: int) -> np.ndarray:
     return np.full(num_clients, records // num_clients)
 
 
+@checks_arguments
 def one_class_sizes(labels: np.ndarray, num_clients: int) -> np.ndarray:
     """The largest equal size for which classes can be dealt to clients whole.
 
     Adult and 100 clients give 325 (dp_fedavg_output).
     """
+    check_partition(labels)
     sizes = np.arange(1, equal_sizes(len(labels), num_clients)[0] + 1)
     room = (np.bincount(labels)[:, None] // sizes).sum(0)  # clients of each size that all classes have room for
     return np.full(num_clients, sizes[room >= num_clients].max())
 
 
+@checks_arguments
 def power_law_sizes(records: int, num_clients: int, minimum: int, seed: int) -> np.ndarray:
     """`minimum` records each, the rest by LogNormal(0, 2) shares; sums to `records` exactly."""
     spare = _spare(records, num_clients, minimum)
-    shares = np.random.default_rng(seed).lognormal(0.0, 2.0, num_clients)
+    shares = generator(seed).lognormal(0.0, 2.0, num_clients)
     return minimum + _round_to(shares / shares.sum() * spare, spare)
 
 
+@checks_arguments
 def zipf_sizes(records: int, num_clients: int, minimum: int, exponent: float, seed: int) -> np.ndarray:
     """`minimum` records each, the rest by shares 1 / rank^exponent in random order; sums to `records` exactly."""
     errors.require_not_negative("zipf_exponent", exponent)
     spare = _spare(records, num_clients, minimum)
-    shares = np.random.default_rng(seed).permutation(np.arange(1.0, num_clients + 1) ** -exponent)
+    shares = generator(seed).permutation(np.arange(1.0, num_clients + 1) ** -exponent)
     return minimum + _round_to(shares / shares.sum() * spare, spare)
-
-
-def check_total(labels: np.ndarray, sizes: np.ndarray) -> None:
-    """Refuses sizes that ask for more records than there are."""
-    if sizes.sum() > len(labels):
-        raise errors.refuse("the sizes of all clients", int(sizes.sum()), f"at most the {len(labels)} records")
 
 
 def _spare(records: int, num_clients: int, minimum: int) -> int:

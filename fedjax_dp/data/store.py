@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import doors, errors
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, structure, value
@@ -40,6 +41,11 @@ class Dataset(NamedTuple):
     tokens: bool = False  # features are indices into a vocabulary and reach the model as integers
     learnt: tuple[str, ...] = ()  # what of the features was computed from training records, without privacy
     notes: tuple[str, ...] = ()  # what its reader decided, for the user to know
+
+    @property
+    def __advice__(self) -> str:
+        """Where the clients' data are wanted."""
+        return "write fedjax_dp.federate(dataset, parts), parts such as fedjax_dp.data.natural(client_ids)"
 
     def _card(self) -> Card:
         owners = "none" if self.client_ids is None else count(len(np.unique(self.client_ids)), "client")
@@ -155,6 +161,7 @@ class FederatedData:
         return (x.astype(jnp.float32) - self.shift) * self.scale
 
 
+@checks_arguments
 def federate(
     dataset: Dataset,
     clients: Mapping[Any, Any] | Sequence[Any] | np.ndarray,
@@ -172,7 +179,7 @@ def federate(
     ids = dataset.client_ids, dataset.test_client_ids
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
     check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids)
-    parts = _row_lists(clients)
+    parts = row_lists(clients)
     sizes = np.array([len(rows) for rows in parts], np.int32)
     if sizes.size == 0 or sizes.min() < 1:
         empty = int(np.argmin(sizes)) if sizes.size else 0
@@ -216,11 +223,11 @@ def federate(
 def require_clients(data: Any) -> None:
     """Refuse what is no clients' data, such as a data set that nobody has shared out."""
     if not isinstance(data, FederatedData):
-        remedy = "write fedjax_dp.federate(dataset, parts), parts such as fedjax_dp.data.natural(client_ids)"
-        raise errors.refuse("data", doors.described(data), "a fedjax_dp.data.FederatedData", remedy)
+        wanted = "a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes"
+        raise errors.refuse("data", doors.described(data), wanted, doors.advice(data))
 
 
-def _row_lists(clients: Any) -> list[np.ndarray]:
+def row_lists(clients: Any) -> list[np.ndarray]:
     """The training rows of each client, one array each."""
     found = []
     named = clients.items() if isinstance(clients, Mapping) else None

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
 
 
@@ -23,6 +24,7 @@ class Summary(NamedTuple):
     label_distance: float  # mean total variation distance of a client's labels from those of all records; 0 is iid
 
 
+@checks_arguments
 def label_counts(data: FederatedData) -> np.ndarray:
     """Records of each client and class, `(num_clients, classes)`."""
     owners = np.repeat(np.arange(data.num_clients), data.sizes)
@@ -32,6 +34,7 @@ def label_counts(data: FederatedData) -> np.ndarray:
     return cells.reshape(data.num_clients, data.classes)
 
 
+@checks_arguments
 def summarise(data: FederatedData) -> Summary:
     """The summary of federated data."""
     counts, sizes = label_counts(data), np.asarray(data.sizes)

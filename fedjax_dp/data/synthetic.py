@@ -6,6 +6,7 @@ import re
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.data.checks import generator
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.store import Dataset
 
@@ -23,7 +24,7 @@ def synthetic(setting: str, seed: int) -> Dataset:
     Source: Li et al. 2020, arXiv:1812.06127, section 5.1, and its published code.
     """
     spread, num_clients = _parse(setting)
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     sizes = 50 + np.floor(rng.lognormal(4.0, 2.0, num_clients)).astype(int)
     if spread is None:
         weights = np.broadcast_to(rng.normal(size=(FEATURES, CLASSES)), (num_clients, FEATURES, CLASSES))

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, run_folder
 from fedjax_dp.experiments import config as configs
@@ -138,6 +139,7 @@ class SavedRun:
             checkpoints.close()
 
 
+@checks_arguments
 def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> SavedRun:
     """What the folder of a run holds; nothing of it is changed.
 

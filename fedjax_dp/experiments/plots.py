@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_dp import errors, pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
 from fedjax_dp.accounting.guarantee import PaperRow
+from fedjax_dp.arguments import checks_arguments
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.experiments.latency import Latency
@@ -26,6 +27,7 @@ COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "
 VERDICTS = {"holds": "#2f8f5b", "conditional": TEST, "heuristic": "#d39a2d", "wrong": "#c23b4b"}
 
 
+@checks_arguments
 def plot_run(
     history: Sequence[Evaluation], guarantee: Guarantee, title: str, path: str | os.PathLike[str] | None = None
 ) -> Figure:
@@ -76,6 +78,7 @@ def plot_run(
     return pictures.save(figure, path)
 
 
+@checks_arguments
 def plot_epsilon(
     curves: Mapping[str, tuple[Sequence[Any], Sequence[float]]],
     axis: str,
@@ -108,6 +111,7 @@ def plot_epsilon(
     return pictures.save(figure, path)
 
 
+@checks_arguments
 def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None) -> Figure:
     """Each paper's noise over the noise that suffices, coloured by verdict. Below 1 is too little noise."""
     shown = [row for row in rows if row.noise_ratio]
@@ -146,6 +150,7 @@ def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = 
     return pictures.save(figure, path)
 
 
+@checks_arguments
 def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike[str] | None = None) -> Figure:
     """Records of each client and class `(clients, classes)`.
 
@@ -193,6 +198,7 @@ def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike[str] | 
     return pictures.save(figure, path)
 
 
+@checks_arguments
 def plot_latency(found: Latency, title: str, path: str | os.PathLike[str] | None = None) -> Figure:
     """The parts of a round as one bar, and the parts of its floor as another, in milliseconds."""
     floor = found.floor

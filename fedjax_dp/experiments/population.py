@@ -158,8 +158,7 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
         raise errors.refuse("pca", config.pca, "left out where cosines replace the features", "drop one of them")
     if config.holdout is not None:
         errors.require_in_unit_interval("holdout", config.holdout, "leave it out to keep the test set")
-    if isinstance(config.seed, bool) or not 0 <= config.seed < 2**32:
-        raise errors.refuse("seed", config.seed, "an integer in [0, 2^32)")
+    errors.require_seed(config.seed)
     return config
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.display import words
 from fedjax_dp.execution import distributed
@@ -29,6 +30,7 @@ from fedjax_dp.rounds import prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
+@checks_arguments
 def run(
     algorithm: Algorithm,
     data: FederatedData,
@@ -80,6 +82,7 @@ def run(
     return run_folder.start(ready, path, run_folder.VALUES, screen, told)
 
 
+@checks_arguments
 def resume(
     folder: str | os.PathLike[str],
     algorithm: Algorithm | None = None,

@@ -5,7 +5,8 @@ import math
 import jax
 from flax import linen as nn
 
-from fedjax_dp.models.model import NetworkModel
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
 
 
@@ -20,8 +21,10 @@ class _Softmax(nn.Module):
         return nn.Dense(self.classes, kernel_init=nn.initializers.zeros)(flat)
 
 
+@checks_arguments
 def logistic_regression(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """Multinomial logistic regression on flattened features, started at zero (dpnfl's LR; 7,850 numbers on MNIST)."""
+    require_sizes(record_shape, classes)
     return NetworkModel(Linen(_Softmax(classes)), tuple(record_shape))
 
 
@@ -39,10 +42,12 @@ class _Mlp(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
+@checks_arguments
 def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> NetworkModel:
     """A multilayer perceptron; its features are the last hidden layer.
 
     dpnfl's network is hidden=(1200,) on 60 principal components (85,210 parameters), cpfed's hidden=(64, 32) on Adult's
     102 columns (8,738).
     """
+    require_sizes(record_shape, classes, hidden)
     return NetworkModel(Linen(_Mlp(tuple(hidden), classes)), tuple(record_shape))

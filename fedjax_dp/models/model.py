@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp import errors
+from fedjax_dp import doors, errors
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.checks import MOST_CLASSES
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
 from fedjax_dp.gradients.analysis import plan_of
@@ -115,6 +117,16 @@ class NetworkModel:
         return jax.ShapeDtypeStruct(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
 
 
+def require_sizes(record_shape: Sequence[int], classes: int, hidden: Sequence[int] = ()) -> None:
+    """Refuse sizes of a network that are none."""
+    for size in record_shape:
+        errors.require_count("every size of record_shape", size)
+    for size in hidden:
+        errors.require_count("every size of hidden", size)
+    errors.require_integer("classes", classes, 1, MOST_CLASSES)
+
+
+@checks_arguments
 def model(
     network: Any,
     example: Any,
@@ -141,13 +153,18 @@ def model(
     elif isinstance(example, tuple) and all(isinstance(size, int) for size in example):
         shape, tokens = example, False
     else:
-        example = example if hasattr(example, "dtype") else jnp.asarray(example)
+        try:
+            example = example if hasattr(example, "dtype") else jnp.asarray(example)
+        except (TypeError, ValueError, OverflowError):
+            wanted = "the data, features of one record, or their shape"
+            raise errors.refuse("example", doors.described(example), wanted) from None
         shape, tokens = tuple(example.shape), bool(jnp.issubdtype(example.dtype, jnp.integer))
     made = NetworkModel(network_of(network, trained), shape, loss, tokens, dtype)
     _check_batch(made)
     return made
 
 
+@checks_arguments
 def explain_gradients(model: NetworkModel, label: Any = None) -> Explanation:
     """How the gradients of single records of a model are made, parameter by parameter, and what that costs; printable.
 

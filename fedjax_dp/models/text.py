@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import Linen
 
@@ -70,6 +71,7 @@ class _Lstm(nn.Module):
         return nn.Dense(self.classes)(state)
 
 
+@checks_arguments
 def lstm(
     record_shape: tuple[int, ...], classes: int, embedding: Frozen | None = None, hidden: int = 256, layers: int = 2
 ) -> NetworkModel:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedjax_dp import errors
-from fedjax_dp.models.model import NetworkModel
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
 
 
@@ -34,12 +35,13 @@ class _Cnn(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
+@checks_arguments
 def cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """McMahan's network, the CNN of rfedavg and, as acs_pldp gives no sizes, of acs_pldp.
 
     1,663,370 parameters on 28x28 and 10 labels. Its features (rfedavg's phi) are the 512 units before the output.
     """
-    _require_image(record_shape, 4)
+    _require_image(record_shape, classes, 4)
     return NetworkModel(Linen(_Cnn(classes)), tuple(record_shape))
 
 
@@ -57,13 +59,15 @@ class _GroupNormCnn(nn.Module):
         return nn.Dense(self.classes)(jnp.mean(x, (1, 2)))
 
 
+@checks_arguments
 def group_norm_cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """A small network without batch statistics, which would mix records: 24,346 parameters on 32x32x3 and 10 labels."""
-    _require_image(record_shape, 8)
+    _require_image(record_shape, classes, 8)
     return NetworkModel(Linen(_GroupNormCnn(classes)), tuple(record_shape))
 
 
-def _require_image(record_shape: tuple[int, ...], least: int) -> None:
+def _require_image(record_shape: tuple[int, ...], classes: int, least: int) -> None:
+    require_sizes(record_shape, classes)
     if len(record_shape) not in (2, 3) or min(record_shape[:2]) < least:
         raise errors.refuse(
             "record_shape",

@@ -233,8 +233,8 @@ class BoundedMean:
         return 1 / expected if self.least is None else 2 / (self.least * expected)
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
-        if self.cap is not None:
-            errors.require_positive("weight_cap", self.cap)
+        if self.cap is not None and not 0 < float(self.cap) <= 1:
+            raise errors.refuse("weight_cap", self.cap, "in (0, 1], as no share is larger")
         if self.least is not None and not 0 < float(self.least) <= 1:
             raise errors.refuse("least_weight", self.least, "in (0, 1], as a part of the expected weight")
 

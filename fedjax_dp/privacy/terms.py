@@ -6,7 +6,7 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
-from fedjax_dp import accounting, errors
+from fedjax_dp import accounting, doors, errors
 from fedjax_dp.accounting import View
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.options import about, of_class
@@ -54,7 +54,10 @@ class PrivacyTerms:
 
         Raises: ConfigurationError unless there is one positive number, or one for each.
         """
-        budgets = np.asarray(self.epsilon, float)
+        try:
+            budgets = np.asarray(self.epsilon, float)
+        except (TypeError, ValueError):
+            raise errors.refuse("epsilon", doors.described(self.epsilon), "one number, or one per client") from None
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.experiments import report
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.config import RunConfig
@@ -29,6 +30,7 @@ from fedjax_dp.sweeps.sweep import run_sweep
 RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
 
 
+@checks_arguments
 def reproduce(
     name: str,
     *,

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import doors, errors, gradients
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.display import Card, count, displayed
@@ -71,7 +72,7 @@ def run_key(seed: int) -> jax.Array:
 
     Raises: ConfigurationError for a seed of more than 32 bits, which JAX would take for another.
     """
-    errors.require_integer("seed", seed, 0, 2**32 - 1)
+    errors.require_seed(seed)
     return jax.random.key(seed, impl="threefry2x32")
 
 
@@ -258,6 +259,7 @@ def nothing(members: int) -> RoundReport:
     return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no)
 
 
+@checks_arguments
 def simulate(
     algorithm: Algorithm,
     data: FederatedData,

@@ -493,7 +493,7 @@ odd.def_impl(lambda a: a)
         (lambda: fdp.model(Odd(), (5,)), r"the primitive odd in .*test_gradients.py"),
         (lambda: fdp.model(Forgetful(), (5,)), "Forgetful that fails on one record.*InvalidRngError"),
         (lambda: fdp.model((lambda key: jnp.ones(5), unknown), (5,)), r"a loop of unknown length in .*use scan"),
-        (lambda: fdp.model(3, (5,)), "a int; give"),
+        (lambda: fdp.model(3, (5,)), "got 3; give"),
         (lambda: fdp.model(Apart(lambda x: x.sum()), (5,)), "fails on one record|makes"),
         (
             lambda: fdp.model(Apart(lambda x: x @ jnp.ones((7, 2))), (5,)),
@@ -559,7 +559,7 @@ def test_a_loss_that_asks_other_devices_is_refused():
 
 def test_a_model_of_batches_is_told_what_to_implement():
     value = fdp.fedavg(cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1)
-    with pytest.raises(errors.ConfigurationError, match="Batched without loss"):
+    with pytest.raises(errors.ConfigurationError, match="got Batched, which lacks loss"):
         fdp.simulate(value, ragged_data([20, 30, 25]), rounds=1, model=Batched())
 
 
