@@ -8,6 +8,7 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
+import re
 import textwrap
 import types
 import typing
@@ -103,6 +104,11 @@ def lacking(part: Any, kind: type) -> list[str]:
             found.append(f"{name} (a property or attribute, not a method)")
         elif isinstance(member, types.FunctionType) and not _takes(part, name, member):
             found.append(f"{name}({', '.join(_positional(member))})")
+    methods = {name: one for name, one in members(kind).items() if isinstance(one, types.FunctionType)}
+    if kind in cls.__mro__ and all(inspect.getattr_static(cls, name) is one for name, one in methods.items()):
+        own = [name for name in vars(cls) if not name.startswith("_")]
+        meant = [f"{near} (is {name} meant?)" for name in own for near in errors.nearest(name, methods)]
+        found += meant or ["one of " + ", ".join(methods)]  # it does nothing: a name is misspelt
     return found
 
 
@@ -119,7 +125,12 @@ def members(protocol: type) -> dict[str, Any]:
 
 def is_value(part: Any) -> bool:
     """Whether the exact class of a part was made by `value`."""
-    return vars(type(part)).get("__made_by_value__") is type(part)
+    return is_made(type(part))
+
+
+def is_made(cls: type) -> bool:
+    """Whether this very class was made by `value`."""
+    return vars(cls).get("__made_by_value__") is cls
 
 
 def described(thing: Any) -> str:
@@ -151,6 +162,13 @@ def advice(thing: Any) -> str:
     if isinstance(thing, type):
         return f"decorate it with fedjax_dp.value, and give one that is made: {cls.__name__}(...)"
     return ""
+
+
+def undecorated(error: Exception, function: Any) -> str:
+    """What to do where a function failed as a class that it knows takes no fields; empty for any other error."""
+    told = re.match(r"(\w+)(\.__init__)?\(\) takes (no arguments|exactly one argument)", str(error))
+    cls = getattr(function, "__globals__", {}).get(told[1]) if told else None
+    return f"put @fedjax_dp.value above {cls.__name__}" if isinstance(cls, type) and not is_made(cls) else ""
 
 
 def call(cls: Any) -> str:

@@ -6,14 +6,15 @@ machine fails later (a full disk, a quota, a file system that became read-only),
 
 import contextlib
 import errno
-import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Collection, Iterator
 
 from fedjax_dp import errors
 
 PROBE = 1 << 16  # bytes that must find room: what a folder begins with
+DRAFT = ".part"  # ends the name of a file until it is whole
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 FULL = ("No space left on device", "Disk quota exceeded", "Read-only file system", "Input/output error")
 
@@ -40,23 +41,26 @@ def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
 
     Raises: ConfigurationError, with the reason that the file system gives.
     """
-    probe = folder / f".probe-{os.getpid()}"
     try:
         with contextlib.suppress(_Tried), making(folder):
-            try:
-                probe.write_bytes(bytes(PROBE))
-            finally:
-                probe.unlink(missing_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as probe:  # without a name: nothing stays if the process is killed
+                probe.write(bytes(PROBE))
+                probe.flush()
             raise _Tried
     except (OSError, ValueError) as error:  # a name may hold what no file name can
         told = f"{remedy} ({reason(error)})" if remedy else reason(error)
         raise errors.refuse(what, shown(str(folder)), "a folder that can be written", told) from None
 
 
-def require_new(what: str, folder: pathlib.Path, remedy: str) -> None:
-    """Refuse a folder that holds something, is none, or cannot be written to."""
+def holds_only(folder: pathlib.Path, names: Collection[str]) -> bool:
+    """Whether a folder has nothing but files of these names, whole or drafts: what a killed beginning leaves."""
+    return all(path.name.removesuffix(DRAFT) in names for path in folder.iterdir())
+
+
+def require_new(what: str, folder: pathlib.Path, remedy: str, beginning: Collection[str] = ()) -> None:
+    """Refuse a folder that holds something beside files of a `beginning`, is none, or cannot be written to."""
     try:
-        held = folder.is_symlink() if not folder.is_dir() else any(folder.iterdir())
+        held = folder.is_symlink() if not folder.is_dir() else not holds_only(folder, beginning)
         held = held or (folder.exists() and not folder.is_dir())
     except (OSError, ValueError):  # told below
         held = False

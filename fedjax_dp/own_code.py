@@ -4,18 +4,24 @@ Such a file is imported, so it can do whatever its writer can: name none that yo
 """
 
 import ast
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.util
+import inspect
 import pathlib
 import sys
+import sysconfig
 import traceback
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from fedjax_dp import errors
 
 WANTED = "FILE.py:NAME"
+LIBRARIES = (str(pathlib.Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
 def is_own(name: Any) -> bool:
@@ -91,9 +97,50 @@ def _imported(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
-        own_lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else own_lines[-1] if own_lines else None
-        place = f"{path.name} line {line}" if line else path.name
-        told = " ".join(f"{place}: {type(error).__name__}: {error}".split())
-        raise errors.refuse(what, told, "in a file that can be imported") from error
+        if isinstance(error, SyntaxError):
+            reason = f"{path.name} line {error.lineno}: SyntaxError: {error}"
+        else:
+            reason = told(error)
+        raise errors.refuse(what, reason, "in a file that can be imported") from error
     return module
+
+
+def told(error: BaseException) -> str:
+    """An error of somebody's code in one line, with the last place in it that was come to."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
+    place = f"{pathlib.Path(own[-1].filename).name} line {own[-1].lineno}: " if own else ""
+    kind = "" if isinstance(error, errors.ConfigurationError) else f"{type(error).__name__}: "
+    return " ".join(f"{place}{kind}{error}".split())
+
+
+def sources(*things: Any) -> dict[str, str]:
+    """Checksums of the classes and functions of somebody's own that values are made of, by name; of those typed into
+    an interpreter no source is at hand."""
+    found: dict[str, str] = {}
+    for thing in things:
+        _read(thing, found)
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in found.items()}
+
+
+def _read(thing: Any, found: dict[str, str]) -> None:
+    if isinstance(thing, dict | tuple | list):
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            _read(part, found)
+    elif inspect.isfunction(thing):
+        found |= _source([thing], thing.__qualname__)
+    elif dataclasses.is_dataclass(thing):
+        made = type(thing)
+        functions = [getattr(one, "fget", one) for one in vars(made).values()]
+        found |= _source(filter(inspect.isfunction, functions), made.__qualname__)
+        for field in dataclasses.fields(thing):
+            _read(getattr(thing, field.name, None), found)
+
+
+def _source(functions: Iterable[types.FunctionType], name: str) -> dict[str, str]:
+    texts = []
+    for function in map(inspect.unwrap, functions):  # methods of Flax are wrapped
+        with contextlib.suppress(OSError, TypeError):
+            if not (inspect.getsourcefile(function) or "<").startswith((*LIBRARIES, "<")):
+                texts.append(inspect.getsource(function))
+    return {name: "".join(texts)} if texts else {}

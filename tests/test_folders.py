@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
 
 
 def test_a_disk_without_room_is_found_at_once(monkeypatch, capsys):
-    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    monkeypatch.setattr(folders.tempfile, "TemporaryFile", full)
     assert cli.main(["run", "--out", "new/run"]) == 2
     assert "got new/run; no space left on device" in capsys.readouterr().err
     assert everything() == []

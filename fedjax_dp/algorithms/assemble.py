@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_dp import errors
+from fedjax_dp import doors, errors
 from fedjax_dp.options import about, of_class, require
 from fedjax_dp.parts.aggregation import ESTIMATORS, Aggregate
 from fedjax_dp.parts.answers import Dropout, FirstResponders
@@ -152,6 +152,8 @@ def assemble(
     """An algorithm from common options and the parts that are special."""
     given: dict[str, Any] = {**DEFAULTS, **common}
     require(COMMON, given, common, "every algorithm")
+    if not isinstance(corrections, tuple | list):
+        raise errors.refuse("corrections", doors.described(corrections), "a tuple of parts", "put it into one: (part,)")
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
     if (given["batch_size"] is None) != (given["batches"] == "full"):

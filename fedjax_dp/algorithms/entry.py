@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec
 
 import numpy as np
 
-from fedjax_dp import doors, errors, options
+from fedjax_dp import doors, errors, options, own_code
 from fedjax_dp.algorithms.assemble import COMMON, Common
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
@@ -135,11 +135,20 @@ class Entry(Generic[P]):
                 self._arguments[name].check(given[name])  # before defaults are found by it
         values = self._filled(given)
         options.require(self._arguments, values, given, self.name)
-        make: Callable[..., Algorithm] = self.constructor
-        made = make(**values)
+        made = self._made(values)
         if not isinstance(made, Algorithm):
             raise errors.refuse(self.name, type(made).__name__, "a function that returns an Algorithm")
         return made
+
+    def _made(self, values: Values) -> Any:
+        make: Callable[..., Algorithm] = self.constructor
+        try:
+            return make(**values)
+        except Exception as error:
+            if isinstance(error, errors.ConfigurationError) or make.__module__.startswith("fedjax_dp."):
+                raise
+            told = own_code.told(error)  # of a stranger's code, whatever it is
+            raise errors.refuse(self.name, told, "made without an error", doors.undecorated(error, make)) from error
 
     def _filled(self, given: Values) -> dict[str, Any]:
         return {**_of(self.defaults, given), **given}
@@ -161,6 +170,8 @@ def entry(
     prepare: Callable[..., Values] | None = None,
 ) -> Callable[[Callable[P, Algorithm]], Entry[P]]:
     """Makes an `Entry` of the constructor below it."""
+    if not isinstance(source, str):
+        raise errors.refuse("entry", doors.described(source), "called", 'write @entry("Somebody 2026") above it')
 
     def wrap(constructor: Callable[P, Algorithm]) -> Entry[P]:
         return Entry(constructor, source, defaults or {}, presets or {}, fixes, prepare)

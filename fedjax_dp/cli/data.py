@@ -12,11 +12,11 @@ from fedjax_dp import errors
 from fedjax_dp.cli.options import PlotOption, parse, picture_of, take_flag, take_path
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.data.disk import check_place
+from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import (
     PopulationConfig,
     build_data,
-    kind_of,
     notes,
     population_of,
     resolve_population,

@@ -8,11 +8,11 @@ from fedjax_dp import devices
 from fedjax_dp.cli.options import take_flag, take_option
 from fedjax_dp.cli.run_options import asked
 from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
+from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import configured
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.population import kind_of
 from fedjax_dp.experiments.presets import paper_of
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.

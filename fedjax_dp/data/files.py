@@ -34,6 +34,14 @@ def missing(name: str, folder: pathlib.Path, what: str, source: str) -> errors.M
     return errors.MissingDataError(str(errors.refuse(f"dataset {name}", "no file of it", "on disk", remedy)))
 
 
+def absent(kind: str, path: pathlib.Path) -> errors.ConfigurationError:
+    """The error for a file of the user's own that is not there; names one beside it that was probably meant."""
+    beside = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
+    near = errors.nearest(path.name, beside)
+    remedy = f"did you mean {path.with_name(near[0])}?" if near else f"it is looked for in {path.absolute().parent}"
+    return errors.refuse(f"{kind} file", str(path), "an existing file", remedy)
+
+
 def damaged(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get the file again") -> Exception:
     """The error for a file that is not what its name says."""
     return errors.refuse(str(path), got, wanted, remedy)
@@ -42,7 +50,7 @@ def damaged(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; pickles in it are refused."""
     if not path.is_file():
-        raise errors.refuse("npz file", str(path), "an existing file", "give npz:PATH")
+        raise absent("npz", path)
     wanted = "a readable numpy archive of plain arrays"
     if not zipfile.is_zipfile(path):  # NumPy would take it for a pickle, and advise to load that
         raise errors.refuse("npz file", str(path), wanted, "np.savez writes one")

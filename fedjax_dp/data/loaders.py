@@ -56,6 +56,15 @@ DATASETS: dict[str, Reader] = {
 }
 
 
+def kind_of(name: str) -> str:
+    """The name of a data set without what follows a colon."""
+    kind, ending = name.partition(":")[0], pathlib.Path(name).suffix[1:]
+    if kind not in DATASETS and ending in DATASETS:
+        raise errors.refuse("dataset", repr(name), f"{ending}:PATH for a file", f"write {ending}:{name}")
+    errors.require_choice("dataset", kind, DATASETS)
+    return kind
+
+
 @checks_arguments
 def load(
     name: str,
@@ -74,8 +83,7 @@ def load(
     error says which file belongs where. `seed` decides what synthetic draws, and nothing else. `label` and
     `client` name columns of csv:PATH and parquet:PATH (default label, and no clients).
     """
-    kind, colon, rest = name.partition(":")
-    errors.require_choice("dataset", kind, DATASETS)
+    kind, (_, colon, rest) = kind_of(name), name.partition(":")
     read, suffix, table = DATASETS[kind]
     if suffix is not None and not rest:
         raise errors.refuse("dataset", repr(name), f"{kind}:{suffix}")
@@ -93,6 +101,5 @@ def load(
 @checks_arguments
 def names_clients(name: str, client: str | None) -> bool:
     """Whether a user's own data set says who owns its records; no more of it is read than is needed for that."""
-    kind, _, rest = name.partition(":")
-    errors.require_choice("dataset", kind, DATASETS)
+    kind, rest = kind_of(name), name.partition(":")[2]
     return client is not None if DATASETS[kind].table else kind == "npz" and own.has_ids(pathlib.Path(rest))

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
-from fedjax_dp.data.files import check_keys, damaged, read_npz
+from fedjax_dp.data.files import absent, check_keys, damaged, read_npz
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
@@ -96,7 +96,7 @@ def from_table(path: pathlib.Path, kind: str, label: str | None, client: str | N
     import pyarrow.parquet
 
     if not path.is_file():
-        raise errors.refuse(f"{kind} file", str(path), "an existing file", f"give {kind}:PATH")
+        raise absent(kind, path)
     try:
         csv = kind == "csv"
         frame = pd.read_csv(path, low_memory=False) if csv else pyarrow.parquet.read_table(path).to_pandas()

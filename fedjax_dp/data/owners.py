@@ -20,7 +20,12 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
     """
     ids, test_ids = dataset.client_ids, dataset.test_client_ids
     if ids is None:
-        raise errors.refuse("partition", "natural", "used with a data set that has client_ids", "use iid or labels")
+        raise errors.refuse(
+            "partition",
+            "natural",
+            "used with a data set that has client_ids",
+            "name owners in it, or deal records: iid",
+        )
     errors.require_count("min_records", min_records)
     names, clients = np.unique(ids), natural(ids)
     kept = np.array([len(rows) >= min_records for rows in clients])

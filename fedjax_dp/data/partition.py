@@ -104,8 +104,12 @@ def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> li
 
 
 @checks_arguments
-def natural(client_ids: np.ndarray) -> list[np.ndarray]:
-    """One client for each distinct id, in increasing order of id; ids are integers or text `(records,)`."""
+def natural(client_ids: np.ndarray | None) -> list[np.ndarray]:
+    """One client for each distinct id, in increasing order of id; ids are integers or text `(records,)`.
+
+    Raises: ConfigurationError for None, as a data set without ids has it.
+    """
+    client_ids = errors.require_given("client_ids", client_ids, "name the owner of each record, or deal them: data.iid")
     if client_ids.ndim != 1:
         raise errors.refuse("client_ids", f"shape {client_ids.shape}", "(records,), one per record")
     if client_ids.dtype.kind == "f" and not np.isfinite(client_ids).all():

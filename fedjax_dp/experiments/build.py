@@ -13,9 +13,9 @@ from flax import nnx
 from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import Beforehand
 from fedjax_dp.data import FederatedData
+from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunConfig
-from fedjax_dp.experiments.population import kind_of
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, mlp, model
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm

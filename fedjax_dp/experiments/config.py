@@ -20,7 +20,9 @@ import numpy as np
 from fedjax_dp import errors, own_code
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.experiments.population import PopulationConfig, kind_of, population_of, resolve_population
+from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.doors import PAGES
+from fedjax_dp.experiments.population import PopulationConfig, population_of, resolve_population
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.models import ARCHITECTURES
 from fedjax_dp.options import Option, Options, about, of_class, require_meant, typed
@@ -150,6 +152,13 @@ class RunConfig:
             found |= vars(getattr(self, group))
         return {name: value for name, value in (found | dict(self.options)).items() if value is not None}
 
+    def unsaid(self) -> dict[str, Any]:
+        """What nobody said and the data set brought, by name."""
+        brought = preset_of(kind_of(self.data.dataset))
+        return {
+            name: value for name, value in self.flat().items() if name not in self.given and value == brought.get(name)
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Every option that the run takes, None where nothing is set, for JSON."""
         found = self.flat()
@@ -240,7 +249,10 @@ def resolve(said: Said) -> RunConfig:
             raise errors.refuse(name, value, f"left out for {entry.name}, which does not take it", _owners(name))
         if name in OF_PRIVATE and not entry.private:
             raise errors.refuse(
-                name, value, f"left out for {entry.name}, which is not private", "use --algorithm dpnfl"
+                name,
+                value,
+                f"left out for {entry.name}, which is not private",
+                f"give it an option noise_multiplier: {PAGES}/entry.md" if own_code.is_own(algorithm) else "use dpnfl",
             )
     said = {name: typed(name, value, taken[name]) for name, value in said.items()}
     preset = _preset(entry, said)

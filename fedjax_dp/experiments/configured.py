@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, gradients
+from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.devices import ASKED
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import build, population, report, run_folder
@@ -37,7 +38,7 @@ def start(config: RunConfig, screen: Screen, callbacks: Sequence[Any] = ()) -> O
 
     def checked() -> tuple[pathlib.Path, Ready]:
         path = _free_folder(config)
-        run_folder.check_new(path)
+        run_folder.check_new(path, f"or --resume {path}")
         with config.naming_defaults():
             return path, _ready(config, screen)
 
@@ -119,7 +120,7 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
     execution = build.build_execution(config, algorithm, data)
     # Said, so that the run goes on alike with another number of processes.
     on_host = build.records_on_host(config, algorithm)
-    config = config.replace(records="host" if on_host else "devices")
+    config = config.replace(records="host" if on_host else "devices", out=None)  # where it is kept decides nothing
     if on_host:
         check_feed(algorithm, bool(config.output.train_metrics))
     began = time.perf_counter()
@@ -146,17 +147,24 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
         checkpoint_every=config.output.checkpoint_every,
         train_metrics=bool(config.output.train_metrics),
         on_host=on_host,
-        said={name: value for name, value in config.flat().items() if name != "out"},
+        said=config.flat(),
         checksums={"data": population.checksum(config.data, data), **run_folder.code_of(config.code)},
         shown=config.to_dict(),
         target=config.output.target_accuracy,
     )
-    for line in (*population.notes(config.data, data), *_about(config, ready)):
+    for line in (*population.notes(config.data, data), *_unsaid(config), *_about(config, ready)):
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began
         screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
     return ready
+
+
+def _unsaid(config: RunConfig) -> list[str]:
+    """Numbers that nobody gave for data of the user's own, which no default can know."""
+    unsaid = config.unsaid() if kind_of(config.data.dataset) in population.FILES else {}
+    told = ", ".join(f"{name} {value:g}" for name, value in unsaid.items() if isinstance(value, int | float))
+    return [f"not given, so taken: {told}"] if told else []
 
 
 def _about(config: RunConfig, ready: Ready) -> list[str]:

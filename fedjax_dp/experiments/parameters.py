@@ -25,7 +25,7 @@ def write(path: pathlib.Path, params: Any, told: Mapping[str, str]) -> None:
         raise errors.refuse("file of parameters", path, f"one that ends in {' or '.join(ENDINGS)}")
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = {path_name(where) or ALONE: np.ascontiguousarray(leaf) for where, leaf in leaves}
-    draft = path.with_name(f"{path.name}.part")
+    draft = path.with_name(path.name + folders.DRAFT)
     if not path.parent.is_dir():
         raise errors.refuse("file of parameters", path, "in an existing folder", "make it first")
     try:

@@ -32,6 +32,7 @@ from fedjax_dp.data import (
     similarity,
     zipf_sizes,
 )
+from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.projection import low_frequencies, principal_components
 from fedjax_dp.options import about
 
@@ -52,6 +53,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "zipf": ("min_records", "zipf_exponent"),
 }
 COLUMNS = ("label_column", "client_column")  # of tables alone
+FILES = ("npz", "csv", "parquet")  # records of the user's own
 _NAMES = ", ".join(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 OPTIONS = sorted({name for names in (*PARTITIONS.values(), *SIZES.values()) for name in names})
 
@@ -125,13 +127,6 @@ class PopulationConfig:
 
 
 P = TypeVar("P", bound=PopulationConfig)
-
-
-def kind_of(dataset: str) -> str:
-    """The name of a data set without what follows a colon."""
-    kind = dataset.partition(":")[0]
-    errors.require_choice("dataset", kind, DATASETS)
-    return kind
 
 
 def population_of(kind: str) -> dict[str, Any]:
@@ -222,6 +217,9 @@ def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
             told.append(f"clients are those of {own} (partition natural); --partition iid would deal records anew")
         else:
             told.append(f"{own} of the data not used: partition {config.partition} was asked for")
+    elif kind_of(config.dataset) in FILES and config.partition != "given":
+        by = "--client-column" if DATASETS[kind_of(config.dataset)].table else "client_ids in the file"
+        told.append(f"nobody says whose records they are: dealt to {data.num_clients} clients; {by} would")
     return told
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedjax_dp.experiments.population import population_of
+from fedjax_dp.experiments.population import FILES, population_of
 
 # `adaptive_learning_rate`: of servers such as Adam, whose steps are of the rate's own size.
 _COMMON = {"batches": "without-replacement", "clip_norm": 1.0, "accountant": "pld"}
@@ -31,6 +31,8 @@ _SMALL = _COMMON | {
     "delta": 1e-3,
 }
 _LARGE = _SMALL | {"rounds": 50, "cohort_size": 10, "delta": 1e-4}
+# Data of one's own: an option that Python may leave out means there what it means here.
+_OWN = {name: value for name, value in _SMALL.items() if name not in ("schedule", "l2")}
 _TRAINING: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _DPNFL),
     **dict.fromkeys(("adult", "adult_full"), _LARGE),
@@ -39,6 +41,7 @@ _TRAINING: dict[str, dict[str, Any]] = {
     "tfds": _SMALL | {"learning_rate": 0.1},
     "svhn": _SMALL | {"model": "group_norm_cnn"},
     "sent140": _LARGE | {"model": "lstm"},
+    **dict.fromkeys((*FILES, "store"), _OWN),
     "synthetic": _LARGE | {"batch_size": 10, "learning_rate": 0.1, "delta": 1e-3},
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from fedjax_dp import devices
+from fedjax_dp import devices, folders
 from fedjax_dp.experiments.communication import Traffic
 from fedjax_dp.experiments.training import Ready, Result
 from fedjax_dp.rounds import metrics
@@ -69,7 +69,7 @@ def summary(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
-    draft = path.with_name(path.name + ".part")
+    draft = path.with_name(path.name + folders.DRAFT)
     try:
         draft.write_text(text)
         os.replace(draft, path)

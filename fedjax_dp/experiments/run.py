@@ -4,13 +4,14 @@ import contextlib
 import os
 import pathlib
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, own_code
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.display import words
@@ -65,7 +66,7 @@ def run(
 
     def checked() -> Ready:
         if path is not None:
-            run_folder.check_new(path)
+            run_folder.check_new(path, f"or go on with it: resume({str(path)!r}, algorithm, data)")
         said: dict[str, Any] = {
             "rounds": rounds,
             "seed": seed,
@@ -73,7 +74,8 @@ def run(
             "train_metrics": train_metrics,
         }
         said |= {"checkpoint_every": checkpoint_every, "records": "host" if on_host else "devices"}
-        return _ready(algorithm, data, model, execution, said, terms_from(privacy), kept=path is not None)
+        used = _model(model, data)
+        return _ready(algorithm, data, used, execution, said, terms_from(privacy), kept=path is not None)
 
     if path is None:
         return train(checked(), screen, told)
@@ -112,7 +114,7 @@ def resume(
     if algorithm is None or data is None:
         remedy = f"resume({os.fspath(folder)!r}, algorithm, data, model=...) goes on"
         raise errors.refuse("algorithm and data", "nothing", "given again, as the run was made of values", remedy)
-    given, said = (algorithm, data, model, execution), about["config"]
+    given, said = (algorithm, data, _model(model, data), execution), about["config"]
     errors.require_count("rounds", said["rounds"] if rounds is None else rounds)
     if rounds is not None and rounds < said["rounds"]:
         raise errors.refuse("rounds of the resumed run", rounds, f"at least {said['rounds']}, as it began with")
@@ -132,22 +134,27 @@ def resume(
     if run_folder.result_of(path, about) is None or longer:
         ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
         run_folder.go_on(ready, path, about, screen, told)
+    else:
+        run_folder.require_same(about, _checksums(*given[:3]))
     return open_run(path, model=model)
+
+
+def _model(model: Model | None, data: FederatedData) -> Model:
+    require_clients(data)
+    return logistic_regression(data.record_shape, data.classes) if model is None else model
 
 
 def _ready(
     algorithm: Algorithm,
     data: FederatedData,
-    model: Model | None,
+    model: Model,
     execution: Execution | None,
     said: dict[str, Any],
     terms: PrivacyTerms,
     kept: bool,
 ) -> Ready:
     """A run of values, `said` what can be written down of it; `kept`: in a folder, for which values get checksums."""
-    require_clients(data)
     given, rounds, seed = algorithm, said["rounds"], said["seed"]
-    model = logistic_regression(data.record_shape, data.classes) if model is None else model
     planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     errors.require_count("rounds", rounds)
     on_host = said["records"] == "host"
@@ -159,7 +166,8 @@ def _ready(
         errors.require_count(name, every[name])
     algorithm, promise = prepared(planned)
     terms_said = {name: _plain(value) for name, value in vars(terms).items() if value is not None}
-    said = {**said, **every, "algorithm": words(given)[:200], "dataset": data.name or "data", **terms_said}
+    shown = textwrap.shorten(words(algorithm), 200, placeholder="...")
+    said = {**said, **every, "algorithm": shown, "dataset": data.name or "data", **terms_said}
     architecture = _architecture(model, data)
     return Ready(
         name="algorithm",
@@ -184,7 +192,8 @@ def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[
     leaves, structure = jax.tree.flatten(algorithm)
     words = [_words(structure).encode(), _words(model).encode()]
     shape, looks = (checksum(np.frombuffer(word, np.uint8)) for word in words)
-    return {"data": data.checksum, "algorithm": f"{shape}{checksum(leaves)}", "model": looks}
+    code = {f"code of {name}": digest for name, digest in own_code.sources(algorithm, model).items()}
+    return {"data": data.checksum, "algorithm": f"{shape}{checksum(leaves)}", "model": looks, **code}
 
 
 def _words(what: Any) -> str:

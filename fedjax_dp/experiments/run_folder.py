@@ -25,6 +25,7 @@ from fedjax_dp.rounds.round import ServerState, place
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
 
 ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
+BEGINNING = (ABOUT, GUARANTEE, CONFIG)  # in the order in which they are written: with the last it is a run folder
 CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 FREE = ("devices", "model_devices")  # what a run may change on its way
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices"}
@@ -100,6 +101,10 @@ def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Sc
     if others:
         told = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
         screen.say(f"begun with {told}: another version may round, and draw, otherwise")
+    if distributed.first():  # after `extend`, or where a kill came before or within it
+        with folders.storing(path):
+            report.write_json(path / GUARANTEE, ready.guarantee.saved())
+            report.write_atomically(path / CONFIG, configs.to_toml(about["config"]))
     with opened(path) as folder:
         state = folder.state(ready)
         done = 0 if state is None else int(state.round)
@@ -108,12 +113,16 @@ def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Sc
         return train(ready, screen, callbacks, keeper=folder, start=state, history=known)
 
 
-def check_new(path: pathlib.Path) -> None:
-    """Refuse a folder that holds something, is none, or cannot be written to; the first process looks."""
+def check_new(path: pathlib.Path, otherwise: str) -> None:
+    """Refuse a folder that holds something, is none, or cannot be written to; the first process looks.
+
+    otherwise  what else could be done with the folder of a run.
+    """
     if not distributed.first():
         return
-    begun = os.path.isfile(path / ABOUT)
-    folders.require_new("out", path, f"give another --out, or --resume {path}" if begun else "give another --out")
+    begun = os.path.isfile(path / CONFIG)
+    remedy = f"give another out, {otherwise}" if begun else "give another out"
+    folders.require_new("out", path, remedy, () if begun else BEGINNING)
 
 
 def check_writable(path: pathlib.Path) -> None:
@@ -140,7 +149,11 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
             hand, or by another program.
     """
     if not path.is_dir():
-        raise errors.refuse("run folder", str(path), "a folder" if path.exists() else "an existing folder")
+        wanted, remedy = "an existing folder", f"it is looked for in {path.absolute().parent}"
+        raise errors.refuse("run folder", str(path), *(("a folder",) if path.exists() else (wanted, remedy)))
+    if not (path / CONFIG).exists() and folders.holds_only(path, BEGINNING):
+        got = f"{path}, where nothing was stored before the run was stopped"
+        raise errors.refuse("run folder", got, "one of a run that had begun", "start it again in the same folder")
     if not (path / ABOUT).is_file() or not (path / CONFIG).is_file():
         raise errors.refuse("run folder", str(path), f"one with {CONFIG} and {ABOUT}", "start a run with --out")
     about = read(path / ABOUT)
@@ -182,9 +195,8 @@ def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str,
     about |= {"config": dict(ready.said), "rounds before": about["config"]["rounds"]}
     about["seal"] = seal(about)
     if distributed.first():
+        report.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
         report.write_json(path / ABOUT, about)
-        report.write_atomically(path / CONFIG, configs.to_toml(ready.said))
-        report.write_json(path / GUARANTEE, ready.guarantee.saved())
     return about
 
 

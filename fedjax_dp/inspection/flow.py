@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from fedjax_dp import errors
+from fedjax_dp import errors, own_code
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection.reach import Marks, Reached, programs, reach, stored
@@ -25,7 +25,7 @@ from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import Sent, Upload
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.corrections import Correction, Memory, Step
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.pytrees import changed, ravel, structure, tensor_sizes, value
@@ -46,10 +46,9 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
     except errors.ConfigurationError:
         raise
     except Exception as failure:  # of a stranger's code, whatever it is
-        told = (str(failure).splitlines() or [""])[0]
         raise errors.refuse(
             "algorithm",
-            f"one of which no round can be traced: {type(failure).__name__}: {told}",
+            f"one of which no round can be traced: {own_code.told(failure)}",
             "of parts that keep the shapes and types of their Protocols",
         ) from failure
 
@@ -88,10 +87,31 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 
 
 def _marked(algorithm: Algorithm, marks: Marks) -> Algorithm:
-    if algorithm.upload.unit is None:
-        return changed(algorithm, local=changed(algorithm.local, privatizer=Marked(marks=marks)))
-    local = changed(algorithm.local, privatizer=Marked(marks=None))
+    by_record, local = algorithm.upload.unit is None, algorithm.local
+    if facts.of_the_project(local):
+        corrections = (part for slot, part in local.parts if slot == "correction")
+        local = changed(local, corrections=tuple(Shaped(base=correction) for correction in corrections))
+    local = changed(local, privatizer=Marked(marks=marks if by_record else None))
+    if by_record:
+        return changed(algorithm, local=local)
     return changed(algorithm, local=local, upload=MarkedUpload(base=algorithm.upload, mark=marks.released))
+
+
+@value
+class Shaped:
+    """A correction whose gradient must have the shape of a gradient: a number would join every entry of one."""
+
+    base: Correction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
+        made = self.base.gradient(gradient, step)
+        if jnp.shape(made) != gradient.shape:
+            whose, wanted = f"gradient of {type(self.base).__name__}", f"of shape {gradient.shape}, as it was given"
+            raise errors.refuse(whose, f"shape {jnp.shape(made)}", wanted, "return that one with a term added")
+        return made
 
 
 @value

@@ -19,7 +19,7 @@ SWEEP, LOCK, SELECTION, PARAMS = "sweep.toml", ".lock", "selection.json", "param
 def held(folder: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
     """What a folder holds of this sweep; nothing, if it is new. Raises ConfigurationError for one of something else."""
     if not (folder / ABOUT).is_file():
-        if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or not folders.holds_only(folder, (LOCK, SWEEP, ABOUT))):
             raise errors.refuse("out", folder, "a new or empty folder, or one of this sweep", "give another out")
         return about, []
     own, records = read_records(folder)

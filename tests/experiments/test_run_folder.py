@@ -1,5 +1,6 @@
 """Runs in folders, from Python and of configurations: kept, read, gone on with, and refused where they were changed."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.experiments import configured, resolve
+from fedjax_dp.experiments import configured, report, resolve
 from fedjax_dp.experiments.console import Screen
 
 QUIET = Screen(quiet=True)
@@ -134,6 +135,49 @@ def test_a_killed_longer_run_may_be_gone_on_with():
     fdp.resume("x", rounds=5)
     pathlib.Path("x/config.toml").write_text(old)
     assert fdp.resume("x").config["rounds"] == 5
+
+
+@pytest.mark.parametrize("kept", [(), ("run.json",), ("run.json", "guarantee.json")])
+def test_a_run_that_was_killed_before_it_began_says_so_and_starts_in_its_folder(kept, data):
+    words = {"rounds": 2, "delta": 1e-3}
+    whole = fdp.run(dpnfl(), data, out="whole", **words)
+    pathlib.Path("x").mkdir()
+    for name in kept:
+        shutil.copy(f"whole/{name}", f"x/{name}")
+    pathlib.Path("x/config.toml.part").write_text("rou")
+    told = "got x, where nothing was stored before the run was stopped; start it again in the same folder"
+    for go_on in (fdp.open_run, lambda folder: fdp.resume(folder, dpnfl(), data)):
+        with pytest.raises(fdp.ConfigurationError, match=told):
+            go_on("x")
+    again = fdp.run(dpnfl(), data, out="x", **words)
+    assert same(again.params, whole.params)
+    assert {path.name for path in pathlib.Path("x").iterdir()} == {
+        path.name for path in pathlib.Path("whole").iterdir()
+    }
+
+
+def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data, monkeypatch):
+    words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
+    fdp.run(dpnfl(), data, rounds=2, out="x", **words)
+    whole = fdp.run(dpnfl(), data, rounds=4, out="whole", **words)
+    write = report.write_atomically
+    for moment in range(4):
+        written = []
+
+        def writing(path, text, moment=moment, written=written):
+            if len(written) == moment:
+                raise Stopped
+            written.append(path)
+            write(path, text)
+
+        with monkeypatch.context() as patch, contextlib.suppress(Stopped):
+            patch.setattr(report, "write_atomically", writing)
+            fdp.resume("x", dpnfl(), data, rounds=4)
+        seen = fdp.open_run("x")
+        assert seen.guarantee.epsilon >= fdp.guarantee(dpnfl(), data, rounds=seen.config["rounds"], delta=1e-3).epsilon
+    longer = fdp.resume("x", dpnfl(), data, rounds=4)
+    assert longer.guarantee == whole.guarantee
+    assert pathlib.Path("x/config.toml").read_text() == pathlib.Path("whole/config.toml").read_text()
 
 
 def test_what_was_changed_is_named(data):

@@ -200,6 +200,15 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
     assert os.listdir("mine") == ["notes.txt"]
 
 
+def test_a_sweep_that_was_killed_before_it_began_starts_in_its_folder():
+    pathlib.Path("x").mkdir()
+    for name in (".lock", "sweep.toml", "sweep.json.part"):
+        pathlib.Path("x", name).write_text("")
+    sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1]})
+    assert len(run_sweep(sweep, "x", screen=quiet()).records) == 1
+    assert not pathlib.Path("x/sweep.json.part").exists()
+
+
 def test_a_folder_has_one_writer(whole):
     _, where = whole
     about = read_records(where)[0]
