@@ -168,7 +168,8 @@ def _ready(
     terms_said = {name: _plain(value) for name, value in vars(terms).items() if value is not None}
     shown = textwrap.shorten(words(algorithm), 200, placeholder="...")
     said = {**said, **every, "algorithm": shown, "dataset": data.name or "data", **terms_said}
-    architecture = _architecture(model, data)
+    if architecture := _architecture(model, data):
+        said["model"] = architecture
     return Ready(
         name="algorithm",
         dataset=data.name or "data",
@@ -182,7 +183,7 @@ def _ready(
         **every,
         train_metrics=said["train_metrics"],
         on_host=on_host,
-        said=said | ({"model": architecture} if architecture else {}),
+        said=said,
         checksums=_checksums(given, data, model) if kept else {},
         shown=said,
     )

@@ -1,14 +1,10 @@
 """The command line as a user meets it."""
 
 import json
-import os
 import pathlib
-import random
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import jax
 import matplotlib.pyplot as plt
@@ -358,45 +354,6 @@ def test_resume_of_a_finished_run_tells_the_same_result(capsys):
     again = json.loads(capsys.readouterr().out)
     assert again["history"] == first["history"]
     assert again["guarantee"] == first["guarantee"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attempt", range(2))
-def test_run_killed_at_a_random_moment_resumes_bit_for_bit(attempt):
-    words = [
-        "--algorithm",
-        "addpnfl",
-        "--rounds",
-        "400",
-        "--local-steps",
-        "40",
-        "--checkpoint-every",
-        "3",
-        "--evaluate-every",
-        "7",
-    ]
-    subprocess.run(command("run", *words, "--out", "whole"), check=True, capture_output=True)
-    kills = 0
-    process = subprocess.Popen(
-        command("run", *words, "--out", "cut"), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
-    while not pathlib.Path("cut/checkpoints").exists():
-        time.sleep(0.05)
-    for _ in range(3):
-        time.sleep(random.Random(attempt).uniform(0.2, 2.0))
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-        process.wait()
-        process = subprocess.Popen(
-            command("run", "--resume", "cut"), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        time.sleep(4.0)
-    assert process.wait() == 0
-    assert kills > 0
-    same_state(pathlib.Path("whole"), pathlib.Path("cut"))
-    whole, cut = (json.loads(pathlib.Path(name, "result.json").read_text()) for name in ("whole", "cut"))
-    assert whole["history"] == cut["history"]
 
 
 @pytest.mark.parametrize(
