@@ -164,11 +164,11 @@ def _by_doubling(candidates: jax.Array, start: jax.Array) -> jax.Array:
     As in `_without_replacement_by_sorting`; whether a chain of turns ends in one that was chosen already is found by
     steps of 1, 2, 4, ... along it.
     """
-    turns = jnp.arange(candidates.shape[-1], dtype=jnp.int32)
+    turns = lax.broadcasted_iota(jnp.int32, candidates.shape, candidates.ndim - 1)
     alike = candidates[..., :, None] == candidates[..., None, :]
-    taken = jnp.any(alike & (turns[:, None] > turns), axis=-1)
+    taken = jnp.any(alike & (turns[..., :, None] > turns[..., None, :]), axis=-1)
     turn = jnp.where((candidates >= start) & (candidates < start + turns), candidates - start, turns)
-    for _ in range((turns.size - 1).bit_length()):
+    for _ in range((candidates.shape[-1] - 1).bit_length()):
         taken = taken | jnp.take_along_axis(taken, turn, axis=-1)
         turn = jnp.take_along_axis(turn, turn, axis=-1)
     return jnp.where(taken, start + turns, candidates)

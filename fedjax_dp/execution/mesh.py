@@ -154,7 +154,10 @@ class Execution:
 
 
 def _put(a: Any, where: Any) -> jax.Array:
-    """A copy on devices; those of other processes get theirs there, from the same array."""
+    """A copy on devices; those of other processes get theirs there, from the same array. A shape is one placed so."""
+    if isinstance(a, jax.ShapeDtypeStruct):
+        planned: Any = jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
+        return planned  # type: ignore[no-any-return]
     if isinstance(where, jax.Device) or where.is_fully_addressable or not getattr(a, "is_fully_addressable", True):
         placed: jax.Array = jax.device_put(a, where)
         return placed
@@ -290,7 +293,8 @@ def sum_over_clients(
 
             return jax.tree.map(total, terms)
 
-        return lax.platform_dependent(cpu=row_by_row, default=at_once), rows
+        with jax.named_scope("client_sum"):
+            return lax.platform_dependent(cpu=row_by_row, default=at_once), rows
 
     def one_share(shared: Any, row: Any) -> tuple[Any, Any]:
         # Devices that hold models together meet in every portion, and so do all groups: none may skip one.

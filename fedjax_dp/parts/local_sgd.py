@@ -177,7 +177,8 @@ class LocalSgd(LocalTraining):
         more = self.extra_gradients
         rates = self.rates(round_index, data.largest)
         tau = rates.size
-        batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
+        with jax.named_scope("batch_draw"):
+            batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
         batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
         drift = jnp.sum(jnp.abs(rates) * batches.live[:tau])
         last = tau - 1 - jnp.argmax(batches.live[:tau][::-1])  # of the steps that are taken
@@ -188,8 +189,10 @@ class LocalSgd(LocalTraining):
 
         # Whatever all steps can have at once stands before the loop: on an accelerator each of these is a launch.
         noise_key, model_key = role_key(key, "noise"), role_key(key, "model")
-        rows = data.at(client, batches.positions)
-        drawn = _Drawn(batches, rows, data.y[rows])
+
+        def looked_up(batch: Batch) -> _Drawn:
+            rows = data.at(client, batch.positions)
+            return _Drawn(batch, rows, data.y[rows])
 
         def privatized(params: jax.Array, index: Any, now: _Drawn) -> tuple[jax.Array, StepReport, Records]:
             batch = now.batch
@@ -200,6 +203,7 @@ class LocalSgd(LocalTraining):
             gradient, report = self.privatizer.gradient(noise_key, place, model, unravel(params), records)
             return gradient, report, records
 
+        @jax.named_scope("local_step")
         def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array, _Drawn]) -> tuple[Any, None]:
             moved, memory, told = carry
             params = spread(start + moved)
@@ -214,7 +218,7 @@ class LocalSgd(LocalTraining):
             told = told + jnp.stack(report) * batch.live  # one number after another would be as many launches
             return (spread(moved - rate * batch.live * direction), memory, told), None
 
-        inner = jax.tree.map(lambda a: a[:tau], drawn)
+        inner = looked_up(jax.tree.map(lambda a: a[:tau], batches))
         indices = jnp.arange(tau, dtype=jnp.uint32)
         # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
         nowhere = spread(jnp.zeros_like(start))
@@ -233,7 +237,8 @@ class LocalSgd(LocalTraining):
                     "state them as extra_gradients: each is one more release, which is counted",
                 )
             asked.append(number)
-            return privatized(params, jnp.uint32(tau + number), jax.tree.map(lambda a: a[tau + number], drawn))[0]
+            batch = jax.tree.map(lambda a: a[tau + number], batches)
+            return privatized(params, jnp.uint32(tau + number), looked_up(batch))[0]
 
         def look(see: Callable[..., Any], params: jax.Array) -> Any:
             return see(role_key(key, "look"), unravel(params), client, data, model)
