@@ -74,12 +74,12 @@ def peak_mb():
 
 def draw(found, path):
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for epsilon in EPSILONS:
+    for epsilon, marker in zip(EPSILONS, "os^D"):
         rows = [row for row in found if row["epsilon"] == epsilon]
         axes.plot(
             [row["trials"] for row in rows],
             [row["ratio_median"] for row in rows],
-            "o-",
+            f"{marker}-",
             color=COLORS[epsilon],
             label=f"epsilon {epsilon:g}",
         )
@@ -87,7 +87,7 @@ def draw(found, path):
     axes.set_title("what an audit proves of the Gaussian mechanism", fontsize=11)
     axes.grid(color="#e4e4e4")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

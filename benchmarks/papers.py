@@ -2,6 +2,7 @@
 
     python benchmarks/papers.py                        # what is missing under results/papers, at scale small
     python benchmarks/papers.py dpnfl/table2 --scale full --panels 'syn*'
+    python benchmarks/papers.py --redraw                # the figures anew from the tables; nothing is run
 
 Each recipe runs in a process of its own. Tables and figures go to results/papers/NAME; results/papers/index.json holds
 seconds, peak memory and how many numbers were reproduced, results/papers/README.md the same to look at.
@@ -9,6 +10,7 @@ seconds, peak memory and how many numbers were reproduced, results/papers/README
 
 import argparse
 import collections
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,6 +20,11 @@ import sys
 import time
 
 import fedjax_dp as fdp
+from fedjax_dp.reproductions import figure
+from fedjax_dp.reproductions.cells import CellKey
+from fedjax_dp.reproductions.found import Reproduction
+from fedjax_dp.reproductions.recipe import READINGS, read_recipe
+from fedjax_dp.reproductions.rows import Found, Row
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "papers"
 KEPT = ("table.md", "table.json", "figure.png")
@@ -52,6 +59,26 @@ def measured(name, scale, panels, work):
         "versions": told["versions"],
         "device": told["device"],
     }
+
+
+def redraw(folder):
+    """The figure anew from the table; not that of features, of which no table holds the points."""
+    told = json.loads((folder / "table.json").read_text())
+    recipe = read_recipe(told["recipe"])
+    if recipe.figure == "features":
+        return
+    rows = []
+    for row in told["rows"]:
+        readings = {}
+        for reading in READINGS:
+            fields = {name: value for name, value in row[reading].items() if name != "private"}
+            readings[reading] = Found(**fields | {"curve": tuple(map(tuple, fields["curve"]))})
+        place = CellKey(row["panel"], row["line"], row["x"])
+        bare = Row(place, row["metric"], row["published"], row["published_std"], readings, row["verdicts"])
+        rows.append(dataclasses.replace(bare, why=row["verdict"].removeprefix(bare.verdict).removeprefix(": ")))
+    scale = recipe.scales[told["scale"]]
+    done = Reproduction(recipe, scale, tuple(told["seeds"]), tuple(rows), (), tuple(told["notes"]), folder)
+    figure.draw(done, folder / "figure.png")
 
 
 def folder_of(name, scale, panels):
@@ -94,7 +121,12 @@ def main():
     parser.add_argument("--scale", default="small")
     parser.add_argument("--panels", default="*")
     parser.add_argument("--work", default="reproduced", help="folder of the runs, which go on where they stopped")
+    parser.add_argument("--redraw", action="store_true", help="figures of all that was run, from its tables")
     options = parser.parse_args()
+    if options.redraw:
+        for table in sorted(RESULTS.glob("*/table.json")):
+            redraw(table.parent)
+        return
     RESULTS.mkdir(parents=True, exist_ok=True)
     index = RESULTS / "index.json"
     for name in options.names or fdp.reproductions.recipes():

@@ -232,7 +232,7 @@ def draw(o, m, path):
         {what: number for what, _, number, unit in plan(argparse.Namespace(**vars(o) | {"devices": count}), m)}
         for count in counts
     ]
-    figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(7.6, 3.4), layout="constrained")
     shown = {"a round": "-", "computing": "--", "the sum over devices": "-.", "records to devices, meanwhile": ":"}
     for (what, style), color in zip(shown.items(), ("black", "#1f5fa8", "#b0643c", "0.5"), strict=True):
         axis.loglog(counts, [row[what] for row in at], style, color=color, label=what, base=10)
@@ -241,7 +241,7 @@ def draw(o, m, path):
     axis.set_title(f"seconds a round, cohorts of {o.cohort:.0e}, {o.parameters:.0e} parameters", loc="left", fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=130)
 
 

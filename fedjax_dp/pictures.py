@@ -1,16 +1,55 @@
-"""Figures without pyplot: no backend is chosen, nothing stays open, and a notebook shows what is returned."""
+"""Figures without pyplot: no backend is chosen, nothing stays open, and a notebook shows what is returned.
 
+Every function that draws takes `**look: Unpack[Look]` and draws on a `page`, so that Axes of the user's own, sizes,
+styles and files are handled here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import io
 import os
-from typing import Any
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import matplotlib
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_dp import errors
 
 DPI = 130  # of PNG files
 DATES = {".pdf": "CreationDate", ".svg": "Date"}  # left out, so that the same figure makes the same bytes
+SMALLEST, LARGEST = 1, 100  # inches
+SMALL = "small"  # print: in proportion to the style's font, like every size here
+LETTER = 0.57  # of a letter's height is its width, on average
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 1)))
+BANDS = 2  # more of them cannot be told apart where they overlap
+BARS = 8  # of a line that has bars instead of a band
+BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
+
+
+class Look(TypedDict, total=False):
+    """How a picture is drawn, for this picture alone.
+
+    ax     Axes of matplotlib to draw into, or a list of them where the picture has several panels; what is told of the
+           whole picture stands above the first and below the last, their figure is returned, and keeps its size and
+           style (`layout="constrained"` makes room for legends, which stand beside what is drawn)
+    size   width and height in inches
+    style  a style sheet of matplotlib, by its name, or a dictionary of rcParams
+    """
+
+    ax: Any
+    size: Sequence[float] | None
+    style: str | Mapping[str, Any] | None
 
 
 class Picture(Figure):
@@ -20,6 +59,154 @@ class Picture(Figure):
         file = io.BytesIO()
         self.savefig(file, format="png", dpi=DPI)
         return file.getvalue()
+
+
+class Page(NamedTuple):
+    """What a picture is drawn on."""
+
+    figure: Figure
+    panels: list[Any]
+    own: bool  # or of the user's own making
+
+    def title(self, text: str, **font: Any) -> None:
+        """Of the whole picture; the last to be called, as it joins the title of a panel that is the user's."""
+        if self.own:
+            self.figure.suptitle(wrapped(text, self.figure.get_figwidth(), "large"), fontsize="large", **font)
+            return
+        panel = self.panels[0]
+        side = "left" if panel.get_title("left") else "center"
+        told = [wrapped(text, _width(panel), "medium"), panel.get_title(side)]
+        panel.set_title("\n".join(filter(None, told)), loc=side, **({"fontsize": "medium"} | font))
+
+    def note(self, text: str) -> None:
+        """What is told of the whole picture in small print; lines end between its parts, if it has some."""
+        if self.own:
+            lines = wrapped(text, self.figure.get_figwidth(), SMALL)
+            self.figure.supxlabel(lines, fontsize=SMALL, alpha=0.75)
+            return
+        panel = self.panels[-1]
+        legend = panel.get_legend()
+        above = legend if legend is not None and legend.get_gid() == BELOW else panel.xaxis.label
+        panel.annotate(
+            wrapped(text, _width(panel), SMALL),
+            (0.5, 0),
+            xycoords=above,
+            xytext=(0, -5),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=SMALL,
+            alpha=0.75,
+            annotation_clip=False,
+        )
+
+    def legend(self, handles: Sequence[Any]) -> None:
+        """One for all panels."""
+        if self.own:
+            self.figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=SMALL)
+        else:
+            legend_beside(self.panels[-1], handles=handles)
+
+
+@contextlib.contextmanager
+def page(
+    path: str | os.PathLike[str] | None,
+    look: Look,
+    size: tuple[float, float],
+    panels: int = 1,
+    arrange: Callable[[Any], Any] = lambda figure: figure.subplots(),
+    *,
+    layout: Any = "constrained",
+    dpi: int = DPI,
+) -> Iterator[Page]:
+    """What to draw on, as the look has it; written to the path, if there is one, once it is drawn.
+
+    size     inches, where the look has none
+    arrange  makes the panels on a new figure
+    """
+    check(look)
+    ax, style = look.get("ax"), look.get("style") or {}
+    with matplotlib.style.context(style if isinstance(style, str) else dict(style)):
+        if ax is None:
+            width, height = look.get("size") or size
+            figure = new((width, height), layout)
+            made = Page(figure, list(np.ravel(arrange(figure))), True)
+        else:
+            own = _axes_of(ax, panels)
+            made = Page(own[0].figure.figure, own, False)
+        yield made
+        with warnings.catch_warnings():
+            if look.get("size") is not None:
+                warnings.filterwarnings("error", "constrained_layout not applied")
+            try:
+                save(made.figure, path, dpi)
+            except UserWarning:
+                wanted = "larger: beside all that is written there is no room to draw in"
+                raise errors.refuse("size", look["size"], wanted) from None
+
+
+def check(look: Look) -> None:
+    """Refuses unknown names, and sizes and styles that are none, or that Axes of one's own have already."""
+    for name in look:
+        errors.require_choice("argument", name, Look.__annotations__)
+    size, style = look.get("size"), look.get("style")
+    if size is not None:
+        _require_size(size)
+    if style is not None:
+        _require_style(style)
+    for name, given in (("size", size), ("style", style)):
+        if look.get("ax") is not None and given is not None:
+            raise errors.refuse(name, given, "left out beside ax", "give it to the figure that ax is of")
+
+
+def size_of(text: str) -> tuple[float, float]:
+    """Inches from the words of a flag, `6x4`."""
+    found = re.fullmatch(r"([\d.]+)x([\d.]+)", text)
+    with contextlib.suppress(ValueError):
+        if found:
+            return float(found[1]), float(found[2])
+    raise errors.refuse("size", repr(text), "width x height in inches", "such as 6x4")
+
+
+def _require_size(size: Any) -> None:
+    wanted = f"width and height in inches, {SMALLEST} to {LARGEST} each"
+    try:
+        numbers = [errors.require_number("size", number) for number in size]
+    except (TypeError, errors.ConfigurationError):
+        numbers = []
+    if len(numbers) != 2 or not all(SMALLEST <= number <= LARGEST for number in numbers):
+        raise errors.refuse("size", size, wanted, "such as (6, 4)")
+
+
+def _require_style(style: Any) -> None:
+    if isinstance(style, str):
+        errors.require_choice("style", style, ["default", *matplotlib.style.available])
+        return
+    if not isinstance(style, Mapping):
+        raise errors.refuse(
+            "style", repr(style), "a style sheet of matplotlib by its name, or a dictionary of rcParams"
+        )
+    for name, value in style.items():
+        if name not in matplotlib.rcParams:
+            near = errors.nearest(name, matplotlib.rcParams) if isinstance(name, str) else []
+            raise errors.refuse("style", repr(name), "of rcParams", f"did you mean {near[0]}?" if near else "")
+        try:
+            matplotlib.RcParams({name: value})
+        except ValueError as error:
+            raise errors.refuse(f"style {name}", repr(value), "what matplotlib takes", str(error)) from None
+
+
+def _axes_of(ax: Any, panels: int) -> list[Any]:
+    """The user's own Axes, which must be as many as the picture has panels, of one figure."""
+    given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.array(ax, object)))
+    wanted = "Axes of matplotlib" if panels == 1 else f"{panels} Axes of matplotlib, one for each panel"
+    if not all(isinstance(one, Axes) for one in given):
+        raise errors.refuse("ax", repr(ax), wanted, "make them with figure.subplots()")
+    if len(given) != panels:
+        raise errors.refuse("ax", f"{len(given)} Axes", wanted, f"make them with figure.subplots({panels})")
+    if len({one.figure.figure for one in given}) > 1:
+        raise errors.refuse("ax", "Axes of several figures", "of one figure")
+    return given
 
 
 def new(size: tuple[float, float], layout: Any = "constrained") -> Any:
@@ -35,3 +222,93 @@ def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Fi
             figure.savefig(path, dpi=dpi, metadata={DATES[suffix]: None} if suffix in DATES else None)
     drawn: Figure = figure
     return drawn
+
+
+def wrapped(text: str, inches: float, font: str) -> str:
+    """The text in lines that fit so many inches; lines end between parts, `; `, where no part is too long for one."""
+    most = max(int(inches * 72 / (LETTER * FontProperties(size=font).get_size_in_points())), 20)
+    parts = text.split("; ")
+    if max(map(len, parts)) < most:
+        text = "; ".join(part.replace(" ", "\u00a0") for part in parts)
+    return "\n".join(textwrap.wrap(text, most, break_on_hyphens=False)).replace("\u00a0", " ")
+
+
+def _width(panel: Any) -> float:
+    """Inches, as far as they are known before the layout."""
+    return float(panel.get_window_extent().width / panel.figure.figure.dpi)
+
+
+def ink() -> Any:
+    """The colour that the style writes in."""
+    return matplotlib.rcParams["text.color"]
+
+
+def paper() -> Any:
+    """The colour that the style writes on."""
+    return matplotlib.rcParams["axes.facecolor"]
+
+
+def line_look(rank: int, of: int) -> dict[str, Any]:
+    """Marker, dashes and width of one of several lines in their order: the later, the thinner and the more broken.
+
+    So lines that coincide all show, also without colours.
+    """
+    extra = (of - 1 - rank) * min(0.6, 1.8 / max(of - 1, 1))
+    return {
+        "marker": MARKERS[rank % len(MARKERS)],
+        "ls": DASHES[rank % len(DASHES)],
+        "lw": 1.4 + extra,
+        "ms": 4.0 + 1.5 * extra,
+    }
+
+
+def marks(points: int, rank: int = 0, of: int = 1) -> tuple[int, int]:
+    """(first, step) of the points of a line that carry markers or bars: few, and not those where others have theirs."""
+    if points < of:
+        return 0, 1
+    step = max(-(-points // BARS), of)
+    return rank * step // of, step
+
+
+def interval(
+    panel: Any, x: Any, mean: Any, low: Any, high: Any, color: Any, of: int = 1, every: tuple[int, int] = (0, 1)
+) -> None:
+    """What the mean of one of several lines is known to lie in: a band, or bars where there would be too many bands.
+
+    every  (first, step) of the points that have bars
+    """
+    if of <= BANDS:
+        panel.fill_between(x, low, high, color=color, alpha=0.16, lw=0, zorder=1)
+        return
+    lengths = np.nan_to_num(np.abs(np.array([low, high], float) - np.array(mean, float)))
+    panel.errorbar(x, mean, lengths, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5, errorevery=every, zorder=2)
+
+
+def legend_beside(panel: Any, **told: Any) -> Any:
+    """A legend on the right of a panel, where it covers nothing."""
+    look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
+    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **told)
+
+
+def legend_below(panel: Any, columns: int = 1) -> Any:
+    """A legend under the label of a panel's x axis, which stands already, where it covers nothing."""
+    lines = panel.get_xlabel().count("\n")
+    made = panel.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        borderaxespad=4.6 + 1.4 * lines,
+        ncols=columns,
+        frameon=False,
+        fontsize=SMALL,
+    )
+    made.set_gid(BELOW)
+    return made
+
+
+def plain_log(axis: Any) -> None:
+    """Numbers as they are spoken on a logarithmic axis, more of them where there is hardly a power of ten."""
+    low, high = axis.get_view_interval()
+    if 10 * low <= high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter((lambda value, _: f"{value:.2g}") if high < 10 * low else NullFormatter())

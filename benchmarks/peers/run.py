@@ -245,7 +245,7 @@ def table(results: dict) -> str:
 
 
 def draw(results: dict, path: pathlib.Path) -> None:
-    """Bars: how many times as long as ours each contender takes."""
+    """Milliseconds of each contender on a logarithmic axis, and how many times as long as ours it takes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -259,7 +259,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
     for axes, group in zip(rows, groups, strict=True):
         names = [name for name in reversed(PEERS) if any(name in found["rows"] for found in group.values())]
         for axis, (workload, found) in zip(axes, group.items(), strict=False):
-            bars(axis, names, workload, found)
+            dots(axis, names, workload, found)
         axes[0].set_yticks(range(len(names)), [PEERS[name].title.replace(", ", "\n", 1) for name in names])
         for axis in axes[len(group) :]:
             axis.set_visible(False)
@@ -267,15 +267,18 @@ def draw(results: dict, path: pathlib.Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def bars(axis, names: list[str], workload: str, found: dict) -> None:
-    """One workload's panel."""
+def dots(axis, names: list[str], workload: str, found: dict) -> None:
+    """One workload's panel; dots, as a logarithmic axis has no zero for bars to begin at."""
     there = [(place, name, found["rows"][name]) for place, name in enumerate(names) if name in found["rows"]]
-    colours = ["#c44e52" if name == "ours" else "#ccd3dd" if name in WEAKER else "#8c9bb0" for _, name, _ in there]
+    colours = ["#c44e52" if name == "ours" else "#b3becd" if name in WEAKER else "#8c9bb0" for _, name, _ in there]
     ms = [row["ms"] for *_, row in there]
-    axis.barh([place for place, *_ in there], ms, log=True, color=colours)
-    for place, name, row in there:
+    axis.set_xscale("log")
+    axis.grid(alpha=0.25, axis="x")
+    for (place, name, row), colour in zip(there, colours):
+        marker = "D" if name == "ours" else "s" if name in WEAKER else "o"
+        axis.plot(row["ms"], place, marker, color=colour, ms=8)
         ratio = "" if name == "ours" or row["times_ours"] is None else f"  {shown(row['times_ours'])}x"
-        axis.text(row["ms"] * 1.1, place, f"{shown(row['ms'])} ms{ratio}", va="center", fontsize=8)
+        axis.text(row["ms"] * 1.5, place, f"{shown(row['ms'])} ms{ratio}", va="center", fontsize=8)
     axis.set_xlim(min(ms) / 3, max(ms) * 100)
     axis.set_title(f"{workload}: {'no' if found['private'] == 'none' else found['private']} privacy", fontsize=10)
     axis.set_xlabel("ms per round")

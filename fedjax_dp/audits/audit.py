@@ -248,7 +248,10 @@ def require_sane(canary: str, claim: float | None, significance: float, **counts
     for name, count in counts.items():
         if count is not None:
             errors.require_count(name, count)
-    if claim is not None and not 0 <= errors.require_number("claim", claim) <= MOST_CLAIM:
+    if claim is None:
+        return
+    errors.require_not_negative("claim", claim)
+    if claim > MOST_CLAIM:
         raise errors.refuse("claim", claim, f"from 0 to {MOST_CLAIM}", "no audit tells larger ones from infinity")
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from fedjax_dp.audits.one_run import Guesses
     from fedjax_dp.audits.verdict import Audit
 
-ABSENT, PRESENT, STATED, PROVED, CLAIMED, WRONG = "#1f5fa8", "#b0643c", "0.15", "#2f8f5b", "#7a4fa3", "#c23b4b"
+ABSENT, PRESENT, PROVED, CLAIMED, WRONG = "#1f5fa8", "#b0643c", "#2f8f5b", "#7a4fa3", "#c23b4b"
 TICKS = (1e-7, 1e-5, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)  # rates on probit axes
 POINTS = 241  # of a curve
 BINS = 70
@@ -30,28 +29,33 @@ MOST_FACTOR = 1e3  # times the stated noise: a curve of more is that of coin fli
 
 
 @checks_arguments
-def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Scores in both worlds, error rates against what is stated, and every epsilon on one axis.
+def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]) -> Figure:
+    """Scores in both worlds, error rates against what is stated, and every epsilon on one axis: three panels.
 
     Error rates are drawn on probit axes, where Gaussian noise makes straight lines. The promise is broken where the
-    corner of the bounds lies below the curve of what is stated.
+    corner of the bounds lies below the curve of what is stated. `look` is ax, size and style, see `pictures.Look`.
     """
     names = _epsilons(audit)
-    figure = pictures.new((10.5, 6.1 + 0.24 * len(names)))
-    parts: Any = figure.subfigures(2, 1, height_ratios=[4.6, 0.62 + 0.24 * len(names)])
-    left, right = parts[0].subplots(1, 2)
-    _draw_scores(audit, left)
-    _draw_rates(audit, right)
-    _draw_epsilons(audit, names, parts[1].subplots())
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(_short(audit), fontsize=12.5, color=WRONG if audit.violated else PROVED, fontweight="bold")
-    about = (
-        f"Stated: {audit.guarantee} Canary {audit.canary}, attack {audit.outcome.attack}, client {audit.client}, seed "
-        f"{audit.seed}." + (f" Inspection: {audit.contradiction}." if audit.contradiction else "")
-    )
-    figure.supxlabel("\n".join(textwrap.wrap(about, 175)), fontsize=8, color="0.25")
-    return pictures.save(figure, path)
+    ratios = [6.3, 0.62 + 0.24 * len(names)]
+
+    def arrange(figure: Any) -> list[Any]:
+        above, below = figure.subfigures(2, 1, height_ratios=ratios)
+        return [*above.subplots(1, 2), below.subplots()]
+
+    with pictures.page(path, look, (10.5, 7.8 + 0.24 * len(names)), 3, arrange) as page:
+        left, right, below = page.panels
+        _draw_scores(audit, left)
+        _draw_rates(audit, right)
+        _draw_epsilons(audit, names, below)
+        for panel in page.panels:
+            panel.spines[["top", "right"]].set_visible(False)
+        page.title(_short(audit), color=WRONG if audit.violated else PROVED, fontweight="bold")
+        about = (
+            f"Stated: {audit.guarantee} Canary {audit.canary}, attack {audit.outcome.attack}, client {audit.client}, "
+            f"seed {audit.seed}." + (f" Inspection: {audit.contradiction}." if audit.contradiction else "")
+        )
+        page.note(about)
+    return page.figure
 
 
 def _short(audit: Audit) -> str:
@@ -82,13 +86,12 @@ def _draw_scores(audit: Audit, axes: Any) -> None:
         axes.stairs(dark, edges, fill=True, color=color, alpha=0.45)
     told = "threshold, chosen on other runs" if len(cuts) == 1 else "beyond these it guesses"
     for cut, label in zip(cuts, (told, "")):
-        axes.axvline(cut, color="0.2", lw=1.2, ls="--", label=label)
+        axes.axvline(cut, color=pictures.ink(), lw=1.2, ls="--", label=label)
     beyond = sum(int(np.sum((scores < low) | (scores > high))) for scores in worlds)
     note = f" ({beyond:,} further out are drawn at the edges)" if beyond else ""
-    axes.set_title(f"{_counted(outcome)} (wrong ones dark)", fontsize=10.5)
+    axes.set_title(f"{_counted(outcome)} (wrong ones dark)", fontsize="medium")
     axes.set(xlabel=f"score of the attack{note}", ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
-    axes.set_ylim(0, 1.28 * axes.dataLim.y1)  # room for the legend
-    axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+    pictures.legend_below(axes)
     axes.grid(alpha=0.25)
 
 
@@ -131,9 +134,9 @@ def _draw_rates(audit: Audit, axes: Any) -> None:
         return y
 
     allowed = draw(
-        trade_off(audit.event, audit.accountant), color=STATED, lw=2, label="stated: none better but by chance"
+        trade_off(audit.event, audit.accountant), color=pictures.ink(), lw=2, label="stated: none better but by chance"
     )
-    axes.fill_between(x, low, np.maximum(allowed, low), color=STATED, alpha=0.08, lw=0)
+    axes.fill_between(x, low, np.maximum(allowed, low), color=pictures.ink(), alpha=0.08, lw=0)
     delta = np.array([audit.guarantee.delta])
     if audit.claim is not None:
         claimed = TradeOff(None, np.array([audit.claim]), delta)
@@ -158,9 +161,9 @@ def _draw_rates(audit: Audit, axes: Any) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks([float(ndtri(rate)) for rate in ticks], [f"{rate:g}" for rate in ticks])
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="false positive rate", ylabel="false negative rate")
-    axes.set_title("error rates of the attack", fontsize=10.5)
+    axes.set_title("error rates of the attack", fontsize="medium")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=7.8, loc="upper right")
+    pictures.legend_below(axes)
 
 
 def _draw_bounds(audit: Audit, bounds: ErrorBounds, least: float, axes: Any) -> None:
@@ -198,7 +201,7 @@ def _epsilons(audit: Audit) -> dict[str, tuple[float, str]]:
     found = {
         f"proved at least, {confidence}": (audit.lower, PROVED),
         "proved of any mechanism": (audit.of_any, "0.45"),
-        "stated": (audit.epsilon, STATED),
+        "stated": (audit.epsilon, pictures.ink()),
     }
     if audit.claim is not None:
         found["claimed"] = (audit.claim, WRONG if audit.violated else CLAIMED)
@@ -225,10 +228,13 @@ def _draw_epsilons(audit: Audit, names: dict[str, tuple[float, str]], axes: Any)
         at = max(epsilon, first)
         axes.plot(at, row, "o", color=color, ms=6, clip_on=False)
         axes.annotate(
-            f"{epsilon:.4g}", (at, row), xytext=(7, -3.5), textcoords="offset points", fontsize=8.5, color=color
+            f"{epsilon:.4g}",
+            (at, row),
+            xytext=(7, -3.5),
+            textcoords="offset points",
+            fontsize=pictures.SMALL,
+            color=color,
         )
-    axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
+    axes.set_yticks(range(len(names)), list(names), fontsize=pictures.SMALL)
     axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=f"epsilon at delta {audit.guarantee.delta:g} (refuted in the shade)")
-    axes.xaxis.label.set_fontsize(9)
-    axes.tick_params(axis="x", labelsize=9)
     axes.grid(alpha=0.25, axis="x")

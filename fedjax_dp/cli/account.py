@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from rich import box
@@ -34,10 +34,13 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.accounting.papers import PAPERS
-from fedjax_dp.cli.options import check_plot, missing, parse, take_flag
+from fedjax_dp.cli.options import PICTURE, PlotOption, missing, parse, picture_of, take_flag
 from fedjax_dp.cli.telling import Detail, take_detail
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
+
+if TYPE_CHECKING:
+    from fedjax_dp.pictures import Look
 
 JSON_TOO = " --json prints one JSON object on stdout and nothing else."
 QUIET_TOO = " --quiet prints the numbers alone."
@@ -53,7 +56,7 @@ B = TypeVar("B")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Release:
+class Release(PlotOption):
     """What is released; the noise or the budget comes on top."""
 
     steps: Annotated[int, about("noisy sums in all (with --rounds: in one round)", default="required")]
@@ -83,7 +86,6 @@ class Release:
     ] = None
     rounds: Annotated[int | None, about("with --participation: rounds, taken part in at random")] = None
     participation: Annotated[float | None, about("probability of taking part in a round")] = None
-    plot: Annotated[str | None, about("write a picture to this .png, .pdf or .svg file", metavar="FILE")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,12 +108,12 @@ def account_command(arguments: list[str]) -> int:
         AccountOptions,
         "The epsilon of noisy steps by every accountant." + JSON_TOO + QUIET_TOO,
     )
-    check_plot(options.plot)
+    look = picture_of(options)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
     answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
     if options.plot:
-        _plot_account(options, options.plot)
+        _plot_account(options, look)
     warnings = _warnings(options)
     if as_json:
         content = {
@@ -138,13 +140,13 @@ def calibrate_command(arguments: list[str]) -> int:
         CalibrateOptions,
         "The noise multiplier that each accountant asks for." + JSON_TOO + QUIET_TOO,
     )
-    check_plot(options.plot)
+    look = picture_of(options)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")
     answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
     if all(answer.number is None for answer in answers):
         raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
     if options.plot:
-        _plot_calibrate(options, [answer.number for answer in answers if answer.number], options.plot)
+        _plot_calibrate(options, [answer.number for answer in answers if answer.number], look)
     warnings = _warnings(options)
     if as_json:
         content = {
@@ -221,7 +223,9 @@ def _sampling(options: Release) -> Sampling:
 
 
 def _inputs(options: Release) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(options).items() if value is not None and name != "plot"}
+    return {
+        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in PICTURE
+    }
 
 
 def _statement(options: Release) -> str:
@@ -275,7 +279,7 @@ def _curve_points(options: Release) -> tuple[str, list[int]]:
     return name, [int(point) * per_epoch for point in points if point * per_epoch <= most]
 
 
-def _plot_account(options: AccountOptions, path: str) -> None:
+def _plot_account(options: AccountOptions, look: "Look") -> None:
     from fedjax_dp.experiments import plots  # takes half a second to load
 
     name, counts = _curve_points(options)
@@ -286,16 +290,16 @@ def _plot_account(options: AccountOptions, path: str) -> None:
 
     curves = compare.epsilon_curves(event, counts, options.delta)
     title = f"noise multiplier {options.noise_multiplier:g}, {_sampling(options)}, delta {options.delta:g}"
-    plots.plot_epsilon(curves, name, title, _legend(options), path)
+    plots.plot_epsilon(curves, name, title, _legend(options), options.plot, **look)
 
 
-def _plot_calibrate(options: CalibrateOptions, noises: list[float], path: str) -> None:
+def _plot_calibrate(options: CalibrateOptions, noises: list[float], look: "Look") -> None:
     from fedjax_dp.experiments import plots
 
     points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
     curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
     title = f"{options.steps} steps, {_sampling(options)}, delta {options.delta:g}"
-    plots.plot_epsilon(curves, "noise multiplier", title, _legend(options), path, target=options.epsilon)
+    plots.plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, options.epsilon, **look)
 
 
 def _legend(options: Release) -> str:
@@ -311,13 +315,13 @@ def claims_command(arguments: list[str]) -> int:
         ClaimsOptions,
         "The papers' theorems, and what can be proved." + JSON_TOO,
     )
-    check_plot(options.plot)
+    look = picture_of(options)
     with Screen().counter("claims") as count:
         rows = claim_rows(options.paper, count)
     if options.plot:
         from fedjax_dp.experiments import plots
 
-        plots.plot_claims(rows, options.plot)
+        plots.plot_claims(rows, options.plot, **look)
     if as_json:
         print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
     else:
@@ -326,9 +330,8 @@ def claims_command(arguments: list[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClaimsOptions:
+class ClaimsOptions(PlotOption):
     paper: Annotated[str | None, about("", choices=PAPERS, default="all")] = None
-    plot: Annotated[str | None, about("write a picture to this .png, .pdf or .svg file", metavar="FILE")] = None
 
 
 def _print_claims(rows: list[PaperRow]) -> None:

@@ -12,7 +12,7 @@ from fedjax_dp.audits.audit import audit, require_sane
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.setup import CANARY_NAMES
 from fedjax_dp.audits.verdict import Audit
-from fedjax_dp.cli.options import check_plot, take_flag
+from fedjax_dp.cli.options import PICTURE, PlotOption, picture_of, take_flag
 from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
 from fedjax_dp.experiments import config as configs
@@ -50,7 +50,7 @@ _UNTESTED = "your model, which is not run: this canary chooses gradients, and al
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditOptions:
+class AuditOptions(PlotOption):
     """How to attack.
 
     trials        runs in all; some tenths of them only choose the attack
@@ -63,7 +63,6 @@ class AuditOptions:
     claim         an epsilon to test instead of the one stated
     parameters    of the model that the gradient canary is run in
     lanes         runs at once on a device
-    plot          write a picture to this .png, .pdf or .svg file
     """
 
     trials: int = USUAL["trials"]
@@ -75,7 +74,6 @@ class AuditOptions:
     claim: float | None = USUAL["claim"]
     parameters: int = USUAL["parameters"]
     lanes: Annotated[int | None, about("", default="what fits into its memory, or cache")] = USUAL["lanes"]
-    plot: Annotated[str | None, about("", metavar="FILE")] = None
 
 
 def audit_command(arguments: list[str]) -> int:
@@ -84,7 +82,7 @@ def audit_command(arguments: list[str]) -> int:
     as_json, arguments = take_flag(arguments, "--json")
     detail, arguments = take_detail(arguments)
     said, options, flagged = asked_with("audit", arguments, DESCRIPTION, AuditOptions)
-    check_plot(options.plot)
+    look = picture_of(options)
     require_sane(
         options.canary, options.claim, options.significance, trials=options.trials, lanes=options.lanes
     )  # before minutes of calibration
@@ -100,7 +98,7 @@ def audit_command(arguments: list[str]) -> int:
     if options.plot:
         from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
 
-        plot_audit(found, options.plot)
+        plot_audit(found, options.plot, **look)
         screen.say(f"picture in {options.plot}")
     if as_json:
         content = found.to_dict() | {
@@ -123,7 +121,7 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
     with screen.counter("calibrating noise") as count:
         planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
         algorithm, promise = prepared(planned, count)
-    attack = {name: value for name, value in vars(options).items() if name != "plot"}
+    attack = {name: value for name, value in vars(options).items() if name not in PICTURE}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         found = audit(
             algorithm,
@@ -145,12 +143,14 @@ def _again(arguments: list[str]) -> str:
     """The command that repeats an audit, as it can be pasted; how its result was shown is left out."""
     words = ["fedjax-dp", "audit"]
     rest = [word for word in arguments if word not in ("--json", "--quiet", "--verbose")]
+    pictured = [f"--{name}" for name in PICTURE]
     while rest:
         word = rest.pop(0)
-        if word == "--plot":
-            rest.pop(0)
-        elif not word.startswith("--plot="):
+        flag, equals, _ = word.partition("=")
+        if flag not in pictured:
             words.append(word)
+        elif not equals:
+            rest.pop(0)
     return shlex.join(words)
 
 

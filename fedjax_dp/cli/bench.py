@@ -8,7 +8,7 @@ import jax
 from rich.console import Console
 
 from fedjax_dp import devices, errors
-from fedjax_dp.cli.options import check_plot, take_flag
+from fedjax_dp.cli.options import PlotOption, picture_of, take_flag
 from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.execution.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.experiments import config as configs
@@ -22,6 +22,7 @@ from fedjax_dp.experiments.population import build_data
 from fedjax_dp.gradients import Explanation
 from fedjax_dp.models import explain_gradients
 from fedjax_dp.options import about
+from fedjax_dp.pictures import Look
 
 DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
 
@@ -35,28 +36,26 @@ SHOWN_CHANGES = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(PlotOption):
     """How to measure.
 
     turns   how often each variant of the round is timed
     target  compile for this accelerator instead, see above
-    plot    write a picture to this .png, .pdf or .svg file
     """
 
     turns: int = 7
     target: Annotated[str | None, about("", choices=tuple(TARGETS))] = None
-    plot: Annotated[str | None, about("", metavar="FILE")] = None
 
 
 def bench_command(arguments: list[str]) -> int:
     """Measure and print."""
     as_json, arguments = take_flag(arguments, "--json")
     said, options, _ = asked_with("bench", arguments, DESCRIPTION, BenchOptions)
-    check_plot(options.plot)
+    look = picture_of(options)
     errors.require_count("turns", options.turns)
     screen = Screen()
     if options.target is not None:
-        return _compile(said, target_of(options.target), options.plot, as_json, screen)
+        return _compile(said, target_of(options.target), options.plot, look, as_json, screen)
     devices.cache_programs()
     config = configs.resolve(said)
     with config.naming_defaults():
@@ -78,7 +77,7 @@ def bench_command(arguments: list[str]) -> int:
     if options.plot:
         from fedjax_dp.experiments import plots
 
-        plots.plot_latency(found, name, options.plot)
+        plots.plot_latency(found, name, options.plot, **look)
     if as_json:
         print(json.dumps(to_dict(found, config) | {"gradients": how.to_dict()}, allow_nan=False))
     else:
@@ -86,7 +85,7 @@ def bench_command(arguments: list[str]) -> int:
     return 0
 
 
-def _compile(said: Said, target: Target, plot: str | None, as_json: bool, screen: Screen) -> int:
+def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: bool, screen: Screen) -> int:
     """Compile for a target and print."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs on what else may be here
     config = configs.resolve(said)
@@ -106,7 +105,7 @@ def _compile(said: Said, target: Target, plot: str | None, as_json: bool, screen
     if plot:
         from fedjax_dp.experiments import plots
 
-        plots.plot_compiled(found, name, plot)
+        plots.plot_compiled(found, name, plot, **look)
     if as_json:
         print(json.dumps(found.to_dict() | {"config": config.to_dict(), "versions": report.versions()}))
     else:
@@ -161,22 +160,17 @@ def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
 
 def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    floor, device = found.floor, report.device()
-    lines = [
-        f"{name}: {found.round_ms:.3g} ms a round, {found.devices} {device['platform']} devices ({device['processor']})"
-    ]
-    if found.disturbed:
-        lines = [
-            f"{name}: disturbed: the middle half of the round's times spreads over {found.spread:.0%} of their median; "
-            "what follows is no measurement, run it again on a quiet machine"
-        ]
-    lines += [f"  {part:<12}{ms:9.3f} ms  {ms / found.total_ms:5.0%}" for part, ms in found.parts.items()]
+    floor, device, told = found.floor, report.device(), found.told
+    lines = [f"{name}: {found.headline}"]
+    if not found.disturbed:
+        lines[0] += f"; {found.devices} {device['platform']} devices ({device['processor']})"
+    lines += [f"  {part:<12}{told(ms):>12}  {ms / found.total_ms:5.0%}" for part, ms in found.parts.items()]
     lines += [
-        f"floor     {floor.ms:.3g} ms, {floor.ms / found.round_ms:.0%} of the round: gradients {floor.flops_ms:.3g} ms "
-        f"({floor.flops:.3g} operations), normals {floor.normals_ms:.3g} ms ({floor.normals:.3g}), memory "
-        f"{floor.bytes_ms:.3g} ms ({floor.bytes:.3g} bytes), at the speeds of this machine",
+        f"floor     {told(floor.ms)}, {floor.ms / found.round_ms:.0%} of the round: gradients {told(floor.flops_ms)} "
+        f"({floor.flops:.3g} operations), normals {told(floor.normals_ms)} ({floor.normals:.3g}), memory, meanwhile, "
+        f"{told(floor.bytes_ms)} ({floor.bytes:.3g} bytes), at the speeds of this machine",
         *(
-            f"change    {change.setting}: {change.told}; saves about {change.saves_ms:.3g} ms"
+            f"change    {change.setting}: {change.told}; saves about {told(change.saves_ms)}"
             for change in found.changes[:SHOWN_CHANGES]
         ),
         f"gradients {how.summary}" + (f"; {how.cost(batch):,} bytes a batch" if batch else ""),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import check_plot, parse, take_flag, take_path
+from fedjax_dp.cli.options import PlotOption, parse, picture_of, take_flag, take_path
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.data.disk import check_place
 from fedjax_dp.experiments.console import Screen
@@ -31,10 +31,7 @@ fedjax-dp data convert DATASET [OPTIONS] --out DIR writes the clients into a sto
 
 
 @dataclasses.dataclass(frozen=True)
-class DataOptions(PopulationConfig):
-    plot: Annotated[
-        str | None, about("write a picture of clients and labels to this .png, .pdf or .svg file", metavar="FILE")
-    ] = None
+class DataOptions(PlotOption, PopulationConfig):
     out: Annotated[str | None, about("for convert: a new folder", metavar="DIR")] = None
 
 
@@ -46,7 +43,7 @@ def data_command(arguments: list[str]) -> int:
     named = take_path(arguments) or "digits"
     brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
     options, _ = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
-    check_plot(options.plot)
+    look = picture_of(options)
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")
     if options.out is not None:
@@ -63,7 +60,7 @@ def data_command(arguments: list[str]) -> int:
     if options.plot:
         from fedjax_dp.experiments.plots import plot_clients  # slow to import, and only needed here
 
-        plot_clients(label_counts(data), f"{summary.name}, {_about(options)}", options.plot)
+        plot_clients(label_counts(data), f"{summary.name}, {_about(options)}", options.plot, **look)
         Screen().say(f"picture in {options.plot}")
     if as_json:
         used = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}

@@ -3,13 +3,16 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 from fedjax_dp import errors, options
 from fedjax_dp.cli.commands import COMMANDS, HELP
-from fedjax_dp.options import REQUIRED, Option, Options
+from fedjax_dp.options import REQUIRED, Option, Options, about
+
+if TYPE_CHECKING:
+    from fedjax_dp.pictures import Look
 
 T = TypeVar("T")
 _METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR", bool: "true|false"}
@@ -42,10 +45,52 @@ def take_path(arguments: list[str]) -> str | None:
     return errors.require_text("the first argument", arguments.pop(0), "leave it out, or name a file or folder")
 
 
-def check_plot(path: str | None) -> None:
-    """Refuses a file that could not be written, before anything is computed for it."""
-    if path is not None:
-        errors.require_picture("plot", path)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookOptions:
+    """How pictures look.
+
+    size   of a picture, width and height in inches
+    style  of a picture, a style sheet of matplotlib
+    """
+
+    size: Annotated[str | None, about("", metavar="WxH", default="what fits")] = None
+    style: Annotated[str | None, about("", metavar="NAME", default="plain")] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlotOption(LookOptions):
+    """A picture beside what is printed.
+
+    plot   write a picture to this .png, .pdf or .svg file
+    """
+
+    plot: Annotated[str | None, about("", metavar="FILE")] = None
+
+
+PICTURE = tuple(field.name for field in dataclasses.fields(PlotOption))
+
+
+def look_of(options: LookOptions) -> "Look":
+    """Size and style as they are taken by what draws; refuses those that are none."""
+    if options.size is None and options.style is None:
+        return {}
+    from fedjax_dp import pictures  # loads matplotlib
+
+    found: Look = {} if options.size is None else {"size": pictures.size_of(options.size)}
+    if options.style is not None:
+        found["style"] = options.style
+    pictures.check(found)
+    return found
+
+
+def picture_of(options: PlotOption) -> "Look":
+    """The look of the picture; refuses a file that could not be written, before anything is computed for it."""
+    for name, value in (("size", options.size), ("style", options.style)):
+        if options.plot is None and value is not None:
+            raise errors.refuse(name, value, "left out without --plot", "add --plot FILE, or drop it")
+    if options.plot is not None:
+        errors.require_picture("plot", options.plot)
+    return look_of(options)
 
 
 def parse(

@@ -5,7 +5,7 @@ import pathlib
 from typing import Annotated
 
 from fedjax_dp import errors, folders
-from fedjax_dp.cli.options import parse, take_path
+from fedjax_dp.cli.options import LookOptions, look_of, parse, take_path
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.records import read_records
@@ -15,8 +15,8 @@ DESCRIPTION = """Pictures of a sweep, finished or not.
 usage: fedjax-dp plot SWEEP [OPTIONS]; SWEEP is the folder of a sweep. Files that were written are named on stdout."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PlotOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlotOptions(LookOptions):
     """What to draw, and where."""
 
     kind: Annotated[
@@ -47,6 +47,7 @@ def plot_command(arguments: list[str]) -> int:
     options, _ = parse("plot", rest, PlotOptions, DESCRIPTION)
     if where is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
+    look = look_of(options)
     about, records = read_records(where)
     from fedjax_dp.sweeps.plots import figures  # loads matplotlib
 
@@ -57,7 +58,7 @@ def plot_command(arguments: list[str]) -> int:
     paths = _paths(options.out, pathlib.Path(where) / "plots", list(drawn), errors.PICTURES)
     with folders.storing(paths[0].parent, "make room, or give another --out"), folders.making(paths[0].parent):
         for path, draw in zip(paths, drawn.values()):
-            draw(path)
+            draw(path=path, **look)
             print(path)
     planned = about.get("points", 0)
     if len(records) < planned:

@@ -153,6 +153,21 @@ class Latency(NamedTuple):
     def total_ms(self) -> float:
         return sum(self.parts.values())
 
+    @property
+    def headline(self) -> str:
+        """What is said first of it, in print and on a picture."""
+        if self.disturbed:
+            return (
+                f"disturbed: the middle half of the round's times spreads over {self.spread:.0%} of their median; "
+                "what follows is no measurement, run it again on a quiet machine"
+            )
+        return f"{self.told(self.round_ms)} a round, floor {self.told(self.floor.ms)}"
+
+    @staticmethod
+    def told(ms: float) -> str:
+        """Milliseconds, wherever they are shown."""
+        return f"{ms:,.0f} ms" if abs(ms) >= 100 else f"{ms:.3g} ms"
+
 
 Show = Callable[[float, str], None]
 

@@ -1,14 +1,12 @@
-"""Pictures of results."""
+"""Pictures of results. `look` of each of them is ax, size and style, see `pictures.Look`."""
 
 from __future__ import annotations
 
 import math
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -19,63 +17,81 @@ from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.arguments import checks_arguments
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
+    from fedjax_dp.experiments.compiled import Compiled
     from fedjax_dp.experiments.latency import Latency
     from fedjax_dp.rounds.simulation import Evaluation
 
 TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
-COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.45"}
-VERDICTS = {"holds": "#2f8f5b", "conditional": TEST, "heuristic": "#d39a2d", "wrong": "#c23b4b"}
+COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.5"}
+VERDICTS = {
+    "holds": ("#2f8f5b", "s"),
+    "conditional": (TEST, "o"),
+    "heuristic": ("#d39a2d", "D"),
+    "wrong": ("#c23b4b", "X"),
+}
+SETTINGS = 24  # of claims that are all named
 
 
 @checks_arguments
 def plot_run(
-    history: Sequence[Evaluation], guarantee: Guarantee, title: str, path: str | os.PathLike[str] | None = None
+    history: Sequence[Evaluation],
+    guarantee: Guarantee,
+    title: str,
+    path: str | os.PathLike[str] | None = None,
+    **look: Unpack[pictures.Look],
 ) -> Figure:
-    """Accuracy and loss against rounds, with the Guarantee underneath. Lines of probes are broken.
+    """Accuracy and loss against rounds, two panels, with the Guarantee underneath. Lines of probes are broken.
 
     Where clients have parts of the test set, a band spans from their worst tenth to their mean.
     """
     rounds = [point.round for point in history]
-    figure = pictures.new((9, 4.1))
-    left, right = figure.subplots(1, 2)
-    marker = "o" if len(rounds) < 60 else None
-    left.plot(rounds, [100 * point.test_accuracy for point in history], marker=marker, ms=3.5, color=TEST)
-    left.set(title="test accuracy (%)", xlabel="round", ylim=(0, 100))
+
+    def draw(panel: Any, name: str, rank: int, color: str, label: str, unit: float = 1.0) -> None:
+        told = [getattr(point, name) for point in history]  # None: nobody took part
+        numbers = [math.nan if number is None else unit * number for number in told]
+        every = pictures.marks(len(rounds), rank, 3)
+        panel.plot(rounds, numbers, color=color, label=label, markevery=every, **pictures.line_look(rank, 3))
+
     last = history[-1]
-    if last.worst_tenth is not None:
-        worst, mean = (
-            [math.nan if getattr(point, name) is None else 100 * getattr(point, name) for point in history]
-            for name in ("worst_tenth", "client_mean")
+    with pictures.page(path, look, (9, 4.9), 2, lambda figure: figure.subplots(1, 2)) as page:
+        left, right = page.panels
+        alone = last.worst_tenth is None
+        draw(left, "test_accuracy", 0, TEST, "" if alone else "all test records", 100)
+        if not alone:
+            worst, mean = (
+                [math.nan if getattr(point, name) is None else 100 * getattr(point, name) for point in history]
+                for name in ("worst_tenth", "client_mean")
+            )
+            left.fill_between(rounds, worst, mean, color=PROBE, alpha=0.12, lw=0, label="worst tenth to mean (probe)")
+            draw(left, "worst_tenth", 1, PROBE, "worst tenth of clients (probe)", 100)
+            pictures.legend_below(left)
+        left.set(title="test accuracy (%)", xlabel="round", ylim=(0, 100))
+        left.annotate(
+            f"{100 * last.test_accuracy:.1f}%",
+            (last.round, 100 * last.test_accuracy),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            color=TEST,
+            fontweight="bold",
+            annotation_clip=False,
         )
-        left.lines[0].set_label("all test records")
-        left.fill_between(rounds, worst, mean, color=PROBE, alpha=0.12, lw=0, label="worst tenth to mean (probe)")
-        left.plot(rounds, worst, marker=marker, ms=3.5, color=PROBE, ls="--", label="worst tenth of clients (probe)")
-        left.legend(frameon=False, loc="best", fontsize=8.5)
-    left.annotate(
-        f"{100 * last.test_accuracy:.1f}%",
-        (last.round, 100 * last.test_accuracy),
-        xytext=(-6, -16),
-        textcoords="offset points",
-        ha="right",
-        color=TEST,
-        fontweight="bold",
-    )
-    right.plot(rounds, [point.test_loss for point in history], marker=marker, ms=3.5, color=TEST, label="test")
-    seen = [math.nan if point.train_loss is None else point.train_loss for point in history]  # None: nobody took part
-    right.plot(rounds, seen, marker=marker, ms=3.5, color=PROBE, ls="--", label="cohort's batches (probe)")
-    if last.objective is not None:
-        known = [math.nan if point.objective is None else point.objective for point in history]
-        right.plot(rounds, known, color=OBJECTIVE, ls=":", lw=2, label="all training records (probe)")
-    right.set(title="cross-entropy (nats)", xlabel="round")
-    right.set_ylim(bottom=0)
-    right.legend(frameon=False, fontsize=8.5)
-    for axes in (left, right):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=12)
-    figure.supxlabel("\n".join(textwrap.wrap(str(guarantee), 118)), fontsize=8.5, color="0.25")
-    return pictures.save(figure, path)
+        draw(right, "test_loss", 0, TEST, "test")
+        draw(right, "train_loss", 1, PROBE, "cohort's batches (probe)")
+        if last.objective is not None:
+            draw(right, "objective", 2, OBJECTIVE, "all training records (probe)")
+        right.set(title="cross-entropy (nats)", xlabel="round")
+        right.set_ylim(bottom=0)
+        pictures.legend_below(right)
+        for panel in page.panels:
+            if len(rounds) == 1:
+                panel.set_xlim(rounds[0] - 1, rounds[0] + 1)
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.grid(alpha=0.25)
+            panel.spines[["top", "right"]].set_visible(False)
+        page.title(title)
+        page.note(str(guarantee))
+    return page.figure
 
 
 @checks_arguments
@@ -86,145 +102,231 @@ def plot_epsilon(
     whose: str,
     path: str | os.PathLike[str] | None = None,
     target: float | None = None,
+    **look: Unpack[pictures.Look],
 ) -> Figure:
-    """Epsilon against `axis`, a curve per accountant; the legend says `whose` epsilon it is."""
-    figure = pictures.new((7.2, 4.6))
-    axes = figure.subplots()
-    for rank, (name, (x, y)) in enumerate(curves.items()):
-        about = {"attained": "attained (lower bound)"}.get(name, name)
-        style = ":" if name == ATTAINED.name else "-"
-        width = max(4.5 - rank, 1.3)  # so that coinciding curves all show
-        axes.plot(x, y, style, color=COLORS[name], label=about, lw=width, marker="o", ms=max(width, 3))
-    if target is not None:
-        axes.axhline(target, color="0.3", lw=0.8, ls="--", label=f"budget {target:g}")
-    axes.set(xlabel=axis, ylabel="epsilon (nats)", xscale="log", yscale="log")
-    if all(len(x) == 1 for x, _ in curves.values()):
-        axes.set_xlim(0.5, 2)
-    axes.set_title(title, fontsize=11)
-    axes.grid(alpha=0.25, which="both")
-    axes.spines[["top", "right"]].set_visible(False)
-    legend = axes.legend(title=f"epsilon of {whose}", frameon=False, fontsize=9, title_fontsize=9)
-    legend.set_alignment("left")
-    silent = [name for name in ACCOUNTANTS if name not in curves]
-    if silent:
-        figure.supxlabel("no answer: " + ", ".join(silent), fontsize=8.5, color="0.35")
-    return pictures.save(figure, path)
+    """Epsilon against `axis`, a curve per accountant; the legend says `whose` epsilon it is. One panel."""
+    names = [*ACCOUNTANTS, ATTAINED.name]  # so that each looks alike in all pictures
+    with pictures.page(path, look, (8.2, 4.6)) as page:
+        (panel,) = page.panels
+        for name, (x, y) in curves.items():
+            about = {ATTAINED.name: "attained (lower bound)"}.get(name, name)
+            rank = names.index(name)
+            every = pictures.marks(len(x), rank, len(names))
+            panel.plot(x, y, color=COLORS[name], label=about, markevery=every, **pictures.line_look(rank, len(names)))
+        if target is not None:
+            panel.axhline(target, color=pictures.ink(), lw=0.8, ls="--", label=f"budget {target:g}")
+        panel.set(xlabel=axis, ylabel="epsilon (nats)", xscale="log", yscale="log")
+        if all(len(x) == 1 for x, _ in curves.values()):
+            panel.set_xlim(0.5, 2)
+            panel.minorticks_off()
+        pictures.plain_log(panel.xaxis)
+        pictures.plain_log(panel.yaxis)
+        panel.grid(alpha=0.25, which="both")
+        panel.spines[["top", "right"]].set_visible(False)
+        pictures.legend_beside(panel, title=f"epsilon of {whose}".replace(", ", ",\n"))
+        page.title(title)
+        silent = [name for name in ACCOUNTANTS if name not in curves]
+        if silent:
+            page.note("no answer: " + ", ".join(silent))
+    return page.figure
 
 
 @checks_arguments
-def plot_claims(rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None) -> Figure:
-    """Each paper's noise over the noise that suffices, coloured by verdict. Below 1 is too little noise."""
-    shown = [row for row in rows if row.noise_ratio]
-    if not shown:
+def plot_claims(
+    rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+) -> Figure:
+    """Each paper's noise over the noise that suffices, by verdict, one panel. Below 1 is too little noise.
+
+    A row is one claim, and a dot in it one setting; of more than 24 settings the ends of each row are named.
+    """
+    groups: dict[tuple[str, str], list[PaperRow]] = {}
+    for row in rows:
+        if row.noise_ratio:
+            groups.setdefault((row.paper, row.claim.source), []).append(row)
+    if not groups:
         wanted, remedy = "asked for a paper with calibrated noise", "use dpnfl, cpfed, acs_pldp or dp_fedavg_output"
         raise errors.refuse("plot", path or "none", wanted, remedy)
-    figure = pictures.new((9, 1.4 + 0.21 * len(shown)))
-    axes = figure.subplots()
-    for height, row in enumerate(shown):
-        ratio = row.noise_ratio or 1.0
-        color = VERDICTS[row.claim.verdict.value]
-        axes.plot([1, ratio], [height, height], color=color, lw=2)
-        axes.plot(ratio, height, "o", color=color, ms=4)
-    axes.set_yticks(range(len(shown)))
-    axes.set_yticklabels([f"{row.paper}, {row.claim.source}: {row.setting}" for row in shown], fontsize=7)
-    axes.set(ylim=(len(shown) - 0.4, -0.6), xscale="log", xlabel="noise by the paper / noise that suffices")
-    axes.axvline(1, color="0.3", lw=0.8)
-    for side, words in ((-6, "too little noise"), (6, "more than needed")):
-        axes.annotate(
-            words,
-            (1, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(side, 4),
-            fontsize=8,
-            color="0.3",
+    shown = sum(map(len, groups.values()))
+    pitch = 0.17 if shown <= SETTINGS else 0.1  # inches from setting to setting
+    with pictures.page(path, look, (9, 1.5 + pitch * (shown + 2 * len(groups)))) as page:
+        (panel,) = page.panels
+        middles, top = [], 0.0
+        for group in groups.values():
+            _claim(panel, group, top + 1, shown <= SETTINGS)
+            middles.append(top + (len(group) + 1) / 2)
+            top += len(group) + 2
+            panel.axhline(top - 0.5, color=pictures.ink(), lw=0.5, alpha=0.25)
+        counts = [f"{len(group)} setting{'s' * (len(group) > 1)}" for group in groups.values()]
+        names = [f"{paper}, {source}\n{count}" for (paper, source), count in zip(groups, counts)]
+        panel.set_yticks(middles, names, fontsize=pictures.SMALL)
+        panel.tick_params(axis="y", length=0)
+        panel.set(ylim=(top - 0.5, -0.5), xscale="log")
+        panel.set_xlabel("noise by the paper / noise that suffices\n(below 1: too little; above 1: more than needed)")
+        panel.margins(x=0.4)  # for the names of settings
+        panel.axvline(1, color=pictures.ink(), lw=0.8)
+        pictures.plain_log(panel.xaxis)
+        panel.grid(alpha=0.25, axis="x")
+        panel.spines[["top", "right"]].set_visible(False)
+        told = {row.claim.verdict.value for row in rows if row.noise_ratio}
+        for verdict, (color, marker) in VERDICTS.items():
+            if verdict in told:
+                panel.plot([], [], marker, color=color, label=verdict)
+        pictures.legend_below(panel, len(VERDICTS))
+        page.note("of one record of one client, replace-one")
+    return page.figure
+
+
+def _claim(panel: Any, group: Sequence[PaperRow], top: float, all_named: bool) -> None:
+    """A claim's settings as dots, one below the other, with names beside them."""
+    ratios = [row.noise_ratio or 1.0 for row in group]
+    ends = {ratios.index(min(ratios)), ratios.index(max(ratios))}
+    for place, (row, ratio) in enumerate(zip(group, ratios)):
+        color, marker = VERDICTS[row.claim.verdict.value]
+        panel.plot(ratio, top + place, marker, color=color, ms=5, mew=0)
+        if not all_named and place not in ends:
+            continue
+        right = (ratio == max(ratios) and len(ends) > 1) or (all_named and ratio > 1)
+        panel.annotate(
+            row.setting,
+            (ratio, top + place),
+            xytext=(6 if right else -6, 0),
             textcoords="offset points",
-            ha="right" if side < 0 else "left",
+            ha="left" if right else "right",
+            va="center",
+            fontsize="x-small",
+            bbox={"fc": pictures.paper(), "ec": "none", "alpha": 0.8, "pad": 0.5},
         )
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(alpha=0.25, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
-    for verdict, color in VERDICTS.items():
-        if any(row.claim.verdict.value == verdict for row in shown):
-            axes.plot([], [], "o-", color=color, label=verdict)
-    axes.legend(title="one record of one client, replace-one", frameon=False, loc="best", fontsize=8, title_fontsize=8)
-    return pictures.save(figure, path)
 
 
 @checks_arguments
-def plot_clients(counts: np.ndarray, title: str, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Records of each client and class `(clients, classes)`.
+def plot_clients(
+    counts: np.ndarray,
+    title: str,
+    path: str | os.PathLike[str] | None = None,
+    **look: Unpack[pictures.Look],
+) -> Figure:
+    """Records of each client, and of each client and class `(clients, classes)`: two panels.
 
     Up to 30 clients are drawn as bubbles, area in proportion to records. More are sorted by the label they have most
     of and drawn as columns of a heat map of label shares, several clients to a column where there are over 250.
     """
     clients, classes = counts.shape
     few = clients <= 30
-    figure = pictures.new((9, min(4.2 + 0.22 * classes, 10.5)))
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 1 + 0.22 * classes])
+    size, ratios = (9, min(4.2 + 0.22 * classes, 10.5)), [1.2, 1 + 0.22 * classes]
+    with pictures.page(path, look, size, 2, lambda figure: figure.subplots(2, 1, height_ratios=ratios)) as page:
+        above, below = page.panels
+        if few:
+            _bubbles(above, below, counts)
+        else:
+            _shares(above, below, counts)
+        below.set(ylabel="label", ylim=(-0.6, classes - 0.4))
+        below.yaxis.set_major_locator(MaxNLocator(nbins=32, integer=True, min_n_ticks=1))
+        above.set(ylabel="records", ylim=(0, None), xlim=below.get_xlim())
+        above.tick_params(labelbottom=False)
+        above.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        above.grid(alpha=0.25, axis="y")
+        for panel in page.panels:
+            if few:
+                panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            panel.spines[["top", "right"]].set_visible(False)
+        page.title(title)
+    return page.figure
+
+
+def _bubbles(above: Any, below: Any, counts: np.ndarray) -> None:
+    """Few clients, each by itself."""
+    clients, classes = counts.shape
+    above.bar(range(clients), counts.sum(1), color=TEST, width=0.7)
+    x, y = np.nonzero(counts)
+    widest = min(500 / clients, 340 / classes, 30)  # points; neighbours do not touch
+    below.scatter(x, y, s=counts[x, y] / counts.max() * widest**2, color=TEST, alpha=0.75, linewidths=0)
+    below.set_xlim(-0.7, clients - 0.3)
+    below.set_xlabel(f"client (the largest bubble: {counts.max():,} records of one label)")
+    below.grid(alpha=0.2)
+
+
+def _shares(above: Any, below: Any, counts: np.ndarray) -> None:
+    """Many clients, sorted by the label that they have most of."""
+    clients, classes = counts.shape
     sizes = counts.sum(1)
-    if few:
-        above.bar(range(clients), sizes, color=TEST, width=0.7)
-        x, y = np.nonzero(counts)
-        widest = min(500 / clients, 340 / classes, 30)  # points; neighbours do not touch
-        area = counts[x, y] / counts.max() * widest**2
-        below.scatter(x, y, s=area, color=TEST, alpha=0.75, linewidths=0)
-        below.set_xlim(-0.7, clients - 0.3)
-        below.set_xlabel(f"client (the largest bubble: {counts.max():,} records of one label)")
-        below.grid(alpha=0.2)
-    else:
-        shares = counts / np.maximum(sizes[:, None], 1)
-        main = shares.argmax(1)
-        order = np.lexsort((-shares[np.arange(clients), main], main))
-        groups = np.array_split(order, min(clients, 250))
-        edges = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
-        drawn = np.stack([shares[group].mean(0) for group in groups], axis=1)
-        above.stairs([sizes[group].mean() for group in groups], edges, fill=True, color=TEST)
-        mesh = below.pcolormesh(
-            edges, np.arange(classes + 1) - 0.5, drawn, cmap="Blues", vmin=0, vmax=1, rasterized=True
-        )
-        figure.colorbar(mesh, ax=below, label="share of a client's records", pad=0.01, aspect=30)
-        several = "" if len(groups) == clients else f", means over up to {len(groups[0])} of them"
-        below.set_xlabel(f"clients, sorted by the label they have most of{several}")
-    below.set(ylabel="label", ylim=(-0.6, classes - 0.4))
-    below.yaxis.set_major_locator(MaxNLocator(nbins=32, integer=True, min_n_ticks=1))
-    above.set(ylabel="records", ylim=(0, None))
-    above.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    if few:
-        below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    above.grid(alpha=0.25, axis="y")
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("\n".join(textwrap.wrap(title, 100)), fontsize=11)
-    return pictures.save(figure, path)
+    shares = counts / np.maximum(sizes[:, None], 1)
+    main = shares.argmax(1)
+    order = np.lexsort((-shares[np.arange(clients), main], main))
+    groups = np.array_split(order, min(clients, 250))
+    edges = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
+    drawn = np.stack([shares[group].mean(0) for group in groups], axis=1)
+    above.stairs([sizes[group].mean() for group in groups], edges, fill=True, color=TEST)
+    mesh = below.pcolormesh(edges, np.arange(classes + 1) - 0.5, drawn, cmap="Blues", vmin=0, vmax=1, rasterized=True)
+    below.figure.colorbar(mesh, ax=below, label="share of a client's records", pad=0.01, aspect=30)
+    several = "" if len(groups) == clients else f", means over up to {len(groups[0])} of them"
+    below.set_xlabel(f"clients, sorted by the label they have most of{several}")
 
 
 @checks_arguments
-def plot_latency(found: Latency, title: str, path: str | os.PathLike[str] | None = None) -> Figure:
-    """The parts of a round as one bar, and the parts of its floor as another, in milliseconds."""
+def plot_latency(
+    found: Latency, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+) -> Figure:
+    """A round, its parts, each where the last one ends, and its floor, in milliseconds as they are printed. One panel.
+
+    A part below 0, within the spread, goes to the left; so the parts end where the round does.
+    """
+    rows, ends = [("a round", 0.0, found.round_ms, TEST)], 0.0
+    for name, ms in found.parts.items():
+        left = 0.0 if name == "evaluation" else ends  # evaluation is no part of a round
+        rows.append((name, left, ms, PROBE))
+        ends = left + ms
     floor = found.floor
-    bars = {
-        "a round": {name: max(ms, 0.0) for name, ms in found.parts.items() if name != "evaluation"},
-        "evaluation": {"evaluation": found.parts["evaluation"]},
-        "its floor": {"gradient": floor.flops_ms, "noise": floor.normals_ms},
-        "memory alone": {"gather": floor.bytes_ms},
-    }
-    color_of = matplotlib.colormaps["tab10"]
-    colors = {name: color_of(place) for place, name in enumerate(found.parts)}
-    figure = pictures.new((9, 2.9))
-    axis = figure.subplots()
-    for place, parts in enumerate(bars.values()):
-        left = 0.0
-        for name, ms in parts.items():
-            axis.barh(place, ms, left=left, color=colors[name], label=name if place < 2 else None)
-            left += ms
-        told = found.round_ms if place == 0 else left  # as printed: parts below 0 are drawn as none
-        axis.annotate(f"{told:.3g} ms", (left, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axis.set_yticks(range(len(bars)), list(bars))
-    axis.invert_yaxis()
-    axis.margins(x=0.12)
-    axis.set(xlabel="milliseconds")
-    axis.legend(frameon=False, fontsize=8.5, ncols=4, loc="lower right")
-    axis.spines[["top", "right"]].set_visible(False)
-    disturbed = " (disturbed: no measurement)" if found.disturbed else ""
-    figure.suptitle(f"{title}: where the time of a round goes{disturbed}", fontsize=11)
-    return pictures.save(figure, path, dpi=150)
+    rows += [
+        ("the floor", 0.0, floor.ms, OBJECTIVE),
+        ("gradients", 0.0, floor.flops_ms, "0.6"),
+        ("normals", floor.flops_ms, floor.normals_ms, "0.6"),
+        ("memory, meanwhile", 0.0, floor.bytes_ms, "0.6"),
+    ]
+    with pictures.page(path, look, (9, 4.2), dpi=150) as page:
+        (panel,) = page.panels
+        for place, (_, left, ms, color) in enumerate(rows):
+            panel.barh(place, ms, left=left, color=color)
+            panel.annotate(
+                found.told(ms), (max(left, left + ms), place), xytext=(4, 0), textcoords="offset points", va="center"
+            )
+        panel.set_yticks(range(len(rows)), [name for name, *_ in rows])
+        panel.invert_yaxis()
+        panel.margins(x=0.12, y=0.02)
+        panel.set(xlabel="milliseconds")
+        panel.grid(alpha=0.25, axis="x")
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+        page.title(f"{title}: {found.headline}")
+    return page.figure
+
+
+@checks_arguments
+def plot_compiled(
+    found: Compiled, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+) -> Figure:
+    """A round compiled for an accelerator: its times by what would bound it, and its parts. Two panels.
+
+    The parts are launches of a round, or cycles where the compiler estimates them.
+    """
+    unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
+    with pictures.page(path, look, (9, 4.2), 2, lambda figure: figure.subplots(1, 2), dpi=150) as page:
+        left, right = page.panels
+        for panel, bars, told in (
+            (left, found.times_ms, "{:.3g} ms"),
+            (right, {part.replace("_", " "): float(count) for part, count in counts.items()}, "{:,.0f}"),
+        ):
+            panel.barh(range(len(bars)), list(bars.values()), color=TEST)
+            for place, size in enumerate(bars.values()):
+                panel.annotate(told.format(size), (size, place), xytext=(4, 0), textcoords="offset points", va="center")
+            panel.set_yticks(range(len(bars)), list(bars))
+            panel.invert_yaxis()
+            panel.margins(x=0.25)
+            panel.grid(alpha=0.25, axis="x")
+            panel.set_axisbelow(True)
+            panel.spines[["top", "right"]].set_visible(False)
+        left.set(xlabel="milliseconds a round, predicted", title="bound by the longest")
+        right.set(xlabel=f"{unit} a round", title=f"{found.step_cycles or found.step_launches:,} {unit} a local step")
+        needed, there = found.needed_bytes / 1e9, found.target.memory / 1e9
+        page.title(f"{title}, compiled for {found.target.name}: {needed:.3g} GB of {there:.3g}")
+        page.note("nothing is measured: counts are read off the compiled program, times follow by formulas")
+    return page.figure

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from fedjax_dp.pictures import Look
+
 
 @displayed
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +108,19 @@ class Sweep:
         x: str | None = None,
         y: str | None = None,
         by: str | None = None,
+        **look: "Unpack[Look]",
     ) -> "Figure":
         """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel.
 
-        It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name.
+        It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name; `look` is ax, size and
+        style, see `fedjax_dp.pictures.Look`.
         """
         from fedjax_dp.sweeps.plots import figures  # slow to import
 
         if kind == "all":
             raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))
         drawn = figures.pictures(self.records, self.axes, self.name, kind, metric, x, y, by)
-        return next(iter(drawn.values()))(path)
+        return next(iter(drawn.values()))(path=path, **look)
 
 
 @checks_arguments

@@ -54,7 +54,7 @@ def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(ca
 
 
 def test_a_violated_claim_ends_in_1_and_the_printed_command_repeats_it(capsys):
-    code, told = asked(capsys, *CLAIMED, "--seed", "3", "--plot", "its picture.png")
+    code, told = asked(capsys, *CLAIMED, "--seed", "3", "--plot", "its picture.png", "--size=12x9", "--style", "ggplot")
     assert code == 1
     assert told["violated"] is True
     assert told["verdict"].startswith("VIOLATED: epsilon 0.1 is claimed")

@@ -317,6 +317,10 @@ def test_each_kind_goes_where_it_is_asked_to(capsys):
     assert capsys.readouterr().out == "here/axis-clip_norm.png\n"
     assert cli.main(["plot", "sweep", "--kind", "parallel", "--out", "p.svg"]) == 0
     assert "<svg" in pathlib.Path("p.svg").read_text()
+    assert cli.main(["plot", "sweep", *words[:-1], "heat.png", "--size", "6x4", "--style", "dark_background"]) == 0
+    picture = plt.imread("heat.png")
+    assert picture.shape[:2] == (4 * figures.DPI, 6 * figures.DPI)
+    assert picture[0, 0, :3].max() == 0
 
 
 def test_names_that_a_sweep_does_not_have_are_refused():

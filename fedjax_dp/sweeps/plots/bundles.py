@@ -13,9 +13,10 @@ from matplotlib import patheffects
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_dp import pictures
 from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.plots.looks import Line
-from fedjax_dp.sweeps.plots.marks import CROSS, best_over, finish, legend_head, title
+from fedjax_dp.sweeps.plots.marks import CROSS, best_over, coloured, finish, legend_head, title
 from fedjax_dp.sweeps.settings import Interval, Setting, by_value, interval, pick, ranked
 
 CURVES = 8  # settings whose learning curves stand out
@@ -26,7 +27,7 @@ FAILED_AT = -0.09  # below the axis of the metric
 def curves(panel: Any, settings: Sequence[Setting], metric: str, by: str | None = None) -> None:
     """A metric against rounds: the best setting of each value of `by`, or the best 8 settings; the rest in grey.
 
-    Bands are 95% intervals of the mean over seeds. Runs that failed end in a cross.
+    Bands and bars are 95% intervals of the mean over seeds. Runs that failed end in a cross.
     """
     if by is None:
         lines, how = _best_lines(settings, metric)
@@ -41,22 +42,28 @@ def curves(panel: Any, settings: Sequence[Setting], metric: str, by: str | None 
     for line in lines:
         rounds, scores = curve(line.settings[0], metric)
         means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
-        marker = "o" if len(rounds) < 2 else None
-        panel.plot(rounds, means, marker=marker, color=line.color, lw=1.7, label=line.name, zorder=3)
-        panel.fill_between(rounds, low, high, color=line.color, alpha=0.18, lw=0, zorder=2)
+        every = pictures.marks(len(rounds), line.rank, line.of)
+        panel.plot(rounds, means, markevery=every, label=line.name, zorder=3, **line.look)
+        pictures.interval(panel, rounds, means, low, high, line.color, line.of, every)
     panel.set_xlabel("round")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     title(panel, f"learning curves: {looks.metric_name(metric)}", how)
     head = legend_head(by) if by else looks.words(_varying(settings)) if lines else None
-    finish(panel, metric, head, crowded=True)
+    finish(panel, metric, head)
 
 
 def _best_lines(settings: Sequence[Setting], metric: str) -> tuple[list[Line], str]:
     """The best settings as lines in colours of their own, and what they are in words."""
-    varying = _varying(settings)
+    varying, best = _varying(settings), ranked(settings, metric)[:CURVES]
     lines = [
-        Line(", ".join(looks.in_words(setting.values[name]) for name in varying), looks.PALETTE[rank], [setting])
-        for rank, setting in enumerate(ranked(settings, metric)[:CURVES])
+        Line(
+            ", ".join(looks.in_words(setting.values[name]) for name in varying),
+            looks.PALETTE[rank],
+            [setting],
+            rank,
+            len(best),
+        )
+        for rank, setting in enumerate(best)
     ]
     if len(settings) == len(lines):
         return lines, ""
@@ -112,10 +119,12 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: str) -> None:
     faint = 0.75 if len(drawn) < 100 else 0.45
     panel.add_collection(LineCollection(drawn, colors=colors(norm(means)), lw=1.0, alpha=faint))
     if drawn:
-        outline = [patheffects.withStroke(linewidth=4.2, foreground="black")]
+        outline = [patheffects.withStroke(linewidth=4.2, foreground=pictures.ink())]
         panel.plot(*drawn[-1].T, color=colors(norm(means[-1])), lw=2.4, path_effects=outline, zorder=4)
     _upright(panel, scales)
-    _metric_bar(panel, len(names), metric, norm, bool(lost))
+    _metric_axis(panel, scales, metric, norm if means.size else None, bool(lost))
+    if means.size:
+        coloured(panel, metric, means)
     title(panel, f"every setting, coloured by {looks.metric_name(metric)}", "thick: the best")
 
 
@@ -143,52 +152,38 @@ def _bent(heights: Sequence[float]) -> np.ndarray:
 
 
 def _upright(panel: Any, scales: dict[str, looks.Scale]) -> None:
-    """One upright axis for each axis of the sweep, with its values and its name."""
+    """One upright axis for each axis of the sweep, with its values and its name, and room for the metric's."""
     for place, scale in enumerate(scales.values()):
-        panel.plot([place, place], [-0.05, 1.05], color="0.3", lw=0.9, zorder=3)
         values = scale.values if len(scale.values) <= 12 else [scale.values[0], scale.values[-1]]
-        for value in values:
-            panel.annotate(
-                looks.in_words(value),
-                (place, scale.fraction(value)),
-                xytext=(-5, 0),
-                fontsize=8.5,
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                zorder=5,
-                bbox={"fc": "white", "ec": "none", "alpha": 0.9, "pad": 0.8},
-            )
-    panel.set_xticks(range(len(scales)), labels=[textwrap.fill(looks.words([name]), 16) for name in scales])
+        _ticks(panel, place, [(looks.in_words(value), scale.fraction(value)) for value in values])
     panel.tick_params(axis="x", length=0)
-    panel.set(yticks=[], xlim=(-0.45, len(scales) + 0.07), ylim=(-0.13, 1.08))
+    panel.set(yticks=[], xlim=(-0.45, len(scales) + 0.1), ylim=(-0.13, 1.08))
     panel.spines[:].set_visible(False)
 
 
-def _metric_bar(panel: Any, place: int, metric: str, norm: Any, failed: bool) -> None:
-    """The last upright axis: the colours of the metric with numbers beside them, and where failed paths end."""
-    gradient = np.linspace(0, 1, 256)[:, None]
-    panel.imshow(
-        gradient,
-        cmap=looks.colour_map(metric),
-        origin="lower",
-        aspect="auto",
-        extent=(place, place + 0.07, 0, 1),
-        zorder=4,
-    )
-    right = panel.secondary_yaxis("right", functions=(lambda y: y * (norm.vmax - norm.vmin) + norm.vmin, norm))
-    right.set_ylabel(looks.METRICS[metric])
-    ticks = [tick for tick in MaxNLocator(6).tick_values(norm.vmin, norm.vmax) if norm.vmin <= tick <= norm.vmax]
-    right.set_ticks(ticks)
-    right.spines[:].set_visible(False)
-    if failed:
+def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None:
+    """An upright axis, and what stands at its left."""
+    panel.plot([place, place], [-0.05, 1.05], color=pictures.ink(), lw=0.9, alpha=0.8, zorder=3)
+    for told, height in heights:
         panel.annotate(
-            "failed",
-            (place, FAILED_AT),
-            xytext=(4, 0),
+            told,
+            (place, height),
+            xytext=(-5, 0),
+            fontsize="small",
             textcoords="offset points",
+            ha="right",
             va="center",
-            color=looks.FAILED,
-            fontsize=8.5,
-            annotation_clip=False,
+            zorder=5,
+            bbox={"fc": pictures.paper(), "ec": "none", "alpha": 0.9, "pad": 0.8},
         )
+
+
+def _metric_axis(panel: Any, scales: dict[str, looks.Scale], metric: str, norm: Any, failed: bool) -> None:
+    """The last upright axis, where every path ends at its metric, or, if it failed, below; and the names of all."""
+    place = len(scales)
+    found = [] if norm is None else MaxNLocator(6).tick_values(norm.vmin, norm.vmax)
+    numbers = [at for at in found if norm.vmin <= at <= norm.vmax]
+    lost = [("failed", FAILED_AT)] * failed
+    _ticks(panel, place, [*((f"{number:g}", float(norm(number))) for number in numbers), *lost])
+    names = [*(looks.words([name]) for name in scales), looks.metric_name(metric)]
+    panel.set_xticks(range(place + 1), labels=[textwrap.fill(name, 16) for name in names])

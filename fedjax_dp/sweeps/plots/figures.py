@@ -2,7 +2,8 @@
 
 Each shows means over seeds at the last evaluated round, unless it is against rounds, with 95% intervals of the mean by
 Student's t. Where a figure shows fewer axes than the sweep has, it takes the best value of the others and says so;
-settings with a failed seed are marked, and never chosen.
+settings with a failed seed are marked, and never chosen. `look` of each of them is ax, size and style, see
+`pictures.Look`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,12 +23,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fedjax_dp import errors
 from fedjax_dp import pictures as canvas
+from fedjax_dp.pictures import Look
 from fedjax_dp.sweeps.plots import bundles, panels
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import BETTER, Setting, by_value, settings_of
 
 Path = str | os.PathLike[str] | None
-Draw = Callable[[Path], Figure]
+Draw = Callable[..., Figure]
 ONE = (7.2, 4.8)  # inches
 DPI = 160  # of PNG files
 LINES = 6  # that an axis may have values for one line each
@@ -46,7 +48,10 @@ def pictures(
     y: str | None = None,
     by: str | None = None,
 ) -> dict[str, Draw]:
-    """What to draw, by the name of its file, as functions of a path; refuses a kind that the sweep has nothing for."""
+    """What to draw, by the name of its file, as functions of `path` and a look.
+
+    Raises: ConfigurationError for a kind that the sweep has nothing for.
+    """
     errors.require_choice("kind", kind, KINDS)
     for name in (x, y, by):
         if name is not None:
@@ -54,23 +59,23 @@ def pictures(
     settings = checked(records, axes, metric)
     ranked = influential(settings, metric)
     found: dict[str, dict[str, Draw]] = {name: {} for name in KINDS[1:]}
-    found["overview"]["overview"] = lambda path: overview(records, axes, metric, title, path)
+    draw = functools.partial
+    found["overview"]["overview"] = draw(overview, records, axes, metric, title)
     for name in [x] if x else ranked:
         lines = by if by not in (None, name) else line_axis(settings, name)
-        found["axis"][f"axis-{name}"] = functools.partial(metric_against, records, axes, name, metric, by=lines)
+        found["axis"][f"axis-{name}"] = draw(metric_against, records, axes, name, metric, by=lines)
     if any(math.isfinite(setting.epsilon) for setting in settings):
-        found["privacy"]["privacy"] = lambda path: privacy_utility(records, axes, metric, path, by)
+        found["privacy"]["privacy"] = draw(privacy_utility, records, axes, metric, by=by)
     pair = two_axes(settings, ranked)
     if pair:
         order = [*pair, *ranked]
         across = x or next(name for name in order if name != y)
         up = y or next(name for name in order if name != across)
-        found["heat"]["heat"] = lambda path: heat_map(records, axes, across, up, metric, path)
+        found["heat"]["heat"] = draw(heat_map, records, axes, across, up, metric)
     if len(ranked) > 1:
-        found["parallel"]["parallel"] = lambda path: parallel_coordinates(records, axes, metric, path)
-    found["curves"]["curves"] = lambda path: learning_curves(
-        records, axes, metric, path, by or line_axis(settings, None)
-    )
+        found["parallel"]["parallel"] = draw(parallel_coordinates, records, axes, metric)
+    lines = by or line_axis(settings, None)
+    found["curves"]["curves"] = draw(learning_curves, records, axes, metric, by=lines)
     if kind != "all" and not found[kind]:
         able = ", ".join(name for name, pictures in found.items() if pictures)
         raise errors.refuse("kind", kind, f"one that this sweep has points for: {able}")
@@ -84,66 +89,101 @@ def metric_against(
     metric: str,
     path: Path = None,
     by: str | None = None,
+    **look: Unpack[Look],
 ) -> Figure:
     """A metric against the axis `x`, one line for each value of the axis `by`."""
     settings = checked(records, axes, metric, x, by)
-    return _draw(settings, path, lambda panel: panels.against(panel, settings, x, metric, by))
+    return _draw(settings, path, look, lambda panel: panels.against(panel, settings, x, metric, by))
 
 
 def privacy_utility(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None, by: str | None = None
+    records: Iterable[Record],
+    axes: Sequence[str],
+    metric: str,
+    path: Path = None,
+    by: str | None = None,
+    **look: Unpack[Look],
 ) -> Figure:
     """A metric against the proved epsilon, one line for each value of `by`, which is the algorithm if that is swept."""
     settings = checked(records, axes, metric, by)
     if not any(math.isfinite(setting.epsilon) for setting in settings):
         raise errors.refuse("sweep", "no finite epsilon", "one with private points, to draw against epsilon")
     by = by or ("algorithm" if "algorithm" in axes else None)
-    return _draw(settings, path, lambda panel: panels.privacy(panel, settings, metric, by))
+    return _draw(settings, path, look, lambda panel: panels.privacy(panel, settings, metric, by))
 
 
-def heat_map(records: Iterable[Record], axes: Sequence[str], x: str, y: str, metric: str, path: Path = None) -> Figure:
+def heat_map(
+    records: Iterable[Record],
+    axes: Sequence[str],
+    x: str,
+    y: str,
+    metric: str,
+    path: Path = None,
+    **look: Unpack[Look],
+) -> Figure:
     """Means of a metric over the axes `x` and `y`."""
     settings = checked(records, axes, metric, x, y)
     if x == y:
         raise errors.refuse("y", y, "another axis than x")
     if not panels.with_both(settings, x, y):
         raise errors.refuse("axes", f"{x} and {y}", "two that some setting has both of")
-    return _draw(settings, path, lambda panel: panels.heat(panel, settings, x, y, metric), bands=False)
+    return _draw(settings, path, look, lambda panel: panels.heat(panel, settings, x, y, metric), bands=False)
 
 
 def learning_curves(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None, by: str | None = None
+    records: Iterable[Record],
+    axes: Sequence[str],
+    metric: str,
+    path: Path = None,
+    by: str | None = None,
+    **look: Unpack[Look],
 ) -> Figure:
     """A metric against rounds, for the best setting of each value of `by`, or for the best 8 settings."""
     settings = checked(records, axes, metric, by)
-    return _draw(settings, path, lambda panel: bundles.curves(panel, settings, metric, by))
+    return _draw(settings, path, look, lambda panel: bundles.curves(panel, settings, metric, by))
 
 
-def parallel_coordinates(records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None) -> Figure:
+def parallel_coordinates(
+    records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None, **look: Unpack[Look]
+) -> Figure:
     """Every setting as a path through its values to the metric."""
     settings = checked(records, axes, metric)
     if not axes:
         raise errors.refuse("axes", "none", "an axis to draw paths through")
-    width = max(ONE[0], 2.0 + 1.6 * len(axes))
-    return _draw(
-        settings, path, lambda panel: bundles.parallel(panel, settings, metric), bands=False, size=(width, 4.8)
-    )
+    size = (max(ONE[0], 3.0 + 1.6 * len(axes)), ONE[1])
+    return _draw(settings, path, look, lambda panel: bundles.parallel(panel, settings, metric), False, size)
 
 
-def overview(records: Iterable[Record], axes: Sequence[str], metric: str, title: str, path: Path = None) -> Figure:
+def overview(
+    records: Iterable[Record],
+    axes: Sequence[str],
+    metric: str,
+    title: str,
+    path: Path = None,
+    **look: Unpack[Look],
+) -> Figure:
     """What a person wants to see at the end of a sweep, on one page: up to four panels, as far as they apply."""
     settings = checked(records, axes, metric)
     chosen = _panels(settings, metric)
     columns, rows = min(len(chosen), 2), math.ceil(len(chosen) / 2)
-    figure = canvas.new((7 * columns, 4.8 * rows), ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08))
-    grid = figure.add_gridspec(rows, columns)
-    for place, draw in enumerate(chosen):
-        row, column = divmod(place, 2)
-        whole_row = column == 0 and place == len(chosen) - 1
-        part = figure.add_subfigure(grid[row, :] if whole_row else grid[row, column])  # its legend narrows it alone
-        draw(part.subplots())
-    figure.suptitle("\n".join(textwrap.wrap(title, 120)), fontsize=13)
-    return _save(figure, path, small_print(settings, True))
+
+    def arrange(figure: Any) -> list[Any]:
+        grid, panels = figure.add_gridspec(rows, columns), []
+        for place in range(len(chosen)):
+            row, column = divmod(place, 2)
+            whole_row = column == 0 and place == len(chosen) - 1
+            part = figure.add_subfigure(grid[row, :] if whole_row else grid[row, column])  # a legend narrows it alone
+            panels.append(part.subplots())
+        return panels
+
+    layout = ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08)
+    size = (7 * columns, 4.8 * rows)
+    with canvas.page(path, look, size, len(chosen), arrange, layout=layout, dpi=DPI) as page:
+        for panel, draw in zip(page.panels, chosen):
+            draw(panel)
+        page.title(title)
+        page.note(small_print(settings, True))
+    return page.figure
 
 
 def _panels(settings: Sequence[Setting], metric: str) -> list[Callable[[Any], None]]:
@@ -246,18 +286,13 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
 def _draw(
     settings: Sequence[Setting],
     path: Path,
+    look: Look,
     draw: Callable[[Any], None],
     bands: bool = True,
     size: tuple[float, float] = ONE,
 ) -> Figure:
     """A figure of one panel."""
-    figure = canvas.new(size)
-    draw(figure.subplots())
-    return _save(figure, path, small_print(settings, bands))
-
-
-def _save(figure: Any, path: Path, note: str) -> Figure:
-    unbroken = "; ".join(part.replace(" ", "\u00a0") for part in note.split("; "))  # lines end between parts only
-    lines = textwrap.wrap(unbroken, int(figure.get_figwidth() * 15))
-    figure.supxlabel("\n".join(lines), fontsize=8.5, color="0.35")
-    return canvas.save(figure, path, DPI)
+    with canvas.page(path, look, size, dpi=DPI) as page:
+        draw(page.panels[0])
+        page.note(small_print(settings, bands))
+    return page.figure

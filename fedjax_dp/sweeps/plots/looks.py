@@ -11,11 +11,12 @@ import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.ticker import NullLocator
 
+from fedjax_dp import pictures
 from fedjax_dp.experiments import plots
 from fedjax_dp.sweeps.settings import BETTER, Interval, Setting, by_value, same
 
 FAILED = "#c23b4b"
-PALETTE = (plots.TEST, plots.PROBE, plots.OBJECTIVE, "#7a4fa3", "#d39a2d", "#3aa6b9", "#8c6d46", "0.35")
+PALETTE = (plots.TEST, plots.PROBE, plots.OBJECTIVE, "#7a4fa3", "#d39a2d", "#3aa6b9", "#8c6d46", "0.5")
 MAP = matplotlib.colormaps["viridis"]  # of metrics
 ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
 PERCENT = ("test_accuracy", "clipped", "client_mean", "worst_tenth")  # fractions, which are shown in percent
@@ -103,6 +104,13 @@ class Scale(NamedTuple):
         """The coordinate of a value."""
         return [same(one) for one in self.values].index(same(value)) if self.kind == "category" else float(value)
 
+    def beside(self, value: Any, fraction: float) -> float:
+        """The coordinate of a value, moved by a fraction of the axis, or of the room of a category."""
+        low, at, high = (self.position(one) for one in (self.values[0], value, self.values[-1]))
+        if self.kind == "log":
+            return float(at * (high / low) ** fraction)
+        return at + fraction * (1.0 if self.kind == "category" else high - low)
+
     def fraction(self, value: Any) -> float:
         """The position between the ends of the axis, from 0 to 1; in the middle if there is one value only."""
         ends = [self.position(self.values[0]), self.position(value), self.position(self.values[-1])]
@@ -154,6 +162,13 @@ class Line(NamedTuple):
     name: str
     color: Any
     settings: list[Setting]
+    rank: int = 0  # among the lines of its panel, which are so many:
+    of: int = 1
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Colour, marker, dashes and width."""
+        return {"color": self.color, **pictures.line_look(self.rank, self.of)}
 
 
 def lines_by(settings: Sequence[Setting], axis: str | None) -> list[Line]:
@@ -165,7 +180,8 @@ def lines_by(settings: Sequence[Setting], axis: str | None) -> list[Line]:
     lines = []
     for rank, value in enumerate(values):
         color = ORDER(0.85 * rank / (numbers - 1)) if rank < numbers > 2 else PALETTE[rank % len(PALETTE)]
-        lines.append(Line(in_words(value), "0.35" if value is None else color, groups[same(value)]))
+        shown = "0.5" if value is None else color
+        lines.append(Line(in_words(value), shown, groups[same(value)], rank, len(values)))
     return lines
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from matplotlib.cm import ScalarMappable
 
+from fedjax_dp import pictures
 from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.plots.looks import FAILED, Line
 from fedjax_dp.sweeps.settings import Setting, judged_by, pick, same
 
 Placed = tuple[float, Setting | None]  # where it stands, and the setting; None where every setting failed
-MOST_ENTRIES = 3  # of a legend inside its panel
 CROSS = "failed"  # the name of crosses, by which the legend knows that there are some
 
 
 def intervals(panel: Any, placed: Iterable[Placed], metric: str, line: Line, joined: bool = True) -> None:
-    """Means with 95% intervals: a line in a band if `joined`, else dots with bars. A cross where all failed."""
+    """Means with 95% intervals: a line if `joined`, else dots with bars. A cross where all failed."""
     placed = sorted(placed, key=lambda pair: pair[0])
     crosses(panel, [at for at, setting in placed if setting is None], line.color)
     known = [(at, looks.shown_interval(metric, setting.score(metric))) for at, setting in placed if setting is not None]
@@ -29,11 +29,12 @@ def intervals(panel: Any, placed: Iterable[Placed], metric: str, line: Line, joi
     x, scores = zip(*known)
     means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
     if joined and len(known) > 1:
-        panel.plot(x, means, "o-", color=line.color, ms=4, lw=1.6, label=line.name, zorder=3)
-        panel.fill_between(x, low, high, color=line.color, alpha=0.16, lw=0)
+        panel.plot(x, means, label=line.name, zorder=3, **line.look)
+        pictures.interval(panel, x, means, low, high, line.color, line.of)
         return
     lengths = np.nan_to_num(np.abs(np.array([low, high]) - np.array(means)))
-    panel.errorbar(x, means, lengths, fmt="o", ms=5, color=line.color, capsize=3, lw=1.4, label=line.name, zorder=3)
+    look = {"marker": line.look["marker"], "ms": 5, "capsize": 3, "lw": 1.4}
+    panel.errorbar(x, means, lengths, ls="none", color=line.color, label=line.name, zorder=3, **look)
 
 
 def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: str, line: Line, alpha: float = 0.9) -> None:
@@ -45,9 +46,8 @@ def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: str, line:
         x, scores = zip(*known)
         means = np.array([score.mean for score in scores])
         lengths = np.nan_to_num(np.abs(np.array([[score[2], score[3]] for score in scores]).T - means))
-        panel.errorbar(
-            x, means, lengths, fmt="o", ms=3.5, lw=0.8, color=line.color, alpha=alpha, label=line.name or None
-        )
+        look = {"marker": line.look["marker"], "ms": 4, "lw": 0.8, "color": line.color, "alpha": alpha}
+        panel.errorbar(x, means, lengths, ls="none", label=line.name or None, **look)
 
 
 def level(panel: Any, settings: Sequence[Setting], metric: str, line: Line, why: str) -> None:
@@ -57,7 +57,8 @@ def level(panel: Any, settings: Sequence[Setting], metric: str, line: Line, why:
         return
     score = looks.shown_interval(metric, best.score(metric))
     label = why if line.name in ("", looks.in_words(None)) else f"{line.name}, {why}"
-    panel.axhline(score.mean, color=line.color, ls="--", lw=1.4, label=label)
+    broken = pictures.DASHES[1 + line.rank % (len(pictures.DASHES) - 1)]
+    panel.axhline(score.mean, color=line.color, ls=broken, lw=1.4, label=label)
     if score.seeds > 1:
         panel.axhspan(score.low, score.high, color=line.color, alpha=0.08, lw=0)
 
@@ -100,15 +101,21 @@ def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: str) -> 
 
 def title(panel: Any, head: str, how: str) -> None:
     """A title on the left, with what was done about other axes in small print below it."""
-    panel.set_title(head, loc="left", fontsize=10.5, pad=20 if how else 8)
+    panel.set_title(head, loc="left", fontsize="medium", pad=20 if how else 8)
     if how:
         panel.annotate(
-            how, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5, color="0.35"
+            how,
+            (0, 1),
+            xycoords="axes fraction",
+            xytext=(0, 6),
+            textcoords="offset points",
+            fontsize="small",
+            alpha=0.75,
         )
 
 
-def finish(panel: Any, metric: str, head: str | None, crowded: bool = False) -> None:
-    """Label of the metric, grid, spines, and a legend under `head`, which stands beside a `crowded` panel."""
+def finish(panel: Any, metric: str, head: str | None) -> None:
+    """Label of the metric, grid, spines, and a legend under `head` beside the panel."""
     panel.set_ylabel(looks.METRICS[metric])
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
@@ -116,11 +123,5 @@ def finish(panel: Any, metric: str, head: str | None, crowded: bool = False) -> 
     if any(line.get_gid() == CROSS for line in panel.lines):
         handles.append(panel.plot([], [], "x", color=FAILED, ms=6, mew=1.6)[0])
         names.append("failed")
-    if not names:
-        return
-    inside = not crowded and len(names) <= MOST_ENTRIES
-    where: dict[str, Any] = {"loc": "best"} if inside else {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-    made = panel.legend(
-        handles, names, title=head, framealpha=0.8, edgecolor="none", fontsize=8.5, title_fontsize=8.5, **where
-    )
-    made.set_alignment("left")
+    if names:
+        pictures.legend_beside(panel, handles=handles, labels=names, title=head)

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
+from fedjax_dp import pictures
 from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.plots.marks import (
     Placed,
@@ -34,8 +35,9 @@ MANY = 12  # an axis with more values was drawn at random rather than listed
 def against(panel: Any, settings: Sequence[Setting], x: str, metric: str, by: str | None = None) -> None:
     """A metric against an axis, one line for each value of `by`, with 95% intervals of the mean.
 
-    Words stand side by side with bars. Settings that leave the axis out are horizontal lines. Of an axis drawn at
-    random every setting is a dot. A cross at the bottom marks where every setting failed.
+    Words stand side by side with bars, and so do more than two lines, each a little beside the value. Settings that
+    leave the axis out are horizontal lines. Of an axis drawn at random every setting is a dot. A cross at the bottom
+    marks where every setting failed.
     """
     scale = looks.scale_of([setting for setting in settings if setting.values[x] is not None], x)
     lines = looks.lines_by(settings, by)
@@ -48,8 +50,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: str, by: st
         else:
             placed = [
                 (
-                    scale.position(group[0].values[x])
-                    + (_aside(rank, key, groups) if scale.kind == "category" else 0.0),
+                    scale.beside(group[0].values[x], _aside(*_sharing(rank, key, groups), scale.kind)),
                     pick(group, metric),
                 )
                 for key, group in groups[rank].items()
@@ -61,14 +62,27 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: str, by: st
     if scale.kind == "category":
         panel.set_xlim(-0.5, len(scale.values) - 0.5)
     how = "every setting" if random else best_over(settings, [x] if by is None else [x, by], metric)
+    how = _told_aside(how, 0 if random or scale.kind == "category" else len(lines))
     title(panel, f"{looks.metric_name(metric)} against {looks.words([x])}", how)
-    finish(panel, metric, legend_head(by), crowded=random)
+    finish(panel, metric, legend_head(by))
 
 
-def _aside(rank: int, key: str, groups: Sequence[dict[str, list[Setting]]]) -> float:
-    """How far a line's dot stands beside its category, which it shares with those of other lines."""
+def _sharing(rank: int, key: str, groups: Sequence[dict[str, list[Setting]]]) -> tuple[int, int]:
+    """The place of a line among those that stand at a value too, and their number."""
     sharing = [other for other, group in enumerate(groups) if key in group]
-    return (sharing.index(rank) - (len(sharing) - 1) / 2) * min(0.12, 0.6 / len(sharing))
+    return sharing.index(rank), len(sharing)
+
+
+def _aside(rank: int, of: int, kind: str) -> float:
+    """How far one of several lines stands beside a value, as a fraction, where the bars of others stand there too."""
+    if kind == "category":
+        return (rank - (of - 1) / 2) * min(0.12, 0.6 / of)
+    return (rank - (of - 1) / 2) * min(0.012, 0.06 / of) if of > pictures.BANDS else 0.0
+
+
+def _told_aside(how: str, lines: int) -> str:
+    """What is said below a title, where lines stand a little beside their values."""
+    return "; ".join(filter(None, [how, "side by side at each value" if lines > pictures.BANDS else ""]))
 
 
 def privacy(panel: Any, settings: Sequence[Setting], metric: str, by: str | None = None) -> None:
@@ -78,21 +92,28 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: str, by: str | None
     settings are dots, and the line goes through those that no other setting beats with at most as much epsilon.
     """
     budgets = "epsilon" in settings[0].values and len(by_value(settings, "epsilon")) <= MANY
-    for line in looks.lines_by(settings, by):
+    epsilons = [setting.epsilon for setting in settings if math.isfinite(setting.epsilon)]
+    wide = float(np.ptp(np.log(epsilons)))
+    lines = looks.lines_by(settings, by)
+    among = [line.rank for line in lines if any(math.isfinite(setting.epsilon) for setting in line.settings)]
+    for line in lines:
         private = [setting for setting in line.settings if math.isfinite(setting.epsilon)]
-        if budgets:
-            intervals(panel, _at_budgets(private, metric), metric, line)
-        else:
+        if budgets and private:
+            aside = math.exp(wide * _aside(among.index(line.rank), len(among), "log"))
+            placed = [(at * aside, best) for at, best in _at_budgets(private, metric)]
+            intervals(panel, placed, metric, line)
+        elif private:
             every = [(setting.epsilon, setting) for setting in private]
             dots(panel, every, metric, line._replace(name=""), alpha=0.3)
             intervals(panel, frontier(private, metric), metric, line)
         level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
-    _epsilon_ticks(panel, [setting.epsilon for setting in settings if math.isfinite(setting.epsilon)])
+    _epsilon_ticks(panel, epsilons)
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]
     how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
+    how = _told_aside(how, len(among) if budgets else 0)
     title(panel, f"{looks.metric_name(metric)} against epsilon", how)
-    finish(panel, metric, legend_head(by), crowded=not budgets)
+    finish(panel, metric, legend_head(by))
 
 
 def _epsilon_ticks(panel: Any, epsilons: Sequence[float]) -> None:
