@@ -2,27 +2,36 @@
 
 import dataclasses
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import jax
 from rich.console import Console
 
 from fedjax_dp import devices, errors
 from fedjax_dp.cli.options import PlotOption, picture_of, take_flag
 from fedjax_dp.cli.run_options import asked_with
+from fedjax_dp.execution.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import report
 from fedjax_dp.experiments.build import build_algorithm, build_execution, build_model
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.compiled import Compiled, compiled_round
+from fedjax_dp.experiments.config import RunConfig, Said
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.latency import Latency, latency
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.gradients import Explanation
 from fedjax_dp.models import explain_gradients
+from fedjax_dp.options import about
+from fedjax_dp.pictures import Look
 
 DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
 
 usage: fedjax-dp bench [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run. Nothing is trained and no
-noise is calibrated, which would not change the time. --json prints one JSON object on stdout and nothing else."""
+noise is calibrated, which would not change the time. --json prints one JSON object on stdout and nothing else.
+
+--target h200 (h100, a100, v5e, v5p, v6e) measures nothing: the round is compiled for that accelerator, which need not
+be here, and what is told is read off the program: launches or cycles, memory, exchanges between --devices N, and the
+time that follows by formulas."""
 SHOWN_CHANGES = 2
 
 
@@ -30,10 +39,12 @@ SHOWN_CHANGES = 2
 class BenchOptions(PlotOption):
     """How to measure.
 
-    turns  how often each variant of the round is timed
+    turns   how often each variant of the round is timed
+    target  compile for this accelerator instead, see above
     """
 
     turns: int = 7
+    target: Annotated[str | None, about("", choices=tuple(TARGETS))] = None
 
 
 def bench_command(arguments: list[str]) -> int:
@@ -43,6 +54,8 @@ def bench_command(arguments: list[str]) -> int:
     look = picture_of(options)
     errors.require_count("turns", options.turns)
     screen = Screen()
+    if options.target is not None:
+        return _compile(said, target_of(options.target), options.plot, look, as_json, screen)
     devices.cache_programs()
     config = configs.resolve(said)
     with config.naming_defaults():
@@ -70,6 +83,66 @@ def bench_command(arguments: list[str]) -> int:
     else:
         _print(found, how, config.options.get("batch_size"), name)
     return 0
+
+
+def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: bool, screen: Screen) -> int:
+    """Compile for a target and print."""
+    jax.config.update("jax_platforms", "cpu")  # nothing runs on what else may be here
+    config = configs.resolve(said)
+    asked = config.execution
+    with config.naming_defaults(), screen.bar(f"compiling for {target.name}", total=1):
+        data = build_data(config.data)
+        found = compiled_round(
+            build_algorithm(config, data),
+            data,
+            build_model(config, data),
+            target=target,
+            devices=1 if asked.devices == "auto" else int(asked.devices),
+            model_devices=asked.model_devices,
+            chunk_size=asked.chunk_size,
+        )
+    name = f"{config.algorithm} on {config.data.dataset}"
+    if plot:
+        from fedjax_dp.experiments import plots
+
+        plots.plot_compiled(found, name, plot, **look)
+    if as_json:
+        print(json.dumps(found.to_dict() | {"config": config.to_dict(), "versions": report.versions()}))
+    else:
+        _print_compiled(found, name)
+    if not found.fits:
+        needed, there = f"{found.needed_bytes:,} bytes", f"at most the {target.memory:,} of a {target.name}"
+        remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
+        raise errors.refuse("memory of a device", needed, there, remedy)
+    return 0
+
+
+def _print_compiled(found: Compiled, name: str) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    target, times = found.target, found.times_ms
+    unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
+    step = found.step_cycles if found.cycles else found.step_launches
+    several = "" if found.devices == 1 else f" on each of {found.devices} devices"
+    told = {
+        "launches": f"{sum(found.launches.values()):,} launches x {LAUNCH_US:g} us, which is assumed",
+        "cycles": f"{sum(found.cycles.values()):,} cycles, as the compiler estimates, at {target.clock_hz / 1e9:g} GHz",
+        "operations": f"{found.work.flops:.3g} operations at {target.flops_per_s / 1e12:g} Tflop/s",
+        "memory": f"{found.work.bytes:.3g} bytes at {target.bytes_per_s / 1e12:g} TB/s",
+    }
+    lines = [
+        f"{name}, compiled for {target.name}, nothing is measured: about {found.round_ms:.3g} ms a round{several}, "
+        f"bound by {found.bound}",
+        *(f"  {what:<12}{ms:9.3f} ms  {told[what]}" for what, ms in times.items()),
+        f"{unit}: {sum(counts.values()):,} a round, {step:,} a local step",
+        *(f"  {part:<12}{count:12,}  {count / sum(counts.values()):5.0%}" for part, count in counts.items()),
+        f"memory    {found.needed_bytes / 1e9:.3g} GB of {target.memory / 1e9:.3g}: records and state "
+        f"{found.argument_bytes / 1e9:.3g}, temporary {found.temporary_bytes / 1e9:.3g}",
+    ]
+    if found.devices > 1:
+        listed = ", ".join(f"{one.times} x {one.kind} of {one.bytes:,} bytes" for one in found.collectives)
+        lines.append(f"exchanges {listed or 'none'}")
+    for line in lines:
+        console.print(line, markup=False)
 
 
 def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:

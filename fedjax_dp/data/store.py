@@ -137,9 +137,13 @@ class FederatedData:
 
     def gather(self, client: Client, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Features and labels of the records at `positions` within a client."""
-        rows = client.offset + positions
-        rows = rows if self.rows is None else self.rows[rows]
+        rows = self.at(client, positions)
         return self.features(self.x[rows]), self.y[rows]
+
+    def at(self, client: Client, positions: jax.Array) -> jax.Array:
+        """Rows of x and y of the records at `positions` within a client."""
+        rows = client.offset + positions
+        return rows if self.rows is None else self.rows[rows]
 
     def mean_over_records(self, client: Client, of: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         """Mean over all of a client's records of the rows that `of(x, y)` gives, a block of records at a time."""

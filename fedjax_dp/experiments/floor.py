@@ -17,6 +17,14 @@ from fedjax_dp.pytrees import tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
+class Work(NamedTuple):
+    """What a round cannot do without, counted."""
+
+    flops: float  # of gradients: forward and backward of every batch
+    bytes: float  # of batches, once, and of every client's parameters, read and written in every step
+    normals: float  # of noise on gradients and on the mean
+
+
 class Floor(NamedTuple):
     """What a round cannot do without, counted, and the least time of each at the speeds seen here (milliseconds)."""
 
@@ -39,6 +47,17 @@ def size_of(model: Model) -> int:
 
 
 def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Floor:
+    """What a usual round of an algorithm cannot do without, at the speeds of the devices."""
+    work, rates = work_of(algorithm, data, model), speeds(execution)
+    return Floor(
+        *work,
+        1e3 * work.flops / rates["flops"],
+        1e3 * work.bytes / rates["bytes"],
+        1e3 * work.normals / rates["normals"],
+    )
+
+
+def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> Work:
     """What a usual round of an algorithm cannot do without; forward and backward are counted by the compiler."""
     local, members = algorithm.local, algorithm.cohort.usual(data.num_clients)
     shapes = jax.eval_shape(
@@ -55,18 +74,10 @@ def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution:
     plain = jax.jit(lambda p, x, y, m: gradients.plain_sum(model, p, x, y, m).total).lower(params, x, y, mask).compile()
     counted = plain.cost_analysis() or {}
     flops = float(counted.get("flops", 0.0)) * steps * members
-    moved = (rows * record * np.asarray(data.x).dtype.itemsize + 2 * 4 * size) * float(steps * members)
+    moved = (rows * record * np.dtype(data.x.dtype).itemsize + 2 * 4 * size) * float(steps * members)
     noisy = hasattr(local.privatizer, "source")
     normals = float(size * (steps * members if noisy else 1 if hasattr(algorithm.upload, "source") else 0))
-    rates = speeds(execution)
-    return Floor(
-        flops,
-        moved,
-        normals,
-        1e3 * flops / rates["flops"],
-        1e3 * moved / rates["bytes"],
-        1e3 * normals / rates["normals"],
-    )
+    return Work(flops, moved, normals)
 
 
 def speeds(execution: Execution) -> dict[str, float]:

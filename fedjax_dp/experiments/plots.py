@@ -17,6 +17,7 @@ from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.arguments import checks_arguments
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
+    from fedjax_dp.experiments.compiled import Compiled
     from fedjax_dp.experiments.latency import Latency
     from fedjax_dp.rounds.simulation import Evaluation
 
@@ -296,4 +297,36 @@ def plot_latency(
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
         page.title(f"{title}: {found.headline}")
+    return page.figure
+
+
+@checks_arguments
+def plot_compiled(
+    found: Compiled, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+) -> Figure:
+    """A round compiled for an accelerator: its times by what would bound it, and its parts. Two panels.
+
+    The parts are launches of a round, or cycles where the compiler estimates them.
+    """
+    unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
+    with pictures.page(path, look, (9, 4.2), 2, lambda figure: figure.subplots(1, 2), dpi=150) as page:
+        left, right = page.panels
+        for panel, bars, told in (
+            (left, found.times_ms, "{:.3g} ms"),
+            (right, {part.replace("_", " "): float(count) for part, count in counts.items()}, "{:,.0f}"),
+        ):
+            panel.barh(range(len(bars)), list(bars.values()), color=TEST)
+            for place, size in enumerate(bars.values()):
+                panel.annotate(told.format(size), (size, place), xytext=(4, 0), textcoords="offset points", va="center")
+            panel.set_yticks(range(len(bars)), list(bars))
+            panel.invert_yaxis()
+            panel.margins(x=0.25)
+            panel.grid(alpha=0.25, axis="x")
+            panel.set_axisbelow(True)
+            panel.spines[["top", "right"]].set_visible(False)
+        left.set(xlabel="milliseconds a round, predicted", title="bound by the longest")
+        right.set(xlabel=f"{unit} a round", title=f"{found.step_cycles or found.step_launches:,} {unit} a local step")
+        needed, there = found.needed_bytes / 1e9, found.target.memory / 1e9
+        page.title(f"{title}, compiled for {found.target.name}: {needed:.3g} GB of {there:.3g}")
+        page.note("nothing is measured: counts are read off the compiled program, times follow by formulas")
     return page.figure

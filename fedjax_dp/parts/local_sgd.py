@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -177,7 +177,8 @@ class LocalSgd(LocalTraining):
         more = self.extra_gradients
         rates = self.rates(round_index, data.largest)
         tau = rates.size
-        batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
+        with jax.named_scope("batch_draw"):
+            batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
         batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
         drift = jnp.sum(jnp.abs(rates) * batches.live[:tau])
         last = tau - 1 - jnp.argmax(batches.live[:tau][::-1])  # of the steps that are taken
@@ -186,32 +187,43 @@ class LocalSgd(LocalTraining):
         rule = self.rule.transform()
         began = received.own[-1] if self.rule.keep else rule.init(start)
 
-        def privatized(params: jax.Array, index: Any, batch: Batch) -> tuple[jax.Array, StepReport, Records]:
-            x, y = data.gather(client, batch.positions)
-            records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
+        # Whatever all steps can have at once stands before the loop: on an accelerator each of these is a launch.
+        noise_key, model_key = role_key(key, "noise"), role_key(key, "model")
+
+        def looked_up(batch: Batch) -> _Drawn:
+            rows = data.at(client, batch.positions)
+            return _Drawn(batch, rows, data.y[rows])
+
+        def privatized(params: jax.Array, index: Any, now: _Drawn) -> tuple[jax.Array, StepReport, Records]:
+            batch = now.batch
+            keys = _record_keys(model_key, index, batch)
+            records = Records(data.features(data.x[now.rows]), now.y, batch.mask, batch.divisor, keys)
             at = jnp.minimum(index, tau - 1)
             place = Place(client.id, round_index, index, rates[at], drift, index == last)
-            gradient, report = self.privatizer.gradient(role_key(key, "noise"), place, model, unravel(params), records)
+            gradient, report = self.privatizer.gradient(noise_key, place, model, unravel(params), records)
             return gradient, report, records
 
-        def step(carry: tuple[jax.Array, Any], inputs: tuple[jax.Array, jax.Array, Batch]) -> tuple[Any, StepReport]:
-            moved, memory = carry
+        @jax.named_scope("local_step")
+        def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array, _Drawn]) -> tuple[Any, None]:
+            moved, memory, told = carry
             params = spread(start + moved)
-            index, rate, batch = inputs
-            gradient, report, records = privatized(params, index, batch)
+            index, rate, now = inputs
+            batch = now.batch
+            gradient, report, records = privatized(params, index, now)
             for correction, server, own, extra in held:
                 seen = Step(params, start, server, own, extra, records, model, unravel)
                 gradient = correction.gradient(gradient, seen)
             direction, kept = rule.update(spread(gradient), memory, params)
             memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), kept, memory)
-            weighted = jax.tree.map(lambda probe: probe * batch.live, report)
-            return (spread(moved - rate * batch.live * direction), memory), weighted
+            told = told + jnp.stack(report) * batch.live  # one number after another would be as many launches
+            return (spread(moved - rate * batch.live * direction), memory, told), None
 
-        inner = jax.tree.map(lambda a: a[:tau], batches)
+        inner = looked_up(jax.tree.map(lambda a: a[:tau], batches))
         indices = jnp.arange(tau, dtype=jnp.uint32)
         # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
         nowhere = spread(jnp.zeros_like(start))
-        (moved, memory), reports = lax.scan(step, (nowhere, began), (indices, rates, inner))
+        nothing = jnp.zeros(len(StepReport._fields))
+        (moved, memory, told), _ = lax.scan(step, (nowhere, began, nothing), (indices, rates, inner))
 
         asked: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
 
@@ -225,7 +237,8 @@ class LocalSgd(LocalTraining):
                     "state them as extra_gradients: each is one more release, which is counted",
                 )
             asked.append(number)
-            return privatized(params, jnp.uint32(tau + number), jax.tree.map(lambda a: a[tau + number], batches))[0]
+            batch = jax.tree.map(lambda a: a[tau + number], batches)
+            return privatized(params, jnp.uint32(tau + number), looked_up(batch))[0]
 
         def look(see: Callable[..., Any], params: jax.Array) -> Any:
             return see(role_key(key, "look"), unravel(params), client, data, model)
@@ -235,7 +248,7 @@ class LocalSgd(LocalTraining):
             term, row = correction.finish(Visit(start, moved, server, own, extra, drift, again, look))
             terms.append(term)
             own_rows.append(row)
-        report = jax.tree.map(lambda probe: probe.sum() / jnp.maximum(inner.live.sum(), 1.0), reports)
+        report = StepReport(*(told / jnp.maximum(inner.batch.live.sum(), 1.0)))
         if self.rule.keep:
             own_rows.append(memory)
         return LocalResult(moved, tuple(terms), tuple(own_rows), report)
@@ -251,7 +264,7 @@ class LocalSgd(LocalTraining):
             index, batch = inputs
             x, y = data.gather(client, batch.positions)
             place = Place(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
-            records = Records(x, y, batch.mask, batch.divisor, _record_keys(key, index, batch))
+            records = Records(x, y, batch.mask, batch.divisor, _record_keys(role_key(key, "model"), index, batch))
             return total + self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)[0], None
 
         indices = jnp.arange(rates.size, dtype=jnp.uint32)
@@ -296,7 +309,15 @@ class LocalSgd(LocalTraining):
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
 
 
+class _Drawn(NamedTuple):
+    """A round's batches, and what of their records all steps can look up at once."""
+
+    batch: Batch
+    rows: jax.Array  # of x and y (steps, rows)
+    y: jax.Array
+
+
 def _record_keys(key: jax.Array, step: jax.Array, batch: Batch) -> jax.Array:
     """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
-    step_key = jax.random.fold_in(role_key(key, "model"), step)
+    step_key = jax.random.fold_in(key, step)
     return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)

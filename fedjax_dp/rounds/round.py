@@ -83,7 +83,8 @@ def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: 
 
     Only clients that there are can be invited, and only who is invited, and so accounted for, can take part.
     """
-    members = cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
+    with jax.named_scope("cohort_draw"):
+        members = cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
     invited = members.invited & (members.ids >= 0) & (members.ids < shares.shape[0])
     return members._replace(invited=invited, drawn=jnp.where(invited, members.drawn, 0.0))
 
@@ -287,6 +288,7 @@ class _Mean(NamedTuple):
     terms: Any  # sum of what local steps send beside
 
 
+@jax.named_scope("aggregation")
 def _aggregate(now: _Round, words: Any, report: RoundReport) -> tuple[_Mean, RoundReport]:
     """The mean update, with the noise that joins it, and the sums of what came beside."""
     (algorithm, _, data, key, state, *_), members, listen = now, now.members, now.listen
@@ -311,6 +313,7 @@ def _aggregate(now: _Round, words: Any, report: RoundReport) -> tuple[_Mean, Rou
     return _Mean(update, upload, terms), report
 
 
+@jax.named_scope("server_move")
 def _move(now: _Round, mean: _Mean, rows: Any) -> ServerState:
     """The server moves by the mean update; what it and the clients keep is brought up to date."""
     algorithm, _, data, _, state, execution, *_ = now

@@ -1,0 +1,163 @@
+"""Accelerators that are not here: both compilers are packages, and compile whole programs without a device.
+
+What a device is like is told to XLA as text (GPU) or by the name of a topology (TPU). Peaks and sizes are those of the
+makers' data sheets; the time of a launch is measured by nobody here, and is said to be assumed.
+"""
+
+import importlib.util
+import os
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from fedjax_dp import errors
+from fedjax_dp.execution.mesh import AXIS, MODEL, Execution
+
+LAUNCH_US = 3.0  # assumed: what a GPU needs for a launch, whatever it computes
+PACKAGES = {"cuda": ("jax_cuda12_plugin", "jax_plugins.xla_cuda12"), "tpu": ("libtpu",)}
+COMPILER_OPTIONS = {"cuda": {"xla_gpu_autotune_level": 0}, "tpu": {}}  # tuning needs a device
+
+
+class Target(NamedTuple):
+    """A kind of accelerator."""
+
+    name: str
+    platform: str  # as JAX lowers for it: cuda or tpu
+    memory: int  # bytes of a device
+    bytes_per_s: float  # of its memory
+    flops_per_s: float  # float32 by plain units (GPU), products in bfloat16 (TPU)
+    cores: int = 0  # multiprocessors of a GPU
+    capability: tuple[int, int] = (0, 0)  # of a GPU
+    shared: int = 0  # bytes of memory that a multiprocessor shares
+    topologies: tuple[tuple[int, str], ...] = ()  # of a TPU: devices, and the name of so many
+    clock_hz: float = 0.0  # of a TPU, in which its compiler's cycles are counted
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("h200", "cuda", 141 * 10**9, 4.8e12, 67e12, 132, (9, 0), 233_472),
+        Target("h100", "cuda", 80 * 10**9, 3.35e12, 67e12, 132, (9, 0), 233_472),
+        Target("a100", "cuda", 80 * 10**9, 2.04e12, 19.5e12, 108, (8, 0), 167_936),
+        Target(
+            "v5e",
+            "tpu",
+            16 * 2**30,
+            8.1e11,
+            197e12,
+            topologies=((4, "v5e:2x2x1"), (8, "v5e:2x4x1")),
+            clock_hz=0.94e9,
+        ),
+        Target(
+            "v5p",
+            "tpu",
+            95 * 2**30,
+            2.765e12,
+            459e12,
+            topologies=((4, "v5p:2x2x1"), (8, "v5p:2x2x2")),
+            clock_hz=1.75e9,
+        ),
+        Target(
+            "v6e",
+            "tpu",
+            32 * 2**30,
+            1.64e12,
+            918e12,
+            topologies=((4, "v6e:2x2x1"), (8, "v6e:2x4x1")),
+            clock_hz=0.94e9,
+        ),
+    )
+}
+
+
+def target_of(name: str) -> Target:
+    """The target of a name.
+
+    Raises: ConfigurationError for names that are none, and where the packages that compile for it are missing.
+    """
+    errors.require_choice("target", name, TARGETS)
+    found = TARGETS[name]
+    if lacking := missing(found.platform):
+        remedy = 'pip install "fedjax-dp[accelerators]", best into an environment of its own'
+        raise errors.refuse(f"the compiler for {name}", f"no {lacking}", "installed", remedy)
+    return found
+
+
+def missing(platform: str) -> str | None:
+    """A package without which nothing can be compiled for a platform; None where all are there."""
+    for name in PACKAGES[platform]:
+        try:
+            if importlib.util.find_spec(name) is None:
+                return name.split(".")[0]
+        except ModuleNotFoundError:
+            return name.split(".")[0]
+    return None
+
+
+def execution_on(
+    target: Target, devices: int = 1, *, model_devices: int = 1, chunk_size: int | None = None
+) -> Execution:
+    """Devices of a target, on which nothing can run: programs can be lowered and compiled for them.
+
+    Raises: ConfigurationError for more devices than there is a topology for.
+    """
+    errors.require_count("devices", devices)
+    errors.require_count("model_devices", model_devices)
+    if devices % model_devices:
+        wanted = f"a multiple of the {model_devices} that hold a model"
+        raise errors.refuse("devices", devices, wanted, "change one of them")
+    found = _gpus(target, devices) if target.platform == "cuda" else _tpus(target, devices)
+    if model_devices > 1:
+        return Execution(Mesh(np.reshape(found, (-1, model_devices)), (AXIS, MODEL)), chunk_size)
+    return Execution(Mesh(np.array(found), (AXIS,)), chunk_size)
+
+
+def _gpus(target: Target, devices: int) -> list[jax.Device]:
+    major, minor = target.capability
+    described = f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {target.shared}
+  shared_memory_per_block_optin: {target.shared - 1024}
+  threads_per_core_limit: 2048
+  core_count: {target.cores}
+  fpus_per_core: {128 if major >= 9 else 64}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {round(target.bytes_per_s)}
+  l2_cache_size: {(50 if major >= 9 else 40) * 2**20}
+  clock_rate_ghz: {1.98 if major >= 9 else 1.41}
+  device_memory_size: {target.memory}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+runtime_version {{ major: 12 minor: 9 }}
+device_description_str: "{target.name.upper()}"
+"""
+    name = f"{target.name} {devices}"
+    made = topologies.get_topology_desc(name, "cuda", target_config=described, topology=f"1x1x{devices}")
+    return list(made.devices)
+
+
+def _tpus(target: Target, devices: int) -> list[jax.Device]:
+    # Without these libtpu asks a service of the cloud what machine this is, and prints that nobody answers.
+    for variable, told in (
+        ("TPU_SKIP_MDS_QUERY", "1"),
+        ("TPU_ACCELERATOR_TYPE", "none"),
+        ("TPU_WORKER_HOSTNAMES", "localhost"),
+    ):
+        os.environ.setdefault(variable, told)
+    for most, name in target.topologies:
+        if devices <= most:
+            return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices[:devices])
+    most = target.topologies[-1][0]
+    raise errors.refuse("devices", devices, f"at most {most}, the largest known topology of {target.name}")

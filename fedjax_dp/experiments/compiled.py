@@ -1,0 +1,162 @@
+"""A round compiled for an accelerator that is not here: launches, cycles, memory, collectives, and the time they take.
+
+Nothing is measured. Launches, cycles, bytes and exchanges are read off the compiled program; times follow from them by
+formulas that are told with them:
+    launches  number of launches x time of a launch, which is assumed (GPU);
+    cycles    the compiler's own estimate over the clock (TPU);
+    work      the larger of operations over the peak, and bytes over the bandwidth, of what a round cannot do without.
+A round takes about the largest of these that apply.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.execution.program_text import OTHER, Collective, counted
+from fedjax_dp.execution.targets import COMPILER_OPTIONS, LAUNCH_US, Target, execution_on
+from fedjax_dp.experiments.floor import Work, work_of
+from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import initial_state, place
+
+STEP = "local_step"
+PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
+
+
+class Compiled(NamedTuple):
+    """What the compiler makes of a round, and the time that this takes."""
+
+    target: Target
+    devices: int
+    launches: dict[str, int]  # by part, of a round on one device
+    step_launches: int  # of one local step
+    cycles: dict[str, int]  # by part; empty for a GPU
+    step_cycles: int
+    collectives: tuple[Collective, ...]
+    argument_bytes: int  # of a device: records, state
+    temporary_bytes: int
+    output_bytes: int  # that do not take the place of arguments
+    work: Work
+    text: str  # of the program
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of a device's memory."""
+        return self.argument_bytes + self.temporary_bytes + self.output_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.target.memory
+
+    @property
+    def times_ms(self) -> dict[str, float]:
+        """Predicted milliseconds of a round, by what would bound it alone."""
+        target, share = self.target, 1e3 / self.devices
+        found = {
+            "operations": share * self.work.flops / target.flops_per_s,
+            "memory": share * self.work.bytes / target.bytes_per_s,
+        }
+        if target.platform == "cuda":
+            return {"launches": 1e-3 * LAUNCH_US * sum(self.launches.values())} | found
+        return {"cycles": 1e3 * sum(self.cycles.values()) / target.clock_hz} | found
+
+    @property
+    def bound(self) -> str:
+        """What a round is bound by."""
+        times = self.times_ms
+        return max(times, key=lambda name: times[name])
+
+    @property
+    def round_ms(self) -> float:
+        return self.times_ms[self.bound]
+
+    def to_dict(self) -> dict[str, Any]:
+        told = self._asdict()
+        del told["text"]
+        return told | {
+            "target": self.target.name,
+            "work": self.work._asdict(),
+            "collectives": [one._asdict() for one in self.collectives],
+            "memory_bytes": self.target.memory,
+            "needed_bytes": self.needed_bytes,
+            "fits": self.fits,
+            "times_ms": self.times_ms,
+            "bound": self.bound,
+            "round_ms": self.round_ms,
+            "launch_us": LAUNCH_US if self.target.platform == "cuda" else None,
+        }
+
+
+def compiled_round(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    target: Target,
+    devices: int = 1,
+    model_devices: int = 1,
+    chunk_size: int | None = None,
+) -> Compiled:
+    """Compile a round of an algorithm for devices of a target; arrays of `data` may be shapes.
+
+    Raises: ConfigurationError for what would not run, and with the bytes that are needed and there where the compiler
+            finds no plan that fits.
+    """
+    model = logistic_regression(data.record_shape, data.classes) if model is None else model
+    execution = execution_on(target, devices, model_devices=model_devices, chunk_size=chunk_size)
+    program = lowered(algorithm, data, model, execution)
+    try:
+        made = program.compile(compiler_options=COMPILER_OPTIONS[target.platform])
+    except jax.errors.JaxRuntimeError as error:
+        raise _too_large(target, str(error)) from error
+    text, memory = made.as_text(), made.memory_analysis()
+    found = counted(text, PARTS, STEP)
+    return Compiled(
+        target,
+        devices,
+        _in_order(found.launches),
+        found.per_step,
+        _in_order(found.cycles) if target.platform == "tpu" else {},
+        found.step_cycles,
+        found.collectives,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        work_of(algorithm, data, model),
+        text,
+    )
+
+
+def lowered(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Any:
+    """A round lowered for an execution, from shapes alone."""
+    algorithm = simulation.numbers(algorithm)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), data)
+    state = jax.eval_shape(lambda d: initial_state(algorithm, model, d, simulation.run_key(0)), shapes)
+    key = jax.eval_shape(lambda: simulation.run_key(0))
+    algorithm = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), algorithm)
+    until = jax.ShapeDtypeStruct((), jnp.int32)
+    placed = execution.place((algorithm, shapes, key, until))
+    run = jax.jit(simulation.run_rounds, static_argnames=("model", "execution"), donate_argnames=("state",))
+    return run.lower(placed[0], place(state, execution), *placed[1:], model=model, execution=execution)
+
+
+def _in_order(counts: Any) -> dict[str, int]:
+    return {part: counts[part] for part in (*PARTS, OTHER) if counts[part]}
+
+
+def _too_large(target: Target, told: str) -> errors.ConfigurationError:
+    """What to say of a program that a compiler finds no room for, or fails on."""
+    sizes = re.search(r"Used ([\d.]+\w) of ([\d.]+\w)", told)
+    if "RESOURCE_EXHAUSTED" in told or sizes:
+        needed = f"{sizes.group(1)} of {sizes.group(2)}" if sizes else "more than there is"
+        remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
+        return errors.refuse(f"memory that a round needs on a {target.name}", needed, "at most what there is", remedy)
+    reason = " ".join(told.split())[:200]
+    return errors.refuse(f"the compiler for {target.name}", f"a failure: {reason}", "able to compile the round")

@@ -1,0 +1,152 @@
+"""Accelerators that are not here: programs lowered for them, their branches, and what is read off compiled programs."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import quick, refusal
+from jax import lax
+
+import fedjax_dp as fdp
+from fedjax_dp import cli, prng
+from fedjax_dp.execution import program_text, targets
+from fedjax_dp.experiments import compiled
+from fedjax_dp.pytrees import ravel
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.round import initial_state
+
+DIGITS = fdp.load("digits")
+DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
+MADE = {"cohort_size": 4, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1}
+
+
+def made(name, **more):
+    entry = fdp.CATALOGUE[name]
+    private = {"clip_norm": 1.0, "noise_multiplier": 1.0} if entry.private else {}
+    return entry(**MADE | private | ({"local_steps": 1} if name == "dp_sgd" else {}) | more)
+
+
+@pytest.mark.parametrize("name", fdp.CATALOGUE)
+def test_every_entry_is_lowered_for_gpus_and_tpus(name):
+    model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
+    algorithm = simulation.numbers(made(name))
+    state = jax.eval_shape(lambda: initial_state(algorithm, model, DATA, simulation.run_key(0)))
+    run = jax.jit(simulation.run_rounds, static_argnames=("model", "execution"))
+    given = algorithm, state, DATA, simulation.run_key(0), np.int32(1)
+    traced = run.trace(*given, model=model, execution=fdp.execution.some_devices(1))
+    assert "stablehlo" in traced.lower(lowering_platforms=("cuda", "tpu")).as_text()
+
+
+MORE = {"dpnfl": {}, "dp_fedavg": {"cohort": "poisson"}, "cpfed": {"secure": True, "local_steps": 1}}
+PAIRS = [f"{name} {platform}" for name in MORE for platform in ("cuda", "tpu")]
+
+
+@pytest.mark.parametrize("pair", quick(PAIRS, ["dpnfl cuda"]))
+def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
+    """To rounding: sums are taken in another order, draws and everything else are the same."""
+    name, platform = pair.split()
+    told = {"rounds": 2, "seed": 3, "execution": fdp.execution.some_devices(1), "model": fdp.mlp((8, 8), 10, (9,))}
+    ours = fdp.simulate(made(name, **MORE[name]), DATA, **told)
+
+    def elsewhere(*args, default=None, **branches):
+        return branches.get(platform, default)(*args)
+
+    jax.clear_caches()
+    with monkeypatch.context() as patched:
+        patched.setattr(lax, "platform_dependent", elsewhere)
+        theirs = fdp.simulate(made(name, **MORE[name]), DATA, **told)
+    jax.clear_caches()
+    for a, b in zip(jax.tree.leaves(ours.state.params), jax.tree.leaves(theirs.state.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 64, 500])
+def test_floyds_draws_without_his_loop_are_the_same(size):
+    rng = np.random.default_rng(size)
+    for population in (size, size + 1, 2 * size, 600, 10**6):
+        if population < size:
+            continue
+        words = jnp.asarray(rng.integers(0, 2**32, (40, size), dtype=np.uint32))
+        start = jnp.int32(population - size)
+        candidates = prng.below(words, start + lax.broadcasted_iota(jnp.int32, words.shape, 1) + 1)
+        found = prng._by_doubling(candidates, start)
+        np.testing.assert_array_equal(found, prng._one_after_another(candidates, start))
+        assert all(len(set(row)) == size for row in np.asarray(found))
+
+
+TEXT = """HloModule a
+%body (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %p = (s32[], f32[4]) parameter(0)
+  %x = f32[4]{0} get-tuple-element(%p), index=1
+  %f = f32[4]{0} fusion(%x), metadata={op_name="jit(a)/local_step/add"}, backend_config={"estimated_cycles":"70"}
+  %g = f32[4]{0} fusion(%f), metadata={op_name="jit(a)/local_step/mul"}, backend_config={"estimated_cycles":"30"}
+  %i = s32[] add(%n, %one)
+  ROOT %t = (s32[], f32[4]) tuple(%i, %g)
+}
+
+%until (p: (s32[], f32[4])) -> pred[] {
+  %last = s32[]{:T(128)} constant(5)
+  %n = s32[] get-tuple-element(%p), index=0
+  ROOT %lt = pred[] compare(%n, %last), direction=LT
+}
+
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %d = s32[8]{0} sort(%a), metadata={op_name="jit(a)/cohort_draw/sort"}
+  %w = (s32[], f32[4]) while(%t), condition=%until, body=%body
+  %r = f32[4]{0} all-reduce-start(%y), metadata={op_name="jit(a)/client_sum/psum"}
+  ROOT %e = f32[4]{0} all-reduce-done(%r)
+}
+"""
+
+
+def test_launches_cycles_and_exchanges_are_counted_with_their_loops():
+    found = program_text.counted(TEXT, compiled.PARTS, compiled.STEP)
+    assert found.launches == {"cohort_draw": 1, "local_step": 15, "client_sum": 1}
+    assert found.cycles["local_step"] == 500
+    assert (found.per_step, found.step_cycles) == (3, 100)
+    assert found.collectives == (program_text.Collective("all-reduce", 16, 1, "client_sum"),)
+    known = TEXT.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
+    assert program_text.counted(known, compiled.PARTS, compiled.STEP).launches["local_step"] == 21
+
+
+def test_what_cannot_be_compiled_for_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "must be installed, got no jax_cuda12_plugin" in refusal(targets.target_of, "h200")
+    assert cli.main(["bench", "--target", "v5e"]) == 2
+    assert "pip install" in capsys.readouterr().err
+    assert cli.main(["bench", "--target", "v5"]) == 2
+    assert "did you mean v5e?" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert "multiple of the 2" in refusal(lambda: targets.execution_on(targets.TARGETS["v5e"], 3, model_devices=2))
+
+
+def test_a_program_without_room_tells_the_bytes():
+    told = compiled._too_large(targets.TARGETS["v5e"], "RESOURCE_EXHAUSTED: ... Used 20.1G of 15.7G hbm. Exceeded")
+    assert "got 20.1G of 15.7G" in str(told)
+    assert "a failure: INTERNAL: x" in str(compiled._too_large(targets.TARGETS["v5e"], "INTERNAL: x"))
+
+
+needs = pytest.mark.skipif(
+    any(map(targets.missing, targets.PACKAGES)), reason="the extra accelerators is not installed"
+)
+
+
+@needs
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h200", "a100", "v5e"])
+def test_a_round_is_compiled_for_devices_that_are_not_here(name, capsys, tmp_path):
+    assert cli.main(["bench", "--target", name, "--devices", "4", "--cohort-size", "8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"]
+    assert told["step_launches"] > 0
+    assert 1 <= len(told["collectives"]) <= 3
+
+
+def test_padded_parts_are_the_concatenation(monkeypatch):
+    tree = {"a": jnp.arange(6.0).reshape(3, 2), "b": jnp.arange(4.0), "c": jnp.float32(7)[None]}
+    ours = ravel(tree)[0]
+    monkeypatch.setattr(lax, "platform_dependent", lambda *parts, cuda, **others: cuda(*parts))
+    np.testing.assert_array_equal(ravel(tree)[0], ours)
