@@ -51,6 +51,7 @@ def test_everything_that_is_shown_fits_in_twenty_lines(ran):
     assert "assumption 49" in many._repr_html_()
 
 
+@pytest.mark.slow
 def test_sweeps_and_folders_are_shown(ran, tmp_path):
     data, _ = ran
     value = fdp.fedavg(cohort_size=20, batch_size=4, local_steps=2, learning_rate=0.1)

@@ -142,6 +142,7 @@ def test_an_own_cohort_trains_and_is_priced_as_what_it_does():
     assert any("on the word of Shuffled (cohort)" in words for words in result.guarantee.assumptions)
 
 
+@pytest.mark.slow
 def test_an_own_privatizer_is_priced_by_its_event():
     local = fdp.parts.LocalSgd(**{**vars(PRIVATE.local), "privatizer": Told(clip_norm=1.0, noise_multiplier=2.0)})
     own = fdp.Algorithm(**{**vars(PRIVATE), "local": local})

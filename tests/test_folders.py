@@ -104,6 +104,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(monkeypatch, capsys):
     assert everything() == []
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_the_disk_was_full(monkeypatch, capsys):
     pathlib.Path("s.toml").write_text(SWEEP)
     with monkeypatch.context() as patched:

@@ -74,6 +74,7 @@ def test_two_words_are_as_good_as_one_of_64_bits():
     assert counts.max() / counts.min() == 5 / 4  # the wrong program
 
 
+@pytest.mark.slow
 def test_draws_by_shares_are_as_likely_as_the_shares_among_millions():
     """Bisection over 64-bit words finds where one client ends and the next begins; 24 bits would skip some clients."""
     shares = np.random.default_rng(1).uniform(0.5, 1.5, 2_000_000).astype(np.float32)

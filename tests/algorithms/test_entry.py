@@ -54,6 +54,7 @@ def run(capsys, *flags):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_its_options_are_flags_fields_of_a_file_and_axes_of_a_sweep(capsys):
     by_flags = run(capsys, "--pull", "0.3", "--form", "full", "--slack", "0.1", "--out", "a")
     assert {"pull": 0.3, "form": "full", "slack": 0.1, "local_steps": 3}.items() <= by_flags["config"].items()

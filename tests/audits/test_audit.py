@@ -64,7 +64,8 @@ def scene_of(algorithm, data, rounds, **options):
 # What is played
 
 
-@pytest.mark.parametrize("there", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [False, True])
 def test_the_game_plays_the_very_run_that_simulate_runs(there):
     data, algorithm = ragged_data((5, 8, 6)), records()
     model = logistic_regression(data.record_shape, data.classes)

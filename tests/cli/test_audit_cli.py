@@ -53,6 +53,7 @@ def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(ca
     assert "of 400 runs without it, missed in" in lines[9]
 
 
+@pytest.mark.slow
 def test_a_violated_claim_ends_in_1_and_the_printed_command_repeats_it(capsys):
     code, told = asked(capsys, *CLAIMED, "--seed", "3", "--plot", "its picture.png", "--size=12x9", "--style", "ggplot")
     assert code == 1

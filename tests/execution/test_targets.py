@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, refusal
+from helpers import refusal
 from jax import lax
 
 import fedjax_dp as fdp
@@ -43,7 +43,8 @@ MORE = {"dpnfl": {}, "dp_fedavg": {"cohort": "poisson"}, "cpfed": {"secure": Tru
 PAIRS = [f"{name} {platform}" for name in MORE for platform in ("cuda", "tpu")]
 
 
-@pytest.mark.parametrize("pair", quick(PAIRS, ["dpnfl cuda"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS)
 def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
     """To rounding: sums are taken in another order, draws and everything else are the same."""
     name, platform = pair.split()

@@ -56,6 +56,7 @@ def same(first, second):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_of_values_goes_on_bit_for_bit(data):
     words = {"rounds": 4, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3}
     whole = fdp.run(dpnfl(), data, **words | {"checkpoint_every": None})

@@ -95,6 +95,7 @@ def test_heads_may_wait_on_the_host_and_in_checkpoints_as_any_table():
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
+@pytest.mark.slow
 def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them():
     """What is sent, and the head that it is made with, depend on records through noised gradients alone."""
     found, plain = (fdp.guarantee(algorithm, DATA, **ASKED) for algorithm in (with_own_head(PRIVATE), PRIVATE))

@@ -58,6 +58,7 @@ def test_a_guarantee_beside_a_budget_warns_where_it_is_exceeded():
     assert "above the budget 0.1" in told
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_budget_finds_the_noise_first():
     found = fdp.audit(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilon=2.0, trials=1_000)
     assert found.epsilon == pytest.approx(2.0, rel=1e-3)

@@ -379,6 +379,7 @@ def test_a_missing_cluster_is_one_line():
     assert "ray must be the address of a running Ray cluster" in words
 
 
+@pytest.mark.slow
 def test_a_folder_is_opened_with_the_parameters_of_its_points(tmp_path):
     """The best point's are those of its single run, bit for bit."""
     base = {"rounds": 2, "num_clients": 10, "cohort_size": 3, "local_steps": 1, "noise_multiplier": 1.0}
