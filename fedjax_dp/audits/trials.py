@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.audits.game import Game
 from fedjax_dp.devices import COMPILER_OPTIONS
+from fedjax_dp.execution.memory import free_memory
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.sweeps.memory import free_memory
 
 AXIS = "trials"
 MOST_LANES = 1024

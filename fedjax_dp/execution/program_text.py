@@ -2,7 +2,7 @@
 
 On a GPU every operation that is no mere name for memory is one launch. On a TPU the compiler writes the cycles beside
 each operation. Operations of a loop count as often as it runs: as often as XLA says, or as the condition compares with.
-A loop whose end is not in the text (rounds) counts once, so numbers are of one round.
+A loop whose end is not in the text is the loop over rounds: its body is a round, and what stands around it is not.
 """
 
 import math
@@ -53,6 +53,7 @@ def counted(text: str, parts: tuple[str, ...], step: str) -> Counts:
     An operation that XLA made of several belongs to the part of the last of them, one of no part to the loop it is in.
     """
     found, entry = _computations(text)
+    entry = _round(found, entry)
     launches: Counter[str] = Counter()
     cycles: Counter[str] = Counter()
     collectives = []
@@ -91,6 +92,18 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
         elif current:
             found[current].append(line)
     return found, entry
+
+
+def _round(found: dict[str, list[str]], entry: str) -> str:
+    """The body of the loop over rounds, with its condition; the whole program where there is no such loop."""
+    loops = [line for line in found[entry] if " while(" in line and _trips(found, line) == 1]
+    if not loops:
+        return entry
+    body, condition = max(
+        ((_named(line, "body"), _named(line, "condition")) for line in loops), key=lambda names: len(found[names[0]])
+    )
+    found["a round"] = found[body] + found[condition]
+    return "a round"
 
 
 def _run(found: dict[str, list[str]], name: str, times: int, around: list[str]) -> Iterator[tuple[str, int, list[str]]]:

@@ -8,7 +8,6 @@ formulas that are told with them:
 A round takes about the largest of these that apply.
 """
 
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.memory import fitting
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
 from fedjax_dp.execution.targets import COMPILER_OPTIONS, LAUNCH_US, Target, execution_on
@@ -35,6 +35,7 @@ class Compiled(NamedTuple):
 
     target: Target
     devices: int
+    at_once: int  # clients that a device computes at once
     launches: dict[str, int]  # by part, of a round on one device
     step_launches: int  # of one local step
     cycles: dict[str, int]  # by part; empty for a GPU
@@ -106,21 +107,28 @@ def compiled_round(
 ) -> Compiled:
     """Compile a round of an algorithm for devices of a target; arrays of `data` may be shapes.
 
-    Raises: ConfigurationError for what would not run, and with the bytes that are needed and there where the compiler
-            finds no plan that fits.
+    Unless `chunk_size` is given, a device computes as many clients at once as fit its memory.
+    Raises: ConfigurationError with the bytes that are needed and there where not even one does.
     """
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
     execution = execution_on(target, devices, model_devices=model_devices, chunk_size=chunk_size)
-    program = lowered(algorithm, data, model, execution)
+    members = algorithm.cohort.members(data.num_clients)
+
+    def compile_on(tried: Execution) -> Any:
+        return lowered(algorithm, data, model, tried).compile(compiler_options=COMPILER_OPTIONS[target.platform])
+
     try:
-        made = program.compile(compiler_options=COMPILER_OPTIONS[target.platform])
+        execution, made = fitting(compile_on, execution, members, target.memory, placed=False)
     except jax.errors.JaxRuntimeError as error:
-        raise _too_large(target, str(error)) from error
+        reason = " ".join(str(error).split())[:200]
+        wanted = "able to compile the round"
+        raise errors.refuse(f"the compiler for {target.name}", f"a failure: {reason}", wanted) from error
     text, memory = made.as_text(), made.memory_analysis()
     found = counted(text, PARTS, STEP)
     return Compiled(
         target,
         devices,
+        execution.portion(members, 1),
         _in_order(found.launches),
         found.per_step,
         _in_order(found.cycles) if target.platform == "tpu" else {},
@@ -149,14 +157,3 @@ def lowered(algorithm: Algorithm, data: FederatedData, model: Model, execution: 
 
 def _in_order(counts: Any) -> dict[str, int]:
     return {part: counts[part] for part in (*PARTS, OTHER) if counts[part]}
-
-
-def _too_large(target: Target, told: str) -> errors.ConfigurationError:
-    """What to say of a program that a compiler finds no room for, or fails on."""
-    sizes = re.search(r"Used ([\d.]+\w) of ([\d.]+\w)", told)
-    if "RESOURCE_EXHAUSTED" in told or sizes:
-        needed = f"{sizes.group(1)} of {sizes.group(2)}" if sizes else "more than there is"
-        remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
-        return errors.refuse(f"memory that a round needs on a {target.name}", needed, "at most what there is", remedy)
-    reason = " ".join(told.split())[:200]
-    return errors.refuse(f"the compiler for {target.name}", f"a failure: {reason}", "able to compile the round")

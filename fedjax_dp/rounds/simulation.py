@@ -20,6 +20,7 @@ from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.execution.memory import fitting, free_memory
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.models import Model, NetworkModel, cross_entropy, logistic_regression
 from fedjax_dp.parts import facts
@@ -206,6 +207,22 @@ class Rounds:
         if self.feed is not None:
             self.feed.close()
 
+    def fitted(self, state: ServerState) -> "Rounds":
+        """The same rounds, of as many clients at once as a device has room for beside what lies there already.
+
+        On a CPU, whose portions suit its caches, and where a portion is given or records come in blocks: as they are.
+        """
+        execution = self.execution
+        if execution.platform == "cpu" or execution.chunk_size is not None or self.feed is not None:
+            return self
+        own, members = list(execution.own), self.algorithm.cohort.members(self.data.num_clients)
+
+        def compiled(tried: Execution) -> Any:
+            return dataclasses.replace(self, execution=tried).compiled(state)
+
+        found, _ = fitting(compiled, execution, members, free_memory(own), placed=True)
+        return dataclasses.replace(self, execution=found)
+
     def compiled(self, state: ServerState) -> Any:
         """The program that `advance` runs, to look at."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
@@ -238,7 +255,7 @@ def on_devices(
         size, kept = sum(tensor_sizes(state.params)), sum(table.row_bytes for table in feeds.tables_of(state))
         feed, data = Feed(algorithm, data, execution, key, size, kept), feeds.without_records(data)
     algorithm, data, key = execution.place((algorithm, data, key))
-    return Rounds(algorithm, data, key, model, execution, feed), state
+    return Rounds(algorithm, data, key, model, execution, feed).fitted(state), state
 
 
 def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False) -> ServerState:

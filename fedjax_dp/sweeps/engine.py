@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp import errors
 from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.memory import free_memory
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.facts import of_the_project
@@ -29,7 +30,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.memory import Shelf as Shelf
-from fedjax_dp.sweeps.memory import base_of, free_memory, records_of
+from fedjax_dp.sweeps.memory import base_of, records_of
 from fedjax_dp.sweeps.program import AXIS, Compiled, Points, Program, Seen
 
 DISPATCH_S = 1.0  # aimed at: long beside what a dispatch costs, short for somebody who waits for results

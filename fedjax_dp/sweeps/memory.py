@@ -1,7 +1,5 @@
-"""Where the records of a sweep lie, and how much room there is on a device."""
+"""Where the records of a sweep lie."""
 
-import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +11,6 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.pytrees import changed
 from fedjax_dp.sweeps.program import AXIS
-
-SHARE_OF_MEMORY = 0.8  # of what is free
 
 
 class Shelf:
@@ -49,20 +45,3 @@ def base_of(data: FederatedData) -> tuple[float, ...]:
     """Tells the records of one data set from those of another."""
     arrays = tuple(id(array) for array in (data.x, data.y, data.x_test, data.y_test))
     return (*arrays, float(data.scale), float(data.shift))
-
-
-def free_memory(devices: Sequence[jax.Device]) -> float:
-    """Bytes that a device may use."""
-    told = [device.memory_stats() for device in devices]
-    if all(stats and "bytes_limit" in stats for stats in told):
-        return SHARE_OF_MEMORY * float(min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in told))
-    return SHARE_OF_MEMORY * _free_on_host() / len(devices)
-
-
-def _free_on_host() -> float:
-    """Bytes of memory that the host has to spare."""
-    meminfo = pathlib.Path("/proc/meminfo")
-    if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return 1024.0 * int(fields["MemAvailable"].split()[0])
-    return 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -11,7 +11,9 @@ from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, prng
+from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution import program_text, targets
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import compiled
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
@@ -109,6 +111,8 @@ def test_launches_cycles_and_exchanges_are_counted_with_their_loops():
     assert found.cycles["local_step"] == 500
     assert (found.per_step, found.step_cycles) == (3, 100)
     assert found.collectives == (program_text.Collective("all-reduce", 16, 1, "client_sum"),)
+    rounds = TEXT.replace("%lt = pred[] compare(%n, %last)", "%lt = pred[] compare(%n, %n)")  # an end that is not told
+    assert program_text.counted(rounds, compiled.PARTS, compiled.STEP).launches == {"local_step": 2, "other": 2}
     known = TEXT.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
     assert program_text.counted(known, compiled.PARTS, compiled.STEP).launches["local_step"] == 21
 
@@ -124,10 +128,63 @@ def test_what_cannot_be_compiled_for_is_one_line(monkeypatch, capsys):
     assert "multiple of the 2" in refusal(lambda: targets.execution_on(targets.TARGETS["v5e"], 3, model_devices=2))
 
 
-def test_a_program_without_room_tells_the_bytes():
-    told = compiled._too_large(targets.TARGETS["v5e"], "RESOURCE_EXHAUSTED: ... Used 20.1G of 15.7G hbm. Exceeded")
-    assert "got 20.1G of 15.7G" in str(told)
-    assert "a failure: INTERNAL: x" in str(compiled._too_large(targets.TARGETS["v5e"], "INTERNAL: x"))
+class Plan:
+    """A program that needs so many bytes for every client at once."""
+
+    def __init__(self, execution, most=10**9):
+        self.clients = execution.portion(100, 1)
+        if 8 * self.clients > most:
+            raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Used {8 * self.clients}.0 of {most}.0 hbm.")
+
+    def memory_analysis(self):
+        class Bytes:
+            temp_size_in_bytes = 8 * self.clients
+            output_size_in_bytes, alias_size_in_bytes, argument_size_in_bytes = 7, 5, 100
+
+        return Bytes
+
+
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(Execution, "platform", "gpu")
+    return Execution()
+
+
+@pytest.mark.parametrize("compiled_by", [Plan, lambda execution: Plan(execution, 300)], ids=["a plan", "a refusal"])
+def test_as_many_clients_at_once_as_fit(compiled_by, monkeypatch):
+    gpu = on_a_gpu(monkeypatch)
+    for memory, placed, wanted in ((10_000, True, 100), (802, True, 100), (801, True, 50), (240, True, 25)):
+        found, program = memory_of.fitting(compiled_by, gpu, 100, memory, placed=placed)
+        if compiled_by is Plan or memory <= 300:
+            assert found.portion(100, 1) == program.clients == wanted
+        assert memory_of.bytes_of(program, True) <= memory
+    assert memory_of.fitting(compiled_by, gpu, 100, 240, placed=False)[1].clients < 25  # arguments take room, too
+    given = Execution(chunk_size=30)
+    assert memory_of.fitting(Plan, given, 100, 9, placed=True)[0] == given
+    told = refusal(lambda: memory_of.fitting(compiled_by, gpu, 100, 9, placed=True))
+    assert "memory of a device must be at least the 1e-08 GB that 1 at once of its clients need" in told
+
+
+def test_a_compiler_that_fails_for_another_reason_is_not_asked_again(monkeypatch):
+    def broken(execution):
+        raise jax.errors.JaxRuntimeError("INTERNAL: x")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        memory_of.fitting(broken, on_a_gpu(monkeypatch), 100, 10, placed=True)
+
+
+def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(monkeypatch):
+    """As on an accelerator with little memory; the compiler is that of the CPU."""
+    told = {"rounds": 2, "seed": 3, "model": fdp.mlp((8, 8), 10, (9,)), "execution": fdp.execution.some_devices(1)}
+    ours = fdp.simulate(made("dpnfl", cohort_size=10), DATA, **told)
+    on_a_gpu(monkeypatch)
+    whole, state = simulation.on_devices(made("dpnfl", cohort_size=10), DATA, told["model"], told["execution"])
+    room = memory_of.bytes_of(whole.compiled(state), True) - 1
+    monkeypatch.setattr(simulation, "free_memory", lambda devices: room)
+    run, _ = simulation.on_devices(made("dpnfl", cohort_size=10), DATA, told["model"], told["execution"])
+    assert run.execution.chunk_size == 5
+    theirs = fdp.simulate(made("dpnfl", cohort_size=10), DATA, **told)
+    for a, b in zip(jax.tree.leaves(ours.state.params), jax.tree.leaves(theirs.state.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 needs = pytest.mark.skipif(

@@ -1,0 +1,84 @@
+"""How much room there is on a device, and how many clients it computes at once so that they fit."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from fedjax_dp import errors
+from fedjax_dp.execution.mesh import Execution
+
+SHARE_OF_MEMORY = 0.8  # of what is free
+
+
+def free_memory(devices: Sequence[jax.Device]) -> float:
+    """Bytes that a device may use."""
+    told = [device.memory_stats() for device in devices]
+    if all(stats and "bytes_limit" in stats for stats in told):
+        return SHARE_OF_MEMORY * float(min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in told))
+    return SHARE_OF_MEMORY * _free_on_host() / len(devices)
+
+
+def fitting(
+    compiled: Callable[[Execution], Any], execution: Execution, cohort: int, memory: float, *, placed: bool
+) -> tuple[Execution, Any]:
+    """An execution whose program needs no more of a device than `memory` bytes, by the compiler's own plan, and that.
+
+    compiled  a program for an execution;
+    placed    whether the arguments are on the device already, so that `memory` is for what comes beside them.
+    Where a portion is given, it stays. Else all of a device's share of the cohort are tried at once, then as many as
+    should fit by what the last try needed.
+    Raises: ConfigurationError, with the bytes needed and there, if not even one client fits.
+    """
+    share = math.ceil(cohort / execution.shares)
+    given, portion = execution.chunk_size is not None, execution.portion(cohort, 1)
+    needed: float
+    while True:
+        try:
+            program = compiled(execution)
+            needed = bytes_of(program, placed)
+        except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
+            if (told := _told_bytes(str(error))) is None:
+                raise
+            program, needed = None, max(told, 1.1 * memory)
+        if program is not None and (given or needed <= memory):
+            return execution, program
+        if given or portion == 1:
+            raise errors.refuse(
+                "memory of a device",
+                f"{memory / 1e9:.3g} GB",
+                f"at least the {needed / 1e9:.3g} GB that {portion} at once of its clients need",
+                "lower chunk_size, microbatch or batch_size, or take more devices",
+            )
+        most = max(1, min(portion - 1, int(portion * memory / needed)))
+        portion = math.ceil(share / math.ceil(share / most))  # portions of equal size
+        execution = dataclasses.replace(execution, chunk_size=portion)
+
+
+def bytes_of(program: Any, placed: bool) -> int:
+    """Bytes of a device that a compiled program plans with, with its arguments unless these are there already."""
+    plan = program.memory_analysis()
+    beside: int = plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return beside if placed else beside + plan.argument_size_in_bytes
+
+
+def _told_bytes(error: str) -> float | None:
+    """Bytes that a compiler found no room for, as it says; None where it failed for another reason."""
+    if "RESOURCE_EXHAUSTED" not in error:
+        return None
+    used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?)", error)
+    return float(used.group(1)) * 1024.0 ** "_KMGT".index(used.group(2) or "_") if used else 0.0
+
+
+def _free_on_host() -> float:
+    """Bytes of memory that the host has to spare."""
+    meminfo = pathlib.Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return 1024.0 * int(fields["MemAvailable"].split()[0])
+    return 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
