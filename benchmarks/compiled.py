@@ -53,7 +53,7 @@ def round_of(name, cohort):
 def row_of(name, cohort, target, devices):
     """What the compiler makes of a workload's round."""
     algorithm, data, model = round_of(name, cohort)
-    found = compiled.compiled_round(algorithm, data, model, target=targets.target_of(target), devices=devices)
+    found = compiled.compiled_round(algorithm, data, model, target=target, devices=devices)
     return {"workload": name, "cohort": cohort, **found.to_dict()}
 
 

@@ -96,7 +96,7 @@ def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: 
             build_algorithm(config, data),
             data,
             build_model(config, data),
-            target=target,
+            target=target.name,
             devices=1 if asked.devices == "auto" else int(asked.devices),
             model_devices=asked.model_devices,
             chunk_size=asked.chunk_size,

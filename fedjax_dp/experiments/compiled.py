@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fitting
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
-from fedjax_dp.execution.targets import COMPILER_OPTIONS, LAUNCH_US, Target, execution_on
+from fedjax_dp.execution.targets import COMPILER_OPTIONS, LAUNCH_US, Target, execution_on, target_of
 from fedjax_dp.experiments.floor import Work, work_of
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.rounds import simulation
@@ -95,43 +96,47 @@ class Compiled(NamedTuple):
         }
 
 
+@checks_arguments
 def compiled_round(
     algorithm: Algorithm,
     data: FederatedData,
     model: Model | None = None,
     *,
-    target: Target,
+    target: str,
     devices: int = 1,
     model_devices: int = 1,
     chunk_size: int | None = None,
 ) -> Compiled:
-    """Compile a round of an algorithm for devices of a target; arrays of `data` may be shapes.
+    """Compile a round of an algorithm for an accelerator that is not here; arrays of `data` may be shapes.
 
+    target  h200, h100, a100, v5e, v5p or v6e; devices: how many share the cohort.
     Unless `chunk_size` is given, a device computes as many clients at once as fit its memory.
-    Raises: ConfigurationError with the bytes that are needed and there where not even one does.
+    Raises: ConfigurationError without the extra `accelerators`, and with the bytes that are needed and there where not
+            even one client fits.
     """
+    chosen = target_of(target)
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
-    execution = execution_on(target, devices, model_devices=model_devices, chunk_size=chunk_size)
+    execution = execution_on(chosen, devices, model_devices=model_devices, chunk_size=chunk_size)
     members = algorithm.cohort.members(data.num_clients)
 
     def compile_on(tried: Execution) -> Any:
-        return lowered(algorithm, data, model, tried).compile(compiler_options=COMPILER_OPTIONS[target.platform])
+        return lowered(algorithm, data, model, tried).compile(compiler_options=COMPILER_OPTIONS[chosen.platform])
 
     try:
-        execution, made = fitting(compile_on, execution, members, target.memory, placed=False)
+        execution, made = fitting(compile_on, execution, members, chosen.memory, placed=False)
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         wanted = "able to compile the round"
-        raise errors.refuse(f"the compiler for {target.name}", f"a failure: {reason}", wanted) from error
+        raise errors.refuse(f"the compiler for {target}", f"a failure: {reason}", wanted) from error
     text, memory = made.as_text(), made.memory_analysis()
     found = counted(text, PARTS, STEP)
     return Compiled(
-        target,
+        chosen,
         devices,
         execution.portion(members, 1),
         _in_order(found.launches),
         found.per_step,
-        _in_order(found.cycles) if target.platform == "tpu" else {},
+        _in_order(found.cycles) if chosen.platform == "tpu" else {},
         found.step_cycles,
         found.collectives,
         memory.argument_size_in_bytes,
