@@ -91,6 +91,8 @@ def require_kind(name: str, given: Any, kind: Kind | None) -> None:
 def kind_of(hint: Any) -> Kind | None:
     """What an annotation lets through; None where that is anything, or for the function to say."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return kind_of(inside[0])
     if origin in (typing.Union, types.UnionType):
         kinds = [kind_of(member) for member in inside]
         if any(kind is None for kind in kinds):

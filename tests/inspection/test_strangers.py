@@ -123,7 +123,7 @@ def test_a_bound_says_whether_it_is_of_records_or_of_the_batch():
         def bounded(bound, algorithm=algorithm):
             return with_local(algorithm, privatizer=changed(algorithm.local.privatizer, bound=bound))
 
-        assert "states gap" in refused(bounded(MeanClip()))
+        assert "lacks gap" in refused(bounded(MeanClip()))
         assert "moves the mean, in units" in refused(bounded(MeanClipLying()))
         if batches == "poisson":
             assert "ClipRecords for Poisson batches" in refused(bounded(MeanClipTold()))
