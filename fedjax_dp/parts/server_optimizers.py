@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
@@ -76,8 +77,10 @@ class Server:
 
     def _check_factory(self) -> None:
         name = getattr(self.factory, "__name__", "factory")
+        # Numbers of the host, as operations on a device's would be compiled one by one.
+        numbers = jax.tree.map(lambda n: np.asarray(n)[()] if isinstance(n, jax.Array) else n, self.hyperparameters)
         try:
-            made = self.factory(**self.hyperparameters)
+            made = self.factory(**numbers)
         except Exception as error:  # of whoever's function
             told = " ".join(str(error).split())
             raise errors.refuse(
