@@ -30,15 +30,15 @@ class Kind(NamedTuple):
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which refuses arguments that are missing, unknown or not of the kind that their annotation names.
 
-    Lists become arrays where it wants arrays. Protocols and what stands behind `**` are left to the function.
+    Lists become arrays where it wants arrays. Protocols and what stands behind `**` are left to the function, which has
+    no `*arguments`.
     Raises: ConfigurationError, with all that is missing at once.
     """
     signature = inspect.signature(function)
-    kinds: dict[str, Kind | None] = {}
 
     @functools.wraps(function)
     def call(*args: P.args, **given: P.kwargs) -> R:
-        kinds.update(kinds or _kinds_of(function))  # when first called, as annotations may name what is made later
+        kinds = _kinds_of(function)  # now, as annotations may name what is made later
         bound = _bound(function.__name__, signature, args, given)
         for name, argument in bound.items():
             kind = kinds[name]
@@ -54,12 +54,12 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def _bound(whose: str, signature: inspect.Signature, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name."""
     parameters = signature.parameters.values()
-    known = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    ordered = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    ordered = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in given:
             errors.require_choice(f"argument of {whose}", name, known)
-    if not any(p.kind is p.VAR_POSITIONAL for p in parameters) and len(args) > len(ordered):
+    if len(args) > len(ordered):
         wanted = f"at most {len(ordered)} without a name: {', '.join(ordered)}"
         raise errors.refuse(f"arguments of {whose}", len(args), wanted, "write the others as name=...")
     bound = dict(zip(ordered, args))
@@ -72,6 +72,7 @@ def _bound(whose: str, signature: inspect.Signature, args: tuple[Any, ...], give
     return bound
 
 
+@functools.cache
 def _kinds_of(function: Callable[..., Any]) -> dict[str, Kind | None]:
     try:
         hints = typing.get_type_hints(function)

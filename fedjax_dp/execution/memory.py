@@ -55,9 +55,14 @@ def fitting(
                 f"at least the {needed / 1e9:.3g} GB that {portion} at once of its clients need",
                 "lower chunk_size, microbatch or batch_size, or take more devices",
             )
-        most = max(1, min(portion - 1, int(portion * memory / needed)))
-        portion = math.ceil(share / math.ceil(share / most))  # portions of equal size
+        portion = fewer(portion, share, memory / needed)
         execution = dataclasses.replace(execution, chunk_size=portion)
+
+
+def fewer(at_once: int, share: int, room: float) -> int:
+    """How many of a share to try next where `at_once` need 1 / `room` of the memory: in portions of equal size."""
+    most = max(1, min(at_once - 1, int(at_once * room)))
+    return math.ceil(share / math.ceil(share / most))
 
 
 def bytes_of(program: Any, placed: bool) -> int:

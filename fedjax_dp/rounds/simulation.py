@@ -210,12 +210,15 @@ class Rounds:
     def fitted(self, state: ServerState) -> "Rounds":
         """The same rounds, of as many clients at once as a device has room for beside what lies there already.
 
-        On a CPU, whose portions suit its caches, and where a portion is given or records come in blocks: as they are.
+        As they are on a CPU, whose portions suit its caches, where a portion is given or records come in blocks, and in
+        several processes, each of which might find another.
         """
-        execution = self.execution
+        execution, own = self.execution, list(self.execution.own)
         if execution.platform == "cpu" or execution.chunk_size is not None or self.feed is not None:
             return self
-        own, members = list(execution.own), self.algorithm.cohort.members(self.data.num_clients)
+        if len(own) < execution.devices:
+            return self
+        members = self.algorithm.cohort.members(self.data.num_clients)
 
         def compiled(tried: Execution) -> Any:
             return dataclasses.replace(self, execution=tried).compiled(state)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp import errors
 from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import free_memory
+from fedjax_dp.execution.memory import fewer, free_memory
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.facts import of_the_project
@@ -167,9 +167,7 @@ class Group:
                     f"at least the {self.compiled.bytes / 1e9:.3g} GB that one point needs",
                     "lower chunk_size, microbatch or batch_size",
                 )
-            fitting = max(1, min(slots - 1, int(slots * limit / self.compiled.bytes)))
-            batches = math.ceil(share / fitting)  # of equal size
-            self.program = dataclasses.replace(self.program, slots=math.ceil(share / batches))
+            self.program = dataclasses.replace(self.program, slots=fewer(slots, share, limit / self.compiled.bytes))
             self.compiled = self._compile()
 
     def all_at_once(self) -> "Group":
