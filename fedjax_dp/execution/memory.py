@@ -25,18 +25,19 @@ def free_memory(devices: Sequence[jax.Device]) -> float:
 
 
 def fitting(
-    compiled: Callable[[Execution], Any], execution: Execution, cohort: int, memory: float, *, placed: bool
+    compiled: Callable[[Execution], Any], execution: Execution, cohort: int, size: int, memory: float, *, placed: bool
 ) -> tuple[Execution, Any]:
     """An execution whose program needs no more of a device than `memory` bytes, by the compiler's own plan, and that.
 
     compiled  a program for an execution;
+    size      parameters of a client's model;
     placed    whether the arguments are on the device already, so that `memory` is for what comes beside them.
-    Where a portion is given, it stays. Else all of a device's share of the cohort are tried at once, then as many as
+    Where a portion is given, it stays. Else as many of the cohort as suit the device are tried at once, then as many as
     should fit by what the last try needed.
     Raises: ConfigurationError, with the bytes needed and there, if not even one client fits.
     """
     share = math.ceil(cohort / execution.shares)
-    given, portion = execution.chunk_size is not None, execution.portion(cohort, 1)
+    given, portion = execution.chunk_size is not None, execution.portion(cohort, size)
     needed: float
     while True:
         try:

@@ -21,7 +21,7 @@ from fedjax_dp.execution.memory import fitting
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
 from fedjax_dp.execution.targets import COMPILER_OPTIONS, LAUNCH_US, Target, execution_on, target_of
-from fedjax_dp.experiments.floor import Work, work_of
+from fedjax_dp.experiments.floor import Work, size_of, work_of
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -117,13 +117,13 @@ def compiled_round(
     chosen = target_of(target)
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
     execution = execution_on(chosen, devices, model_devices=model_devices, chunk_size=chunk_size)
-    members = algorithm.cohort.members(data.num_clients)
+    members, size = algorithm.cohort.members(data.num_clients), size_of(model)
 
     def compile_on(tried: Execution) -> Any:
         return lowered(algorithm, data, model, tried).compile(compiler_options=COMPILER_OPTIONS[chosen.platform])
 
     try:
-        execution, made = fitting(compile_on, execution, members, chosen.memory, placed=False)
+        execution, made = fitting(compile_on, execution, members, size, chosen.memory, placed=False)
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         wanted = "able to compile the round"
@@ -133,7 +133,7 @@ def compiled_round(
     return Compiled(
         chosen,
         devices,
-        execution.portion(members, 1),
+        execution.portion(members, size),
         _in_order(found.launches),
         found.per_step,
         _in_order(found.cycles) if chosen.platform == "tpu" else {},

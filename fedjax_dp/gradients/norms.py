@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_dp.few import sum_of_few
 from fedjax_dp.gradients import program
 from fedjax_dp.gradients.analysis import Unit
 from fedjax_dp.gradients.walls import finite
@@ -134,7 +135,7 @@ def _einsum(spec: str, *arrays: jax.Array) -> jax.Array:
 
 
 def _square(a: jax.Array) -> jax.Array:
-    return jnp.sum(a * a, -1)
+    return sum_of_few(a * a)
 
 
 def _kept(a: jax.Array, factors: jax.Array) -> jax.Array:

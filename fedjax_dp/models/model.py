@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import lax
 
 from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import MOST_CLASSES
 from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.few import FEW, log_sum_exp_of_few, sum_of_few
 from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
 from fedjax_dp.gradients.analysis import plan_of
 from fedjax_dp.gradients.model import Params
@@ -25,12 +26,48 @@ T = TypeVar("T")
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label.
+    """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label; zero for a label of no class.
 
     The label becomes a one-hot row: picking a logit by index would put a slow scatter into every gradient.
     """
-    loss: jax.Array = optax.softmax_cross_entropy(logits, jax.nn.one_hot(label, logits.shape[-1]))
-    return loss
+    return _softmax_loss(logits, label)
+
+
+@jax.custom_jvp
+def _softmax_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
+    return _softmax(logits, label)[0]
+
+
+@_softmax_loss.defjvp
+def _softmax_slope(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]) -> tuple[jax.Array, jax.Array]:
+    """Softmax less the target; JAX would add up a one-hot row on its way there, which on a GPU is a launch."""
+    loss, slope = _softmax(*primals)
+    return loss, jnp.sum(slope * tangents[0], -1)
+
+
+def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The loss, and its derivative by the logits; both zero where there is no such class."""
+    classes = logits.shape[-1]
+    known = ((label >= 0) & (label < classes)).astype(logits.dtype)
+    target = jax.nn.one_hot(label, classes, dtype=logits.dtype)
+
+    def from_exponentials() -> tuple[jax.Array, jax.Array]:
+        shifted = logits - jnp.max(logits, -1)[..., None]
+        exponentials = jnp.exp(shifted)
+        total = jnp.sum(exponentials, -1)
+        loss = known * jnp.log(total) - jnp.sum(target * shifted, -1)
+        return loss, (known / total)[..., None] * exponentials - target
+
+    def from_their_logarithm() -> tuple[jax.Array, jax.Array]:
+        whole = log_sum_exp_of_few(logits)
+        loss = known * whole - sum_of_few(target * logits)
+        return loss, known[..., None] * jnp.exp(logits - whole[..., None]) - target
+
+    if not 1 < classes <= FEW:
+        return from_exponentials()
+    # On a GPU one number of a record, their logarithm, instead of two that would be a launch each.
+    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(cuda=from_their_logarithm, default=from_exponentials)
+    return found
 
 
 def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:

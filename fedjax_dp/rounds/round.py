@@ -261,7 +261,8 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
         if not hides:  # else a run that stops for a loss that nobody noised would tell of it
             sound = sound & jnp.isfinite(result.report.loss)
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
-        probes = (*result.report, sound, overflow, heard)
+        # Who is present is asked here: outside, devices would gather all answers for it. Zeros where nobody trains.
+        probes = (*result.report, ~sound & member.present, overflow & member.present, heard)
         return words, (result.own, probes)
 
     cohort, members = now.algorithm.cohort, now.members
@@ -275,9 +276,8 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
         cohort.usual(now.data.num_clients),
         None if now.fed is None else now.fed.held,
     )
-    report = RoundReport(members.ids, members.present, *probes)
-    report = report._replace(finite=report.finite | ~members.present, overflow=report.overflow & members.present)
-    return words, rows, report
+    *told, broken, overflow, heard = probes
+    return words, rows, RoundReport(members.ids, members.present, *told, ~broken, overflow, heard)
 
 
 class _Mean(NamedTuple):

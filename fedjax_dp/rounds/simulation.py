@@ -223,7 +223,8 @@ class Rounds:
         def compiled(tried: Execution) -> Any:
             return dataclasses.replace(self, execution=tried).compiled(state)
 
-        found, _ = fitting(compiled, execution, members, free_memory(own), placed=True)
+        size = sum(tensor_sizes(state.params))
+        found, _ = fitting(compiled, execution, members, size, free_memory(own), placed=True)
         return dataclasses.replace(self, execution=found)
 
     def compiled(self, state: ServerState) -> Any:
