@@ -19,15 +19,18 @@ def sum_of_few(a: jax.Array) -> jax.Array:
     def at_once(a: jax.Array) -> jax.Array:
         return jnp.sum(a, -1)
 
-    def written_out(a: jax.Array) -> jax.Array:
-        return functools.reduce(jnp.add, _columns(a))
-
-    few = 1 < a.shape[-1] <= FEW
-    found: jax.Array = lax.platform_dependent(a, cuda=written_out, default=at_once) if few else at_once(a)
+    if not 1 < a.shape[-1] <= FEW:
+        return at_once(a)
+    found: jax.Array = lax.platform_dependent(a, cuda=written_sum, default=at_once)
     return found
 
 
-def log_sum_exp_of_few(a: jax.Array) -> jax.Array:
+def written_sum(a: jax.Array) -> jax.Array:
+    """Sum over the last axis, written out."""
+    return functools.reduce(jnp.add, _columns(a))
+
+
+def written_log_sum_exp(a: jax.Array) -> jax.Array:
     """log(sum(exp(a))) over the last axis, written out."""
     columns = _columns(a)
     largest = functools.reduce(jnp.maximum, columns)

@@ -15,7 +15,7 @@ from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import MOST_CLASSES
 from fedjax_dp.data.store import Client, FederatedData
-from fedjax_dp.few import FEW, log_sum_exp_of_few, sum_of_few
+from fedjax_dp.few import FEW, written_log_sum_exp, written_sum
 from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
 from fedjax_dp.gradients.analysis import plan_of
 from fedjax_dp.gradients.model import Params
@@ -30,7 +30,8 @@ def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
 
     The label becomes a one-hot row: picking a logit by index would put a slow scatter into every gradient.
     """
-    return _softmax_loss(logits, label)
+    logits = jnp.asarray(logits)
+    return _softmax_loss(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), jnp.asarray(label))
 
 
 @jax.custom_jvp
@@ -39,7 +40,9 @@ def _softmax_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
 
 
 @_softmax_loss.defjvp
-def _softmax_slope(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]) -> tuple[jax.Array, jax.Array]:
+def _softmax_slope(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]
+) -> tuple[jax.Array, jax.Array]:
     """Softmax less the target; JAX would add up a one-hot row on its way there, which on a GPU is a launch."""
     loss, slope = _softmax(*primals)
     return loss, jnp.sum(slope * tangents[0], -1)
@@ -59,13 +62,13 @@ def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]
         return loss, (known / total)[..., None] * exponentials - target
 
     def from_their_logarithm() -> tuple[jax.Array, jax.Array]:
-        whole = log_sum_exp_of_few(logits)
-        loss = known * whole - sum_of_few(target * logits)
+        whole = written_log_sum_exp(logits)
+        loss = known * whole - written_sum(target * logits)
         return loss, known[..., None] * jnp.exp(logits - whole[..., None]) - target
 
     if not 1 < classes <= FEW:
         return from_exponentials()
-    # On a GPU one number of a record, their logarithm, instead of two that would be a launch each.
+    # On a GPU one number of a record instead of two, which would be a launch each. It is as exact as logits are.
     found: tuple[jax.Array, jax.Array] = lax.platform_dependent(cuda=from_their_logarithm, default=from_exponentials)
     return found
 

@@ -6,6 +6,7 @@ clients keep from round to round comes and goes with the block.
 """
 
 import concurrent.futures
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Feed:
         self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int, kept: int = 0
     ):
         """`size`: parameters of a model; `kept`: bytes by client in tables on the host."""
+        self.on = functools.partial(Feed, algorithm, data, key=key, size=size, kept=kept)  # of another execution
         cohort = algorithm.cohort
         members, usual = cohort.members(data.num_clients), cohort.usual(data.num_clients)
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key

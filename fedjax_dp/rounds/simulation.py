@@ -210,11 +210,11 @@ class Rounds:
     def fitted(self, state: ServerState) -> "Rounds":
         """The same rounds, of as many clients at once as a device has room for beside what lies there already.
 
-        As they are on a CPU, whose portions suit its caches, where a portion is given or records come in blocks, and in
-        several processes, each of which might find another.
+        As they are on a CPU, whose portions suit its caches, where a portion is given, and in several processes, as
+        each might find another.
         """
         execution, own = self.execution, list(self.execution.own)
-        if execution.platform == "cpu" or execution.chunk_size is not None or self.feed is not None:
+        if execution.platform == "cpu" or execution.chunk_size is not None:
             return self
         if len(own) < execution.devices:
             return self
@@ -225,11 +225,17 @@ class Rounds:
 
         size = sum(tensor_sizes(state.params))
         found, _ = fitting(compiled, execution, members, size, free_memory(own), placed=True)
-        return dataclasses.replace(self, execution=found)
+        if found == execution:
+            return self
+        self.close()
+        return dataclasses.replace(self, execution=found, feed=None if self.feed is None else self.feed.on(found))
 
     def compiled(self, state: ServerState) -> Any:
         """The program that `advance` runs, to look at."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
+        if self.feed is not None:
+            block = self.feed.block(int(state.round))
+            state, options["fed"] = feeds.lend(state, block, self.execution), block.fed
         return advance.lower(self.algorithm, state, self.data, self.key, jnp.int32(1), **options).compile()
 
 

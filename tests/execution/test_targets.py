@@ -153,14 +153,14 @@ def on_a_gpu(monkeypatch):
 def test_as_many_clients_at_once_as_fit(compiled_by, monkeypatch):
     gpu = on_a_gpu(monkeypatch)
     for memory, placed, wanted in ((10_000, True, 100), (802, True, 100), (801, True, 50), (240, True, 25)):
-        found, program = memory_of.fitting(compiled_by, gpu, 100, memory, placed=placed)
+        found, program = memory_of.fitting(compiled_by, gpu, 100, 1, memory, placed=placed)
         if compiled_by is Plan or memory <= 300:
             assert found.portion(100, 1) == program.clients == wanted
         assert memory_of.bytes_of(program, True) <= memory
-    assert memory_of.fitting(compiled_by, gpu, 100, 240, placed=False)[1].clients < 25  # arguments take room, too
+    assert memory_of.fitting(compiled_by, gpu, 100, 1, 240, placed=False)[1].clients < 25  # arguments take room, too
     given = Execution(chunk_size=30)
-    assert memory_of.fitting(Plan, given, 100, 9, placed=True)[0] == given
-    told = refusal(lambda: memory_of.fitting(compiled_by, gpu, 100, 9, placed=True))
+    assert memory_of.fitting(Plan, given, 100, 1, 9, placed=True)[0] == given
+    told = refusal(lambda: memory_of.fitting(compiled_by, gpu, 100, 1, 9, placed=True))
     assert "memory of a device must be at least the 1e-08 GB that 1 at once of its clients need" in told
 
 
@@ -169,20 +169,33 @@ def test_a_compiler_that_fails_for_another_reason_is_not_asked_again(monkeypatch
         raise jax.errors.JaxRuntimeError("INTERNAL: x")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        memory_of.fitting(broken, on_a_gpu(monkeypatch), 100, 10, placed=True)
+        memory_of.fitting(broken, on_a_gpu(monkeypatch), 100, 1, 10, placed=True)
 
 
-def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(monkeypatch):
+def test_large_models_are_computed_one_by_one_on_a_tpu(monkeypatch):
+    monkeypatch.setattr(Execution, "platform", "tpu")
+    assert [Execution().portion(10, size) for size in (85_210, 203_530, 814_090, 1_663_370)] == [10, 10, 1, 1]
+    assert Execution(chunk_size=4).portion(10, 1_663_370) == 4
+
+
+@pytest.mark.parametrize("on_host", [False, True], ids=["on devices", "on host"])
+@pytest.mark.parametrize("name", ["dpnfl", "scaffold"])
+def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on_host, monkeypatch):
     """As on an accelerator with little memory; the compiler is that of the CPU."""
     told = {"rounds": 2, "seed": 3, "model": fdp.mlp((8, 8), 10, (9,)), "execution": fdp.execution.some_devices(1)}
-    ours = fdp.simulate(made("dpnfl", cohort_size=10), DATA, **told)
+    ours = fdp.simulate(made(name, cohort_size=10), DATA, **told)
     on_a_gpu(monkeypatch)
-    whole, state = simulation.on_devices(made("dpnfl", cohort_size=10), DATA, told["model"], told["execution"])
+    whole, state = simulation.on_devices(
+        made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host
+    )
     room = memory_of.bytes_of(whole.compiled(state), True) - 1
+    whole.close()
     monkeypatch.setattr(simulation, "free_memory", lambda devices: room)
-    run, _ = simulation.on_devices(made("dpnfl", cohort_size=10), DATA, told["model"], told["execution"])
+    run, _ = simulation.on_devices(made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host)
+    run.close()
     assert run.execution.chunk_size == 5
-    theirs = fdp.simulate(made("dpnfl", cohort_size=10), DATA, **told)
+    told["on_host"] = on_host
+    theirs = fdp.simulate(made(name, cohort_size=10), DATA, **told)
     for a, b in zip(jax.tree.leaves(ours.state.params), jax.tree.leaves(theirs.state.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

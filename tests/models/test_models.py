@@ -185,3 +185,41 @@ def test_every_model_trains_from_the_command_line(arguments, tmp_path, capsys):
     assert told["guarantee"]["epsilon"] > 0
     if "pca" in arguments:
         assert "principal components" in " ".join(told["guarantee"]["warnings"])
+
+
+def softmax_loss(logits, label):
+    """In float64: the loss of a record and its derivative by the scores."""
+    logits = np.asarray(logits, np.float64)
+    if not 0 <= label < len(logits):
+        return 0.0, np.zeros(len(logits))
+    shifted = logits - logits.max()
+    total = np.exp(shifted).sum()
+    return np.log(total) - shifted[label], np.exp(shifted) / total - np.eye(len(logits))[label]
+
+
+@pytest.mark.parametrize("platform", ["default", "cuda"])
+@pytest.mark.parametrize("classes", [2, 10, 16, 17])
+def test_cross_entropy_and_its_slope_are_those_of_numpy(classes, platform, monkeypatch):
+    """To the rounding of the scores; the branch for GPUs runs here, too."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **branches: branches[platform](*args))
+    rng, value_and_slope = np.random.default_rng(classes), jax.value_and_grad(fdp.models.cross_entropy)
+    for scale in (1, 30, 1e4):
+        logits = jnp.asarray(scale * rng.standard_normal(classes), jnp.float32)
+        for label in (-1, 0, classes // 2, classes - 1, classes):
+            loss, slope = value_and_slope(logits, label)
+            wanted_loss, wanted_slope = softmax_loss(logits, label)
+            np.testing.assert_allclose(loss, wanted_loss, rtol=1e-6, atol=4e-7 * scale)
+            np.testing.assert_allclose(slope, wanted_slope, rtol=4e-6, atol=1e-6 * scale)
+    assert np.isnan(fdp.models.cross_entropy(jnp.full(classes, jnp.nan), 0))
+
+
+def test_cross_entropy_of_many_positions_in_few_bits_and_twice_differentiated():
+    rng = np.random.default_rng(0)
+    logits, labels = jnp.asarray(rng.standard_normal((3, 4, 10)), jnp.float32), jnp.asarray(rng.integers(0, 10, (3, 4)))
+    found = fdp.models.cross_entropy(logits, labels)
+    one_by_one = jax.vmap(jax.vmap(fdp.models.cross_entropy))(logits, labels)
+    np.testing.assert_allclose(found, one_by_one, rtol=1e-6)
+    assert fdp.models.cross_entropy(logits[0, 0].astype(jnp.bfloat16), 3).dtype == jnp.float32
+    p = jax.nn.softmax(logits[0, 0])
+    curved = jax.hessian(fdp.models.cross_entropy)(logits[0, 0], 3)
+    np.testing.assert_allclose(curved, jnp.diag(p) - jnp.outer(p, p), atol=1e-6)
