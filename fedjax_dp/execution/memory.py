@@ -1,4 +1,4 @@
-"""How much room there is on a device, and how many clients it computes at once so that they fit."""
+"""How much room there is on a device, and how many clients, points or trials it computes at once so that they fit."""
 
 import dataclasses
 import math
@@ -6,13 +6,14 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from fedjax_dp import errors
 from fedjax_dp.execution.mesh import Execution
 
+T = TypeVar("T")
 SHARE_OF_MEMORY = 0.8  # of what is free
 
 
@@ -35,28 +36,61 @@ def fitting(
     should fit by what the last try needed.
     Raises: ConfigurationError, with the bytes needed and there, if not even one client fits.
     """
-    share = math.ceil(cohort / execution.shares)
-    given, portion = execution.chunk_size is not None, execution.portion(cohort, 1)
-    needed: float
+    first, share = execution.portion(cohort, 1), math.ceil(cohort / execution.shares)
+    given = execution.chunk_size is not None
+
+    def of(portion: int) -> Execution:
+        return execution if portion == first else dataclasses.replace(execution, chunk_size=portion)
+
+    found, program = most_at_once(
+        lambda portion: compiled(of(portion)),
+        memory,
+        first=first,
+        share=share,
+        needs=lambda program: bytes_of(program, placed),
+        what="clients",
+        given=given,
+    )
+    return of(found), program
+
+
+def most_at_once(
+    compiled: Callable[[int], T],
+    memory: float,
+    *,
+    first: int,
+    share: int,
+    needs: Callable[[T], float],
+    what: str,
+    given: bool = False,
+) -> tuple[int, T]:
+    """How many of a device's share it does at once so that they fit its memory, and the program compiled for so many.
+
+    first  is tried first, and kept whatever it needs where it is `given`, then as many as should fit by what the last
+           try needed;
+    needs  bytes of a program;
+    what   they are, for whoever is told that not even one fits.
+    Raises: ConfigurationError, with the bytes needed and there, where not even one fits.
+    """
+    at_once = first
     while True:
         try:
-            program = compiled(execution)
-            needed = bytes_of(program, placed)
+            program = compiled(at_once)
+            needed = needs(program)
+            if given or needed <= memory:
+                return at_once, program
         except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
             if (told := _told_bytes(str(error))) is None:
                 raise
-            program, needed = None, max(told, 1.1 * memory)
-        if program is not None and (given or needed <= memory):
-            return execution, program
-        if given or portion == 1:
+            needed = max(told, 1.1 * memory)
+        if given or at_once == 1:
             raise errors.refuse(
                 "memory of a device",
                 f"{memory / 1e9:.3g} GB",
-                f"at least the {needed / 1e9:.3g} GB that {portion} at once of its clients need",
+                f"at least the {needed / 1e9:.3g} GB that {at_once} at once of its {what} need",
                 "lower chunk_size, microbatch or batch_size, or take more devices",
             )
-        portion = fewer(portion, share, memory / needed)
-        execution = dataclasses.replace(execution, chunk_size=portion)
+        at_once = fewer(at_once, share, memory / needed)
 
 
 def fewer(at_once: int, share: int, room: float) -> int:

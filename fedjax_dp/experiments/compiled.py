@@ -1,43 +1,58 @@
-"""A round compiled for an accelerator that is not here: launches, cycles, memory, collectives, and the time they take.
+"""Rounds, sweeps and audits compiled for accelerators that are not here: launches, cycles, memory, exchanges, time.
 
 Nothing is measured. Launches, cycles, bytes and exchanges are read off the compiled program; times follow from them by
 formulas that are told with them:
     launches  number of launches x time of a launch, which is assumed (GPU);
     cycles    the compiler's own estimate over the clock (TPU);
     work      the larger of operations over the peak, and bytes over the bandwidth, of what a round cannot do without.
-A round takes about the largest of these that apply.
+What is compiled takes about the largest of these that apply.
 """
 
-from typing import Any, NamedTuple
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.audits import trials as games
+from fedjax_dp.audits.setup import staged
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import fitting
+from fedjax_dp.execution.memory import fitting, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
-from fedjax_dp.execution.targets import COMPILER_OPTIONS, LAUNCH_US, Target, execution_on, target_of
-from fedjax_dp.experiments.floor import Work, work_of
+from fedjax_dp.execution.targets import LAUNCH_US, Target, compiled_for, devices_of, execution_on, target_of
+from fedjax_dp.experiments.floor import Work, size_of, work_of
 from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
+from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import initial_state, place
+from fedjax_dp.sweeps import program as sweeps
+from fedjax_dp.sweeps.memory import records_of
 
 STEP = "local_step"
 PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
 
 
 class Compiled(NamedTuple):
-    """What the compiler makes of a round, and the time that this takes."""
+    """What the compiler makes of a round of all that runs at once, or of an audit's trials, and the time it takes."""
 
     target: Target
     devices: int
-    at_once: int  # clients that a device computes at once
-    launches: dict[str, int]  # by part, of a round on one device
+    model_devices: int  # of these, that hold a model together
+    runs: int  # points of a sweep, trials of an audit
+    runs_at_once: int  # of these, on a device
+    at_once: int  # clients of a run that a device computes at once
+    launches: dict[str, int]  # by part, on one device, once through
     step_launches: int  # of one local step
     cycles: dict[str, int]  # by part; empty for a GPU
     step_cycles: int
@@ -45,7 +60,7 @@ class Compiled(NamedTuple):
     argument_bytes: int  # of a device: records, state
     temporary_bytes: int
     output_bytes: int  # that do not take the place of arguments
-    work: Work
+    work: Work  # of all runs
     text: str  # of the program
 
     @property
@@ -58,25 +73,30 @@ class Compiled(NamedTuple):
         return self.needed_bytes <= self.target.memory
 
     @property
+    def turns(self) -> int:
+        """How often the program runs until all runs have had theirs."""
+        return math.ceil(self.runs / (self.runs_at_once * self.devices))
+
+    @property
     def times_ms(self) -> dict[str, float]:
-        """Predicted milliseconds of a round, by what would bound it alone."""
+        """Predicted milliseconds of all runs (a round of each, or a whole trial), by what would bound them alone."""
         target, share = self.target, 1e3 / self.devices
         found = {
             "operations": share * self.work.flops / target.flops_per_s,
             "memory": share * self.work.bytes / target.bytes_per_s,
         }
         if target.platform == "cuda":
-            return {"launches": 1e-3 * LAUNCH_US * sum(self.launches.values())} | found
-        return {"cycles": 1e3 * sum(self.cycles.values()) / target.clock_hz} | found
+            return {"launches": 1e-3 * LAUNCH_US * self.turns * sum(self.launches.values())} | found
+        return {"cycles": 1e3 * self.turns * sum(self.cycles.values()) / target.clock_hz} | found
 
     @property
     def bound(self) -> str:
-        """What a round is bound by."""
+        """What it is bound by."""
         times = self.times_ms
         return max(times, key=lambda name: times[name])
 
     @property
-    def round_ms(self) -> float:
+    def predicted_ms(self) -> float:
         return self.times_ms[self.bound]
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +104,7 @@ class Compiled(NamedTuple):
         del told["text"]
         return told | {
             "target": self.target.name,
+            "turns": self.turns,
             "work": self.work._asdict(),
             "collectives": [one._asdict() for one in self.collectives],
             "memory_bytes": self.target.memory,
@@ -91,7 +112,7 @@ class Compiled(NamedTuple):
             "fits": self.fits,
             "times_ms": self.times_ms,
             "bound": self.bound,
-            "round_ms": self.round_ms,
+            "predicted_ms": self.predicted_ms,
             "launch_us": LAUNCH_US if self.target.platform == "cuda" else None,
         }
 
@@ -106,45 +127,170 @@ def compiled_round(
     devices: int = 1,
     model_devices: int = 1,
     chunk_size: int | None = None,
+    parts: int | None = None,
 ) -> Compiled:
     """Compile a round of an algorithm for an accelerator that is not here; arrays of `data` may be shapes.
 
-    target  h200, h100, a100, v5e, v5p or v6e; devices: how many share the cohort.
+    target   h200, h100, a100, v5e, v5p or v6e;
+    devices  how many share the cohort, `model_devices` of them together a model;
+    parts    of the cohort that are added up in order, see `Execution`.
     Unless `chunk_size` is given, a device computes as many clients at once as fit its memory.
     Raises: ConfigurationError without the extra `accelerators`, and with the bytes that are needed and there where not
             even one client fits.
     """
     chosen = target_of(target)
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
-    execution = execution_on(chosen, devices, model_devices=model_devices, chunk_size=chunk_size)
+    execution = execution_on(chosen, devices, chunk_size, parts=parts, model_devices=model_devices)
     members = algorithm.cohort.members(data.num_clients)
 
     def compile_on(tried: Execution) -> Any:
-        return lowered(algorithm, data, model, tried).compile(compiler_options=COMPILER_OPTIONS[chosen.platform])
+        made = lowered(algorithm, data, model, tried)
+        return compiled_for(chosen, lambda options: made.compile(compiler_options=options))
 
-    try:
+    with _compiling(target):
         execution, made = fitting(compile_on, execution, members, chosen.memory, placed=False)
+    at_once, work = execution.portion(members, 1), work_of(algorithm, data, model)
+    return _read(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
+
+
+@checks_arguments
+def compiled_sweep(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    points: int,
+    target: str,
+    devices: int = 1,
+    chunk_size: int | None = None,
+) -> Compiled:
+    """Compile a round of all points of a sweep that differ in numbers alone; arrays of `data` may be shapes.
+
+    A device takes as many of its points at once as fit its memory. The rest is as for `compiled_round`.
+    """
+    errors.require_count("points", points)
+    chosen = target_of(target)
+    model = logistic_regression(data.record_shape, data.classes) if model is None else model
+    mesh, share = Mesh(devices_of(chosen, devices), (sweeps.AXIS,)), math.ceil(points / devices)
+    members = algorithm.cohort.members(data.num_clients)
+    portion = execution_on(chosen, 1, chunk_size, parts=devices).portion(members, size_of(model))
+    alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
+
+    def compile_in(slots: int) -> sweeps.Compiled:
+        program = sweeps.Program(mesh, model, alone, train_metrics=False, together=True, slots=slots, marks=1)
+        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest))
+        return compiled_for(chosen, lambda options: program.compile(*shapes, options))
+
+    with _compiling(target):
+        slots, made = most_at_once(
+            compile_in,
+            chosen.memory,
+            first=share,
+            share=share,
+            needs=lambda tried: tried.bytes,
+            what="points",
+        )
+    work = _times(work_of(algorithm, data, model), points)
+    told = {"at_once": portion, "runs": points, "runs_at_once": slots}
+    return _read(chosen, made.visit, work, devices=devices, loops=2, **told)
+
+
+@checks_arguments
+def compiled_audit(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    rounds: int,
+    target: str,
+    devices: int = 1,
+    seed: int = 0,
+    canary: str = "gradient",
+    trials: int = 10_000,
+    parameters: int = 20,
+    lanes: int | None = None,
+    **privacy: Unpack[PrivacyOptions],
+) -> Compiled:
+    """Compile the trials of an audit, each of all its rounds; what is told is of whole trials, not of a round.
+
+    target, devices as for `compiled_round`, the rest as for `fedjax_dp.audit`.
+    """
+    for name, count in (("trials", trials), ("lanes", lanes)):
+        if count is not None:
+            errors.require_count(name, count)
+    chosen = target_of(target)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    _, scene = staged(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
+    mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.members(data.num_clients)
+    game = next(iter(scene.games.values()))
+    portion = execution_on(chosen).portion(members, size_of(game.model))
+    game = changed(game, execution=Execution(chunk_size=portion))
+    whole = NamedSharding(mesh, P())
+    shapes, key = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole),
+        (game, jax.eval_shape(lambda: simulation.run_key(0))),
+    )
+
+    def play(at_once: int) -> Any:
+        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, scene.bits, options))
+
+    with _compiling(target):
+        if lanes is None:
+            lanes, made = games.fitting(play, games.SHARE_OF_MEMORY * chosen.memory)
+        else:
+            made = play(lanes)
+    work = _times(work_of(game.algorithm, game.data, game.model), trials * rounds)
+    told = {"at_once": portion, "runs": trials, "runs_at_once": lanes}
+    return _read(chosen, made, work, devices=devices, loops=0, **told)
+
+
+@contextlib.contextmanager
+def _compiling(target: str) -> Iterator[None]:
+    """A failure of the compiler in the block is one line."""
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        wanted = "able to compile the round"
-        raise errors.refuse(f"the compiler for {target}", f"a failure: {reason}", wanted) from error
+        raise errors.refuse(f"the compiler for {target}", f"a failure: {reason}", "able to compile it") from error
+
+
+def _read(
+    target: Target,
+    made: Any,
+    work: Work,
+    *,
+    devices: int,
+    at_once: int,
+    model_devices: int = 1,
+    runs: int = 1,
+    runs_at_once: int = 1,
+    loops: int = 1,
+) -> Compiled:
+    """What there is to read off a compiled program; `loops` stand around what is counted, see `counted`."""
     text, memory = made.as_text(), made.memory_analysis()
-    found = counted(text, PARTS, STEP)
+    found = counted(text, PARTS, STEP, loops)
     return Compiled(
-        chosen,
-        devices,
-        execution.portion(members, 1),
-        _in_order(found.launches),
-        found.per_step,
-        _in_order(found.cycles) if chosen.platform == "tpu" else {},
-        found.step_cycles,
-        found.collectives,
-        memory.argument_size_in_bytes,
-        memory.temp_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        work_of(algorithm, data, model),
-        text,
+        target=target,
+        devices=devices,
+        model_devices=model_devices,
+        runs=runs,
+        runs_at_once=runs_at_once,
+        at_once=at_once,
+        launches=_in_order(found.launches),
+        step_launches=found.per_step,
+        cycles=_in_order(found.cycles) if target.platform == "tpu" else {},
+        step_cycles=found.step_cycles,
+        collectives=found.collectives,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        work=work,
+        text=text,
     )
+
+
+def _times(work: Work, runs: int) -> Work:
+    return Work(*(runs * each for each in work))
 
 
 def lowered(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Any:
