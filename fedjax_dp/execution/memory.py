@@ -82,15 +82,17 @@ def most_at_once(
         except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
             if (told := _told_bytes(str(error))) is None:
                 raise
-            needed = max(told, 1.1 * memory)
+            needed = told
         if given or at_once == 1:
-            raise errors.refuse(
-                "memory of a device",
-                f"{memory / 1e9:.3g} GB",
-                f"at least the {needed / 1e9:.3g} GB that {at_once} at once of its {what} need",
-                "lower chunk_size, microbatch or batch_size, or take more devices",
-            )
-        at_once = fewer(at_once, share, memory / needed)
+            raise no_room(memory, needed, f"{at_once} at once of its {what} need")
+        at_once = fewer(at_once, share, memory / max(needed, 1.1 * memory))
+
+
+def no_room(memory: float, needed: float, of: str) -> errors.ConfigurationError:
+    """The error to raise where a device has `memory` bytes and `of`, such as `a model needs`, takes more."""
+    told = f"at least the {needed / 1e9:.3g} GB that" if needed > memory else "more than there is for what"
+    remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
+    return errors.refuse("memory of a device", f"{memory / 1e9:.3g} GB", f"{told} {of}", remedy)
 
 
 def fewer(at_once: int, share: int, room: float) -> int:
@@ -110,8 +112,11 @@ def _told_bytes(error: str) -> float | None:
     """Bytes that a compiler found no room for, as it says; None where it failed for another reason."""
     if "RESOURCE_EXHAUSTED" not in error:
         return None
-    used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?)", error)
-    return float(used.group(1)) * 1024.0 ** "_KMGT".index(used.group(2) or "_") if used else 0.0
+    used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?)|\(([\d.]+)([KMGT]?)\) exceeds", error)
+    if used is None:
+        return 0.0
+    number, unit = used.group(1) or used.group(3), used.group(2) or used.group(4) or "_"
+    return float(number) * 1024.0 ** "_KMGT".index(unit)
 
 
 def _free_on_host() -> float:

@@ -24,7 +24,7 @@ from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.audits import trials as games
 from fedjax_dp.audits.setup import staged
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import fitting, most_at_once
+from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
 from fedjax_dp.execution.targets import LAUNCH_US, Target, compiled_for, devices_of, execution_on, target_of
@@ -141,6 +141,7 @@ def compiled_round(
     chosen = target_of(target)
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
     execution = execution_on(chosen, devices, chunk_size, parts=parts, model_devices=model_devices)
+    _require_room(chosen, model, model_devices)
     members = algorithm.cohort.members(data.num_clients)
 
     def compile_on(tried: Execution) -> Any:
@@ -172,6 +173,7 @@ def compiled_sweep(
     chosen = target_of(target)
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
     mesh, share = Mesh(devices_of(chosen, devices), (sweeps.AXIS,)), math.ceil(points / devices)
+    _require_room(chosen, model)
     members = algorithm.cohort.members(data.num_clients)
     portion = execution_on(chosen, 1, chunk_size, parts=devices).portion(members, size_of(model))
     alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
@@ -242,6 +244,13 @@ def compiled_audit(
     work = _times(work_of(game.algorithm, game.data, game.model), trials * rounds)
     told = {"at_once": portion, "runs": trials, "runs_at_once": lanes}
     return _read(chosen, made, work, devices=devices, loops=0, **told)
+
+
+def _require_room(target: Target, model: Model, model_devices: int = 1) -> None:
+    """Refuse models of which not even one and the copy that a client moves fit, before anything is made of them."""
+    least = 2 * 4 * size_of(model) / model_devices
+    if least > target.memory:
+        raise no_room(target.memory, least, "a model and a client's copy of it need")
 
 
 @contextlib.contextmanager

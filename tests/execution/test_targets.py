@@ -167,6 +167,15 @@ def test_what_cannot_be_compiled_for_is_one_line(monkeypatch, capsys):
     assert "multiple of the 2" in refusal(lambda: targets.execution_on(targets.TARGETS["v5e"], 3, model_devices=2))
 
 
+@pytest.fixture
+def here(monkeypatch):
+    """A target whose devices and compiler are those of this machine."""
+    monkeypatch.setattr(targets, "missing", lambda platform: None)
+    monkeypatch.setattr(targets, "_gpus", lambda target, count: jax.devices()[:count])
+    monkeypatch.setitem(targets.COMPILER_OPTIONS, "cuda", {})
+    return "h200"
+
+
 class Plan:
     """A program that needs so many bytes for every client at once."""
 
@@ -203,6 +212,22 @@ def test_as_many_clients_at_once_as_fit(compiled_by, monkeypatch):
     assert "memory of a device must be at least the 1e-08 GB that 1 at once of its clients need" in told
 
 
+def test_what_a_compiler_says_that_it_needs_is_read():
+    for told, bytes_ in (
+        ("HLO temporaries (74.50G) exceeds available HBM (15.75G).", 74.5 * 2**30),
+        ("Ran out of memory in memory space hbm. Used 20.5M of 15.75M hbm.", 20.5 * 2**20),
+        ("no plan", 0.0),
+    ):
+        assert memory_of._told_bytes(f"RESOURCE_EXHAUSTED: {told}") == bytes_
+    assert "more than there is for what a model needs" in str(memory_of.no_room(10, 0, "a model needs"))
+    assert memory_of._told_bytes("INTERNAL: (74.50G) exceeds") is None
+
+
+def test_a_model_that_does_not_fit_is_one_line(here, capsys):
+    assert cli.main(["bench", "--target", here, "--model", "mlp", "--hidden", "300000,300000"]) == 2
+    assert "at least the 720 GB that a model and a client's copy of it need, got 141 GB" in capsys.readouterr().err
+
+
 def test_a_compiler_that_fails_for_another_reason_is_not_asked_again(monkeypatch):
     def broken(execution):
         raise jax.errors.JaxRuntimeError("INTERNAL: x")
@@ -224,15 +249,6 @@ def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(monkeypa
     theirs = fdp.simulate(made("dpnfl", cohort_size=10), DATA, **told)
     for a, b in zip(jax.tree.leaves(ours.state.params), jax.tree.leaves(theirs.state.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """A target whose devices and compiler are those of this machine."""
-    monkeypatch.setattr(targets, "missing", lambda platform: None)
-    monkeypatch.setattr(targets, "_gpus", lambda target, count: jax.devices()[:count])
-    monkeypatch.setitem(targets.COMPILER_OPTIONS, "cuda", {})
-    return "h200"
 
 
 def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatch):
