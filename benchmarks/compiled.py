@@ -24,9 +24,11 @@ import numpy as np
 from round_latency import RESULTS, commit, ours, workloads
 
 import fedjax_dp as fdp
+from fedjax_dp.audits.compiled import compiled_audit
 from fedjax_dp.execution import targets
 from fedjax_dp.experiments import compiled, report
 from fedjax_dp.pytrees import changed
+from fedjax_dp.sweeps.compiled import compiled_sweep
 
 COHORTS = (10, 100, 1000)
 FEW = 4  # sizes of exchanges that a cell of the table tells one by one
@@ -91,10 +93,10 @@ def row_of(case, target):
     """What the compiler makes of a case."""
     given, on = round_of(case.workload, case.cohort), {"target": target, "devices": case.devices}
     if case.points:
-        found = compiled.compiled_sweep(*given, points=case.points, **on)
+        found = compiled_sweep(*given, points=case.points, **on)
     elif case.trials:
         told = {"trials": case.trials, "lanes": case.trials, "rounds": ROUNDS, "epsilon": 1.0, "delta": 1e-5}
-        found = compiled.compiled_audit(*given, **told, **on)
+        found = compiled_audit(*given, **told, **on)
     else:
         found = compiled.compiled_round(*given, model_devices=case.model_devices, **on)
     return {"name": case.name, **case._asdict(), **found.to_dict()}

@@ -3,9 +3,7 @@
 from .communication import Traffic as Traffic
 from .communication import traffic as traffic
 from .compiled import Compiled as Compiled
-from .compiled import compiled_audit as compiled_audit
 from .compiled import compiled_round as compiled_round
-from .compiled import compiled_sweep as compiled_sweep
 from .config import RunConfig as RunConfig
 from .config import resolve as resolve
 from .opened import SavedRun as SavedRun

@@ -1,4 +1,4 @@
-"""Rounds, sweeps and audits compiled for accelerators that are not here: launches, cycles, memory, exchanges, time.
+"""A round compiled for an accelerator that is not here: launches, cycles, memory, collectives, and the time they take.
 
 Nothing is measured. Launches, cycles, bytes and exchanges are read off the compiled program; times follow from them by
 formulas that are told with them:
@@ -11,33 +11,24 @@ What is compiled takes about the largest of these that apply.
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.audits import trials as games
-from fedjax_dp.audits.setup import staged
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import fitting, most_at_once, no_room
+from fedjax_dp.execution.memory import fitting, no_room
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
-from fedjax_dp.execution.targets import LAUNCH_US, Target, compiled_for, devices_of, execution_on, target_of
+from fedjax_dp.execution.targets import LAUNCH_US, Target, compiled_for, execution_on, target_of
 from fedjax_dp.experiments.floor import Work, size_of, work_of
 from fedjax_dp.models import Model, logistic_regression
-from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
-from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import initial_state, place
-from fedjax_dp.sweeps import program as sweeps
-from fedjax_dp.sweeps.memory import records_of
 
 STEP = "local_step"
 PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
@@ -141,112 +132,20 @@ def compiled_round(
     chosen = target_of(target)
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
     execution = execution_on(chosen, devices, chunk_size, parts=parts, model_devices=model_devices)
-    _require_room(chosen, model, model_devices)
+    require_room(chosen, model, model_devices)
     members = algorithm.cohort.members(data.num_clients)
 
     def compile_on(tried: Execution) -> Any:
         made = lowered(algorithm, data, model, tried)
         return compiled_for(chosen, lambda options: made.compile(compiler_options=options))
 
-    with _compiling(target):
+    with compiling(target):
         execution, made = fitting(compile_on, execution, members, chosen.memory, placed=False)
     at_once, work = execution.portion(members, 1), work_of(algorithm, data, model)
-    return _read(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
+    return read_off(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
 
 
-@checks_arguments
-def compiled_sweep(
-    algorithm: Algorithm,
-    data: FederatedData,
-    model: Model | None = None,
-    *,
-    points: int,
-    target: str,
-    devices: int = 1,
-    chunk_size: int | None = None,
-) -> Compiled:
-    """Compile a round of all points of a sweep that differ in numbers alone; arrays of `data` may be shapes.
-
-    A device takes as many of its points at once as fit its memory. The rest is as for `compiled_round`.
-    """
-    errors.require_count("points", points)
-    chosen = target_of(target)
-    model = logistic_regression(data.record_shape, data.classes) if model is None else model
-    mesh, share = Mesh(devices_of(chosen, devices), (sweeps.AXIS,)), math.ceil(points / devices)
-    _require_room(chosen, model)
-    members = algorithm.cohort.members(data.num_clients)
-    portion = execution_on(chosen, 1, chunk_size, parts=devices).portion(members, size_of(model))
-    alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
-
-    def compile_in(slots: int) -> sweeps.Compiled:
-        program = sweeps.Program(mesh, model, alone, train_metrics=False, together=True, slots=slots, marks=1)
-        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest))
-        return compiled_for(chosen, lambda options: program.compile(*shapes, options))
-
-    with _compiling(target):
-        slots, made = most_at_once(
-            compile_in,
-            chosen.memory,
-            first=share,
-            share=share,
-            needs=lambda tried: tried.bytes,
-            what="points",
-        )
-    work = _times(work_of(algorithm, data, model), points)
-    told = {"at_once": portion, "runs": points, "runs_at_once": slots}
-    return _read(chosen, made.visit, work, devices=devices, loops=2, **told)
-
-
-@checks_arguments
-def compiled_audit(
-    algorithm: Algorithm,
-    data: FederatedData,
-    model: Model | None = None,
-    *,
-    rounds: int,
-    target: str,
-    devices: int = 1,
-    seed: int = 0,
-    canary: str = "gradient",
-    trials: int = 10_000,
-    parameters: int = 20,
-    lanes: int | None = None,
-    **privacy: Unpack[PrivacyOptions],
-) -> Compiled:
-    """Compile the trials of an audit, each of all its rounds; what is told is of whole trials, not of a round.
-
-    target, devices as for `compiled_round`, the rest as for `fedjax_dp.audit`.
-    """
-    for name, count in (("trials", trials), ("lanes", lanes)):
-        if count is not None:
-            errors.require_count(name, count)
-    chosen = target_of(target)
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
-    _, scene = staged(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
-    mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.members(data.num_clients)
-    game = next(iter(scene.games.values()))
-    portion = execution_on(chosen).portion(members, size_of(game.model))
-    game = changed(game, execution=Execution(chunk_size=portion))
-    whole = NamedSharding(mesh, P())
-    shapes, key = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole),
-        (game, jax.eval_shape(lambda: simulation.run_key(0))),
-    )
-
-    def play(at_once: int) -> Any:
-        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, scene.bits, options))
-
-    with _compiling(target):
-        if lanes is None:
-            lanes, made = games.fitting(play, games.SHARE_OF_MEMORY * chosen.memory)
-        else:
-            made = play(lanes)
-    work = _times(work_of(game.algorithm, game.data, game.model), trials * rounds)
-    told = {"at_once": portion, "runs": trials, "runs_at_once": lanes}
-    return _read(chosen, made, work, devices=devices, loops=0, **told)
-
-
-def _require_room(target: Target, model: Model, model_devices: int = 1) -> None:
+def require_room(target: Target, model: Model, model_devices: int = 1) -> None:
     """Refuse models of which not even one and the copy that a client moves fit, before anything is made of them."""
     least = 2 * 4 * size_of(model) / model_devices
     if least > target.memory:
@@ -254,7 +153,7 @@ def _require_room(target: Target, model: Model, model_devices: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def _compiling(target: str) -> Iterator[None]:
+def compiling(target: str) -> Iterator[None]:
     """A failure of the compiler in the block is one line."""
     try:
         yield
@@ -263,7 +162,7 @@ def _compiling(target: str) -> Iterator[None]:
         raise errors.refuse(f"the compiler for {target}", f"a failure: {reason}", "able to compile it") from error
 
 
-def _read(
+def read_off(
     target: Target,
     made: Any,
     work: Work,
@@ -298,7 +197,8 @@ def _read(
     )
 
 
-def _times(work: Work, runs: int) -> Work:
+def times(work: Work, runs: int) -> Work:
+    """Of so many runs."""
     return Work(*(runs * each for each in work))
 
 

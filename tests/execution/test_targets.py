@@ -12,6 +12,7 @@ from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, prng
+from fedjax_dp.audits.compiled import compiled_audit
 from fedjax_dp.cli import bench
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution import program_text, targets
@@ -21,6 +22,7 @@ from fedjax_dp.experiments.floor import work_of
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.round import initial_state
+from fedjax_dp.sweeps.compiled import compiled_sweep
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
@@ -254,18 +256,18 @@ def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(monkeypa
 def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatch):
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), DATA)
     algorithm = made("dpnfl")
-    sweep = compiled.compiled_sweep(algorithm, shapes, points=6, target=here)
+    sweep = compiled_sweep(algorithm, shapes, points=6, target=here)
     assert (sweep.runs, sweep.runs_at_once, sweep.turns) == (6, 6, 1)
     assert sweep.work.flops == 6 * work_of(algorithm, DATA, fdp.logistic_regression(DATA.record_shape, 10)).flops
     assert sum(sweep.launches.values()) > sweep.step_launches > 0
     monkeypatch.setitem(targets.TARGETS, here, targets.TARGETS[here]._replace(memory=sweep.needed_bytes - 1))
-    fewer = compiled.compiled_sweep(algorithm, shapes, points=6, target=here)
+    fewer = compiled_sweep(algorithm, shapes, points=6, target=here)
     assert (fewer.runs_at_once, fewer.turns) == (3, 2)
 
 
 def test_an_audit_is_compiled_with_all_rounds_of_its_trials(here):
     asked = {"rounds": 2, "target": here, "delta": 1e-5, "trials": 64, "lanes": 16}
-    found = compiled.compiled_audit(made("dpnfl"), DATA, **asked)
+    found = compiled_audit(made("dpnfl"), DATA, **asked)
     assert (found.runs, found.runs_at_once, found.turns) == (64, 16, 4)
     assert found.launches["local_step"] >= 2 * 2 * found.step_launches > 0
 
@@ -312,9 +314,9 @@ def test_a_round_is_compiled_for_devices_that_are_not_here(name, capsys, tmp_pat
     assert told["fits"]
     assert told["step_launches"] > 0
     assert 1 <= len(told["collectives"]) <= 3
-    sweep = compiled.compiled_sweep(made("dpnfl"), DATA, points=4, target=name)
+    sweep = compiled_sweep(made("dpnfl"), DATA, points=4, target=name)
     assert sweep.launches["local_step"] == 2 * sweep.step_launches
-    audit = compiled.compiled_audit(made("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
+    audit = compiled_audit(made("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
     assert audit.launches["local_step"] >= 2 * 2 * audit.step_launches
 
 
