@@ -1,6 +1,6 @@
-"""Rounds compiled for accelerators that are not here: launches or cycles, memory, exchanges, and the time predicted.
+"""Rounds, a sweep and an audit compiled for accelerators that are not here: launches or cycles, memory, predicted time.
 
-    python benchmarks/compiled.py                                   # all; writes compiled.json, .md, .png
+    python benchmarks/compiled.py                                   # all, 10 minutes; writes compiled.json, .md, .png
     python benchmarks/compiled.py --targets h200 --workloads W1 --cohorts 10 1000
     python benchmarks/compiled.py --guard                           # a few against compiled_guard.json, for CI
     python benchmarks/compiled.py --guard --update                  # after a change that is meant
@@ -14,6 +14,9 @@ import datetime
 import json
 import pathlib
 import sys
+import time
+from collections import Counter
+from typing import NamedTuple
 
 import jax
 import jaxlib
@@ -21,12 +24,48 @@ import numpy as np
 from round_latency import RESULTS, commit, ours, workloads
 
 import fedjax_dp as fdp
+from fedjax_dp.audits.compiled import compiled_audit
 from fedjax_dp.execution import targets
 from fedjax_dp.experiments import compiled, report
 from fedjax_dp.pytrees import changed
+from fedjax_dp.sweeps.compiled import compiled_sweep
 
-COHORTS = {"W1": (10, 100, 1000), "W2": (10, 100), "W3": (10,), "W3dp": (10,), "cifar-record": (50,)}
-GUARDED = (("W1", 10), ("W2", 10), ("digits", 5))
+COHORTS = (10, 100, 1000)
+FEW = 4  # sizes of exchanges that a cell of the table tells one by one
+DIGITS = 5  # clients of its cohort
+POINTS, TRIALS, ROUNDS = 256, 256, 5  # of the sweep; of the audit, and of each of its trials
+
+
+class Case(NamedTuple):
+    """What is compiled: a round, unless points of a sweep or trials of an audit are asked for."""
+
+    workload: str
+    cohort: int
+    devices: int = 1
+    model_devices: int = 1
+    points: int = 0
+    trials: int = 0
+
+    @property
+    def name(self):
+        if self.points:
+            return f"{self.workload}, sweep of {self.points:,} points"
+        if self.trials:
+            return f"{self.workload}, {self.trials:,} trials of an audit"
+        told = f"{self.workload}, cohort {self.cohort:,}"
+        if self.model_devices > 1:
+            return f"{told}, {self.model_devices} devices hold a model"
+        return f"{told}, {self.devices} devices" if self.devices > 1 else told
+
+
+CASES = (
+    *(Case(name, cohort) for name in ("W1", "W2", "W3", "W3dp", "cifar-record") for cohort in COHORTS),
+    *(Case("W1", 1000, devices=devices) for devices in (4, 8)),
+    Case("W3dp", 10, devices=4, model_devices=4),
+    Case("W1", 10, points=POINTS),
+    Case("digits", DIGITS, trials=TRIALS),
+)
+GUARDED = (("W1", 10), ("W2", 10), ("digits", DIGITS))
 GUARD = pathlib.Path(__file__).parent / "compiled_guard.json"
 SLACK = 0.02
 
@@ -50,11 +89,17 @@ def round_of(name, cohort):
     return ours.algorithm_of(w), changed(few, **records, **clients), ours.model_of(w)
 
 
-def row_of(name, cohort, target, devices):
-    """What the compiler makes of a workload's round."""
-    algorithm, data, model = round_of(name, cohort)
-    found = compiled.compiled_round(algorithm, data, model, target=target, devices=devices)
-    return {"workload": name, "cohort": cohort, **found.to_dict()}
+def row_of(case, target):
+    """What the compiler makes of a case."""
+    given, on = round_of(case.workload, case.cohort), {"target": target, "devices": case.devices}
+    if case.points:
+        found = compiled_sweep(*given, points=case.points, **on)
+    elif case.trials:
+        told = {"trials": case.trials, "lanes": case.trials, "rounds": ROUNDS, "epsilon": 1.0, "delta": 1e-5}
+        found = compiled_audit(*given, **told, **on)
+    else:
+        found = compiled.compiled_round(*given, model_devices=case.model_devices, **on)
+    return {"name": case.name, **case._asdict(), **found.to_dict()}
 
 
 def counts_of(row):
@@ -81,7 +126,7 @@ def guard(update):
     found = {}
     for target, devices in (("h200", 1), ("v5e", 1), ("h200", 4)):
         for name, cohort in GUARDED if devices == 1 else GUARDED[:1]:
-            row = row_of(name, cohort * devices, target, devices)
+            row = row_of(Case(name, cohort * devices, devices), target)
             found[f"{name} on {devices} {target}"] = counts_of(row)
             print(f"compiled: {name} on {devices} {target} done", file=sys.stderr)
     if update:
@@ -102,48 +147,75 @@ def guard(update):
 def table(rows):
     """Markdown."""
     lines = [
-        "| round | target | launches or cycles | of a local step | memory | predicted | bound by | exchanges |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| what | on | launches or cycles | of a local step | at once | memory | predicted | bound by | exchanges |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         cycles = bool(row["cycles"])
         counts, step = row["cycles" if cycles else "launches"], row["step_cycles" if cycles else "step_launches"]
-        several = f"{row['devices']} x " if row["devices"] > 1 else ""
-        exchanges = ", ".join(f"{one['times']} of {one['bytes']:,} B" for one in row["collectives"]) or "-"
         lines.append(
-            f"| {row['workload']}, cohort {row['cohort']:,} | {several}{row['target']} "
-            f"| {sum(counts.values()):,} {'cycles' if cycles else 'launches'} | {step:,} "
-            f"| {row['needed_bytes'] / 1e9:.3g} of {row['memory_bytes'] / 1e9:.3g} GB | {row['round_ms']:.3g} ms "
-            f"| {row['bound']} | {exchanges} |"
+            f"| {row['name']} | {row['target']} "
+            f"| {sum(counts.values()):,} {'cycles' if cycles else 'launches'} | {step:,} | {at_once(row)} "
+            f"| {row['needed_bytes'] / 1e9:.3g} of {row['memory_bytes'] / 1e9:.3g} GB | {row['predicted_ms']:.3g} ms "
+            f"| {row['bound']} | {exchanges(row)} |"
         )
-    return "\n".join(lines)
+    told = f"Of one round, of the sweep one of every point; of the audit all {ROUNDS} rounds of every trial."
+    return "\n".join([*lines, "", told])
+
+
+def at_once(row):
+    """What a device computes at once, in words."""
+    kind = "points" if row["points"] else "trials"
+    alone = f"{row['at_once']:,} clients"
+    return f"{row['runs_at_once']:,} {kind} of {alone}" if row["runs"] > 1 else alone
+
+
+def exchanges(row):
+    """Between devices, in words; those of equal size together, and all of them where they are many."""
+    times = Counter()
+    for one in row["collectives"]:
+        times[one["bytes"]] += one["times"]
+    if len(times) > FEW:
+        return f"{times.total():,}, {sum(many * size for size, many in times.items()):,} B in all"
+    return ", ".join(f"{many:,} of {size:,} B" for size, many in sorted(times.items())) or "-"
 
 
 def draw(rows, path):
-    """Predicted milliseconds of every round, by what would bound it."""
+    """Predicted milliseconds, by what would bound it; a panel for every target."""
     from fedjax_dp import pictures
 
-    names = [f"{row['workload']}, {row['cohort']:,}, {row['devices']} {row['target']}" for row in rows]
     kinds = {"launches": "o", "cycles": "s", "operations": "^", "memory": "D"}
-    with pictures.page(path, {}, (8, 1.2 + 0.28 * len(rows)), dpi=130) as page:
-        (panel,) = page.panels
-        for kind, marker in kinds.items():
-            places = [place for place, row in enumerate(rows) if kind in row["times_ms"]]
-            panel.plot([rows[place]["times_ms"][kind] for place in places], places, marker, label=kind)
-        panel.set_yticks(range(len(rows)), names)
-        panel.invert_yaxis()
-        panel.set(xscale="log", xlabel="milliseconds a round, predicted, not measured")
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-        pictures.legend_beside(panel)
+    named = list(dict.fromkeys(row["target"] for row in rows))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    size = 2.6 + 3.4 * len(named), 1.4 + 0.26 * len(names)
+    with pictures.page(
+        path,
+        {},
+        size,
+        len(named),
+        lambda figure: figure.subplots(1, len(named), sharey=True, squeeze=False)[0],
+        dpi=130,
+    ) as page:
+        for panel, target in zip(page.panels, named, strict=True):
+            shown = {names.index(row["name"]): row["times_ms"] for row in rows if row["target"] == target}
+            for number, (kind, marker) in enumerate(kinds.items()):
+                places = [place for place, times in shown.items() if kind in times]
+                panel.plot([shown[place][kind] for place in places], places, marker, color=f"C{number}", label=kind)
+            panel.set_yticks(range(len(names)), names)
+            panel.set(xscale="log", title=target, xlabel="milliseconds, predicted, not measured")
+            panel.grid(alpha=0.25)
+            panel.spines[["top", "right"]].set_visible(False)
+        page.panels[0].invert_yaxis()
+        pictures.legend_beside(page.panels[-1])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", choices=tuple(targets.TARGETS), default=["h200", "v5e"])
-    parser.add_argument("--workloads", nargs="+", choices=tuple(COHORTS), default=list(COHORTS))
-    parser.add_argument("--cohorts", nargs="+", type=int)
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 4])
+    workloads_known = tuple(dict.fromkeys(case.workload for case in CASES))
+    parser.add_argument("--workloads", nargs="+", choices=workloads_known, default=workloads_known)
+    parser.add_argument("--cohorts", nargs="+", type=int, help="these alone")
+    parser.add_argument("--devices", nargs="+", type=int, help="so many alone")
     parser.add_argument("--guard", action="store_true")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="a folder")
@@ -152,13 +224,20 @@ def main():
     if options.guard:
         guard(options.update)
         return
+    chosen = [
+        case
+        for case in CASES
+        if case.workload in options.workloads
+        and case.cohort in (options.cohorts or [case.cohort])
+        and case.devices in (options.devices or [case.devices])
+    ]
     rows = []
     for target in options.targets:
-        for name in options.workloads:
-            for cohort in options.cohorts or COHORTS[name]:
-                for devices in options.devices if (name, cohort) == ("W1", 1000) else [1]:
-                    rows.append(row_of(name, cohort, target, devices))
-                    print(f"{name}, cohort {cohort}, {devices} {target} done", file=sys.stderr)
+        for case in chosen:
+            began = time.perf_counter()
+            rows.append(row_of(case, target))
+            done = f"{len(rows)} of {len(options.targets) * len(chosen)}"
+            print(f"{done}: {case.name}, {target}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
     found = {
         "rounds": rows,
         "versions": report.versions(),

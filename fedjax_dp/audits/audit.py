@@ -18,13 +18,13 @@ from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
 from fedjax_dp.audits.one_run import Guesses, guess
-from fedjax_dp.audits.setup import CANARY_NAMES, Scene, set_scene
+from fedjax_dp.audits.setup import CANARY_NAMES, Scene, staged
 from fedjax_dp.audits.trials import Trials
 from fedjax_dp.audits.verdict import Audit, judged
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.options import of_class
-from fedjax_dp.privacy.guarantees import calibrated, contradiction
+from fedjax_dp.privacy.guarantees import contradiction
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.protection import noise_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
@@ -87,9 +87,8 @@ def audit(
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     own = model if model is not None else logistic_regression(data.record_shape, data.classes)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=terms_from(privacy))
-    run = (run if run.terms.epsilon is None else calibrated(run)).counted(participation="schedule", epsilon=None)
+    run, scene = staged(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     algorithm, accountant = run.algorithm, run.terms.accountant
-    scene = set_scene(run, own, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     curve = _tested(scene, claim, accountant)
     if one_run is None:
         _require_trials(trials, len(scene.games), curve, scene.epsilon if claim is None else claim, significance)

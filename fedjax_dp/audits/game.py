@@ -44,7 +44,8 @@ class Game:
     client      whose messages the adversary looks at, in view uploads;
     schedule    words of the key of the cohorts, or None, see `StagedCohort`;
     leaves      owners are not there at all in the world without the canary (add-remove, whole clients);
-    view        what the adversary receives.
+    view        what the adversary receives;
+    execution   how the clients of a run are computed.
     """
 
     algorithm: Algorithm
@@ -57,6 +58,7 @@ class Game:
     rounds: int = structure()
     view: View = structure()
     leaves: bool = structure(default=False)
+    execution: Execution = structure(default=Execution())
 
     def play(self, key: jax.Array, there: jax.Array) -> jax.Array:
         """What the adversary receives in one run, `(times, roles, numbers)`.
@@ -82,7 +84,7 @@ class Game:
             return self.ear.message(self.model, data, params, flat)
 
         def one_round(state: Any, _: None) -> tuple[Any, jax.Array]:
-            state, report = run_round(algorithm, self.model, data, key, state, Execution(), listen)
+            state, report = run_round(algorithm, self.model, data, key, state, self.execution, listen)
             return state, self._received(report)
 
         start = initial_state(algorithm, self.model, data, key)

@@ -49,6 +49,18 @@ class Scene(NamedTuple):
     bits: tuple[int, ...]  # shape of the coins of a run: () for one canary, else (canaries,)
 
 
+def staged(
+    run: PlannedRun, *, canary: str, client: int | None, record: int, one_run: int | None, parameters: int
+) -> tuple[PlannedRun, Scene]:
+    """A run with the noise of its budget, counted as an audit counts it, and its scene; see `audit` for the options."""
+    run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(
+        participation="schedule", epsilon=None
+    )
+    return run, set_scene(
+        run, run.model, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters
+    )
+
+
 def set_scene(
     run: PlannedRun,
     model: Model,

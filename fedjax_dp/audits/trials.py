@@ -19,7 +19,41 @@ from fedjax_dp.rounds.simulation import run_key
 AXIS = "trials"
 MOST_LANES = 1024
 CACHE = 2**21  # bytes that the lanes of a CPU core may work on at once
+SHARE_OF_MEMORY = 0.5  # of what is free on other devices, for the trials that run at once
 AHEAD = 3  # dispatches that wait
+
+
+def compiled(
+    game: Game,
+    key: jax.Array,
+    mesh: Mesh,
+    lanes: int,
+    bits: tuple[int, ...] = (),
+    options: dict[str, Any] = COMPILER_OPTIONS,
+) -> Any:
+    """The executable for games of these shapes and shardings, on devices of which each plays so many trials at once."""
+
+    def play(game: Game, key: jax.Array, numbers: jax.Array, worlds: jax.Array) -> jax.Array:
+        return jax.vmap(lambda number, there: game.play(jax.random.fold_in(key, number), there))(numbers, worlds)
+
+    each, all_ = P(AXIS), P()
+    program = jax.jit(
+        jax.shard_map(play, mesh=mesh, in_specs=(all_, all_, each, each), out_specs=each, check_vma=False),
+        compiler_options=options,
+    )
+    count, spread = lanes * mesh.size, NamedSharding(mesh, each)
+    numbers = jax.ShapeDtypeStruct((count,), jnp.int32, sharding=spread)
+    worlds = jax.ShapeDtypeStruct((count, *bits), jnp.bool_, sharding=spread)
+    return program.lower(game, key, numbers, worlds).compile()
+
+
+def fitting(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
+    """How many trials a device plays at once, a power of 2, and that program: as many as fit by what one needs."""
+    alone = play(1)
+    used = alone.memory_analysis()
+    each = max(used.temp_size_in_bytes + used.output_size_in_bytes, 1) if used else 1
+    lanes = 2 ** int(math.log2(min(max(room / each, 1), MOST_LANES)))
+    return lanes, alone if lanes == 1 else play(lanes)
 
 
 class Trials:
@@ -36,33 +70,17 @@ class Trials:
         self.whole, self.bits = whole, bits
         game = self._placed(game)
         self.key = jax.device_put(role_key(run_key(seed), "audit"), whole)
-        self.lanes = lanes or 1
-        while True:
-            count = self.lanes * len(devices)
-            numbers = jax.ShapeDtypeStruct((count,), jnp.int32, sharding=spread)
-            worlds = jax.ShapeDtypeStruct((count, *bits), jnp.bool_, sharding=spread)
-            self.program = self._jitted().lower(game, self.key, numbers, worlds).compile()
-            used = self.program.memory_analysis()
-            each = max(used.temp_size_in_bytes + used.output_size_in_bytes, 1) / self.lanes if used else 1.0
-            if lanes is not None or self.lanes > 1:
-                break
-            room = CACHE if devices[0].platform == "cpu" else 0.5 * free_memory(devices)
-            self.lanes = 2 ** int(math.log2(min(max(room / each, 1), MOST_LANES)))
-            if self.lanes == 1:
-                break
+
+        def play(at_once: int) -> Any:
+            return compiled(game, self.key, self.mesh, at_once, bits)
+
+        if lanes is not None:
+            self.lanes, self.program = lanes, play(lanes)
+        else:
+            room = CACHE if devices[0].platform == "cpu" else SHARE_OF_MEMORY * free_memory(devices)
+            self.lanes, self.program = fitting(play, room)
         self.spread = spread
         self.numbers: int = self.program.out_info.shape[-1]  # of a message
-
-    def _jitted(self) -> Any:
-        def play(game: Game, key: jax.Array, numbers: jax.Array, worlds: jax.Array) -> jax.Array:
-            return jax.vmap(lambda number, there: game.play(jax.random.fold_in(key, number), there))(numbers, worlds)
-
-        return jax.jit(
-            jax.shard_map(
-                play, mesh=self.mesh, in_specs=(P(), P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), check_vma=False
-            ),
-            compiler_options=COMPILER_OPTIONS,
-        )
 
     def _placed(self, game: Game) -> Game:
         placed: Game = jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)

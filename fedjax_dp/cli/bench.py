@@ -13,7 +13,13 @@ from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.execution.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import report
-from fedjax_dp.experiments.build import build_algorithm, build_execution, build_model
+from fedjax_dp.experiments.build import (
+    build_algorithm,
+    build_execution,
+    build_model,
+    check_execution,
+    records_on_host,
+)
 from fedjax_dp.experiments.compiled import Compiled, compiled_round
 from fedjax_dp.experiments.config import RunConfig, Said
 from fedjax_dp.experiments.console import Screen
@@ -30,9 +36,10 @@ usage: fedjax-dp bench [CONFIG.toml] [OPTIONS] [--json]; options are those of fe
 noise is calibrated, which would not change the time. --json prints one JSON object on stdout and nothing else.
 
 --target h200 (h100, a100, v5e, v5p, v6e) measures nothing: the round is compiled for that accelerator, which need not
-be here, and what is told is read off the program: launches or cycles, memory, exchanges between --devices N, and the
-time that follows by formulas."""
+be here, and what is told is read off the program: launches or cycles, memory, exchanges between --devices N (1 unless
+given), and the time that follows by formulas. Records are on the devices."""
 SHOWN_CHANGES = 2
+MEASURING = ("turns", "evaluate_every")  # mean nothing where nothing runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +57,15 @@ class BenchOptions(PlotOption):
 def bench_command(arguments: list[str]) -> int:
     """Measure and print."""
     as_json, arguments = take_flag(arguments, "--json")
-    said, options, _ = asked_with("bench", arguments, DESCRIPTION, BenchOptions)
+    said, options, flagged = asked_with("bench", arguments, DESCRIPTION, BenchOptions)
     look = picture_of(options)
     errors.require_count("turns", options.turns)
     screen = Screen()
     if options.target is not None:
+        for name in MEASURING:
+            if name in flagged:
+                value = (said | vars(options))[name]
+                raise errors.refuse(name, value, "left out with --target", "as nothing is measured")
         return _compile(said, target_of(options.target), options.plot, look, as_json, screen)
     devices.cache_programs()
     config = configs.resolve(said)
@@ -92,14 +103,20 @@ def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: 
     asked = config.execution
     with config.naming_defaults(), screen.bar(f"compiling for {target.name}", total=1):
         data = build_data(config.data)
+        algorithm = build_algorithm(config, data)
+        check_execution(asked, algorithm, data)
+        if records_on_host(config, algorithm):
+            wanted = "devices with --target, which compiles no other round"
+            raise errors.refuse("records", "host", wanted, "add --records devices")
         found = compiled_round(
-            build_algorithm(config, data),
+            algorithm,
             data,
             build_model(config, data),
             target=target.name,
             devices=1 if asked.devices == "auto" else int(asked.devices),
             model_devices=asked.model_devices,
             chunk_size=asked.chunk_size,
+            parts=asked.deterministic,
         )
     name = f"{config.algorithm} on {config.data.dataset}"
     if plot:
@@ -130,7 +147,7 @@ def _print_compiled(found: Compiled, name: str) -> None:
         "memory": f"{found.work.bytes:.3g} bytes at {target.bytes_per_s / 1e12:g} TB/s",
     }
     lines = [
-        f"{name}, compiled for {target.name}, nothing is measured: about {found.round_ms:.3g} ms a round{several}, "
+        f"{name}, compiled for {target.name}, nothing is measured: about {found.predicted_ms:.3g} ms a round{several}, "
         f"bound by {found.bound}",
         *(f"  {what:<12}{ms:9.3f} ms  {told[what]}" for what, ms in times.items()),
         f"{unit}: {sum(counts.values()):,} a round, {step:,} a local step",

@@ -1,4 +1,4 @@
-"""How much room there is on a device, and how many clients it computes at once so that they fit."""
+"""How much room there is on a device, and how many clients, points or trials it computes at once so that they fit."""
 
 import dataclasses
 import math
@@ -6,13 +6,14 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from fedjax_dp import errors
 from fedjax_dp.execution.mesh import Execution
 
+T = TypeVar("T")
 SHARE_OF_MEMORY = 0.8  # of what is free
 
 
@@ -36,28 +37,63 @@ def fitting(
     should fit by what the last try needed.
     Raises: ConfigurationError, with the bytes needed and there, if not even one client fits.
     """
-    share = math.ceil(cohort / execution.shares)
-    given, portion = execution.chunk_size is not None, execution.portion(cohort, size)
-    needed: float
+    first, share = execution.portion(cohort, size), math.ceil(cohort / execution.shares)
+    given = execution.chunk_size is not None
+
+    def of(portion: int) -> Execution:
+        return execution if portion == first else dataclasses.replace(execution, chunk_size=portion)
+
+    found, program = most_at_once(
+        lambda portion: compiled(of(portion)),
+        memory,
+        first=first,
+        share=share,
+        needs=lambda program: bytes_of(program, placed),
+        what="clients",
+        given=given,
+    )
+    return of(found), program
+
+
+def most_at_once(
+    compiled: Callable[[int], T],
+    memory: float,
+    *,
+    first: int,
+    share: int,
+    needs: Callable[[T], float],
+    what: str,
+    given: bool = False,
+) -> tuple[int, T]:
+    """How many of a device's share it does at once so that they fit its memory, and the program compiled for so many.
+
+    first  is tried first, and kept whatever it needs where it is `given`, then as many as should fit by what the last
+           try needed;
+    needs  bytes of a program;
+    what   they are, for whoever is told that not even one fits.
+    Raises: ConfigurationError, with the bytes needed and there, where not even one fits.
+    """
+    at_once = first
     while True:
         try:
-            program = compiled(execution)
-            needed = bytes_of(program, placed)
+            program = compiled(at_once)
+            needed = needs(program)
+            if given or needed <= memory:
+                return at_once, program
         except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
             if (told := _told_bytes(str(error))) is None:
                 raise
-            program, needed = None, max(told, 1.1 * memory)
-        if program is not None and (given or needed <= memory):
-            return execution, program
-        if given or portion == 1:
-            raise errors.refuse(
-                "memory of a device",
-                f"{memory / 1e9:.3g} GB",
-                f"at least the {needed / 1e9:.3g} GB that {portion} at once of its clients need",
-                "lower chunk_size, microbatch or batch_size, or take more devices",
-            )
-        portion = fewer(portion, share, memory / needed)
-        execution = dataclasses.replace(execution, chunk_size=portion)
+            needed = told
+        if given or at_once == 1:
+            raise no_room(memory, needed, f"{at_once} at once of its {what} need")
+        at_once = fewer(at_once, share, memory / max(needed, 1.1 * memory))
+
+
+def no_room(memory: float, needed: float, of: str) -> errors.ConfigurationError:
+    """The error to raise where a device has `memory` bytes and `of`, such as `a model needs`, takes more."""
+    told = f"at least the {needed / 1e9:.3g} GB that" if needed > memory else "more than there is for what"
+    remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
+    return errors.refuse("memory of a device", f"{memory / 1e9:.3g} GB", f"{told} {of}", remedy)
 
 
 def fewer(at_once: int, share: int, room: float) -> int:
@@ -77,8 +113,11 @@ def _told_bytes(error: str) -> float | None:
     """Bytes that a compiler found no room for, as it says; None where it failed for another reason."""
     if "RESOURCE_EXHAUSTED" not in error:
         return None
-    used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?)", error)
-    return float(used.group(1)) * 1024.0 ** "_KMGT".index(used.group(2) or "_") if used else 0.0
+    used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?)|\(([\d.]+)([KMGT]?)\) exceeds", error)
+    if used is None:
+        return 0.0
+    number, unit = used.group(1) or used.group(3), used.group(2) or used.group(4) or "_"
+    return float(number) * 1024.0 ** "_KMGT".index(unit)
 
 
 def _free_on_host() -> float:

@@ -2,7 +2,7 @@
 
 On a GPU every operation that is no mere name for memory is one launch. On a TPU the compiler writes the cycles beside
 each operation. Operations of a loop count as often as it runs: as often as XLA says, or as the condition compares with.
-A loop whose end is not in the text is the loop over rounds: its body is a round, and what stands around it is not.
+A loop whose end is not in the text is one over rounds, or stands around that: the innermost body is a round.
 """
 
 import math
@@ -47,13 +47,15 @@ class Counts(NamedTuple):
     step_cycles: int
 
 
-def counted(text: str, parts: tuple[str, ...], step: str) -> Counts:
+def counted(text: str, parts: tuple[str, ...], step: str, loops: int = 1) -> Counts:
     """Counts by `parts`, names of `jax.named_scope`; `step` is that of the body of the loop over local steps.
 
+    loops  without a told end that stand around what is counted, one in another; what is outside of them is not counted.
     An operation that XLA made of several belongs to the part of the last of them, one of no part to the loop it is in.
     """
     found, entry = _computations(text)
-    entry = _round(found, entry)
+    for _ in range(loops):
+        entry = _inside(found, entry)
     launches: Counter[str] = Counter()
     cycles: Counter[str] = Counter()
     collectives = []
@@ -94,16 +96,17 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     return found, entry
 
 
-def _round(found: dict[str, list[str]], entry: str) -> str:
-    """The body of the loop over rounds, with its condition; the whole program where there is no such loop."""
+def _inside(found: dict[str, list[str]], entry: str) -> str:
+    """The body of the loop without a told end, with its condition; all of it where there is no such loop."""
     loops = [line for line in found[entry] if " while(" in line and _trips(found, line) == 1]
     if not loops:
         return entry
     body, condition = max(
         ((_named(line, "body"), _named(line, "condition")) for line in loops), key=lambda names: len(found[names[0]])
     )
-    found["a round"] = found[body] + found[condition]
-    return "a round"
+    inside = f"inside {body}"
+    found[inside] = found[body] + found[condition]
+    return inside
 
 
 def _run(found: dict[str, list[str]], name: str, times: int, around: list[str]) -> Iterator[tuple[str, int, list[str]]]:

@@ -6,7 +6,8 @@ makers' data sheets; the time of a launch is measured by nobody here, and is sai
 
 import importlib.util
 import os
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -16,9 +17,12 @@ from jax.sharding import Mesh
 from fedjax_dp import errors
 from fedjax_dp.execution.mesh import AXIS, MODEL, Execution
 
+T = TypeVar("T")
 LAUNCH_US = 3.0  # assumed: what a GPU needs for a launch, whatever it computes
 PACKAGES = {"cuda": ("jax_cuda12_plugin", "jax_plugins.xla_cuda12"), "tpu": ("libtpu",)}
 COMPILER_OPTIONS = {"cuda": {"xla_gpu_autotune_level": 0}, "tpu": {}}  # tuning needs a device
+NO_TILES = "Couldn't find output tile sizes"  # says XLA for a GPU of some products, where nothing is tuned
+PRODUCTS_OF_THE_LIBRARY = {"xla_gpu_enable_triton_gemm": False}
 
 
 class Target(NamedTuple):
@@ -98,7 +102,12 @@ def missing(platform: str) -> str | None:
 
 
 def execution_on(
-    target: Target, devices: int = 1, *, model_devices: int = 1, chunk_size: int | None = None
+    target: Target,
+    devices: int = 1,
+    chunk_size: int | None = None,
+    *,
+    parts: int | None = None,
+    model_devices: int = 1,
 ) -> Execution:
     """Devices of a target, on which nothing can run: programs can be lowered and compiled for them.
 
@@ -109,10 +118,27 @@ def execution_on(
     if devices % model_devices:
         wanted = f"a multiple of the {model_devices} that hold a model"
         raise errors.refuse("devices", devices, wanted, "change one of them")
-    found = _gpus(target, devices) if target.platform == "cuda" else _tpus(target, devices)
+    found = devices_of(target, devices)
     if model_devices > 1:
-        return Execution(Mesh(np.reshape(found, (-1, model_devices)), (AXIS, MODEL)), chunk_size)
-    return Execution(Mesh(np.array(found), (AXIS,)), chunk_size)
+        return Execution(Mesh(np.reshape(found, (-1, model_devices)), (AXIS, MODEL)), chunk_size, parts)
+    return Execution(Mesh(found, (AXIS,)), chunk_size, parts)
+
+
+def compiled_for(target: Target, compiled: Callable[[dict[str, Any]], T]) -> T:
+    """What is compiled for a target, given the options of its compiler."""
+    options: dict[str, Any] = COMPILER_OPTIONS[target.platform]
+    try:
+        return compiled(options)
+    except jax.errors.JaxRuntimeError as error:
+        if NO_TILES not in str(error):
+            raise
+    return compiled(options | PRODUCTS_OF_THE_LIBRARY)  # which tuning would choose there, or other tiles
+
+
+def devices_of(target: Target, count: int) -> list[jax.Device]:
+    """So many devices of a target; raises ConfigurationError for more than there is a topology for."""
+    errors.require_count("devices", count)
+    return _gpus(target, count) if target.platform == "cuda" else _tpus(target, count)
 
 
 def _gpus(target: Target, devices: int) -> list[jax.Device]:

@@ -15,7 +15,7 @@ from fedjax_dp.algorithms import Beforehand
 from fedjax_dp.data import FederatedData
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution.mesh import Execution, some_devices
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.config import ExecutionConfig, RunConfig
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, mlp, model
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -91,16 +91,20 @@ def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any
 def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> Execution:
     """The devices of a configuration."""
     asked = config.execution
-    count, members = len(jax.devices()), algorithm.cohort.members(data.num_clients)
-    if asked.devices != "auto":
-        count = int(asked.devices)
-        if count > members * asked.model_devices:
-            together = f", {asked.model_devices} for each" if asked.model_devices > 1 else ""
-            wanted = f"at most the {members} clients of a cohort{together}"
-            raise errors.refuse("devices", count, wanted, "take fewer, or auto")
+    check_execution(asked, algorithm, data)
+    count = len(jax.devices()) if asked.devices == "auto" else int(asked.devices)
+    return some_devices(count, asked.chunk_size, parts=asked.deterministic, model_devices=asked.model_devices)
+
+
+def check_execution(asked: ExecutionConfig, algorithm: Algorithm, data: FederatedData) -> None:
+    """Refuse more devices, or parts of a sum, than a cohort has clients."""
+    members = algorithm.cohort.members(data.num_clients)
+    if asked.devices != "auto" and int(asked.devices) > members * asked.model_devices:
+        together = f", {asked.model_devices} for each" if asked.model_devices > 1 else ""
+        wanted = f"at most the {members} clients of a cohort{together}"
+        raise errors.refuse("devices", asked.devices, wanted, "take fewer, or auto")
     if asked.deterministic is not None and asked.deterministic > members:
         raise errors.refuse("deterministic", asked.deterministic, f"at most the {members} clients of a cohort")
-    return some_devices(count, asked.chunk_size, parts=asked.deterministic, model_devices=asked.model_devices)
 
 
 def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:

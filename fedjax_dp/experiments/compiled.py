@@ -5,9 +5,12 @@ formulas that are told with them:
     launches  number of launches x time of a launch, which is assumed (GPU);
     cycles    the compiler's own estimate over the clock (TPU);
     work      the larger of operations over the peak, and bytes over the bandwidth, of what a round cannot do without.
-A round takes about the largest of these that apply.
+What is compiled takes about the largest of these that apply.
 """
 
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +20,10 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import fitting
+from fedjax_dp.execution.memory import fitting, no_room
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
-from fedjax_dp.execution.targets import COMPILER_OPTIONS, LAUNCH_US, Target, execution_on, target_of
+from fedjax_dp.execution.targets import LAUNCH_US, Target, compiled_for, execution_on, target_of
 from fedjax_dp.experiments.floor import Work, size_of, work_of
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.rounds import simulation
@@ -32,12 +35,15 @@ PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server
 
 
 class Compiled(NamedTuple):
-    """What the compiler makes of a round, and the time that this takes."""
+    """What the compiler makes of a round of all that runs at once, or of an audit's trials, and the time it takes."""
 
     target: Target
     devices: int
-    at_once: int  # clients that a device computes at once
-    launches: dict[str, int]  # by part, of a round on one device
+    model_devices: int  # of these, that hold a model together
+    runs: int  # points of a sweep, trials of an audit
+    runs_at_once: int  # of these, on a device
+    at_once: int  # clients of a run that a device computes at once
+    launches: dict[str, int]  # by part, on one device, once through
     step_launches: int  # of one local step
     cycles: dict[str, int]  # by part; empty for a GPU
     step_cycles: int
@@ -45,7 +51,7 @@ class Compiled(NamedTuple):
     argument_bytes: int  # of a device: records, state
     temporary_bytes: int
     output_bytes: int  # that do not take the place of arguments
-    work: Work
+    work: Work  # of all runs
     text: str  # of the program
 
     @property
@@ -58,25 +64,30 @@ class Compiled(NamedTuple):
         return self.needed_bytes <= self.target.memory
 
     @property
+    def turns(self) -> int:
+        """How often the program runs until all runs have had theirs."""
+        return math.ceil(self.runs / (self.runs_at_once * self.devices))
+
+    @property
     def times_ms(self) -> dict[str, float]:
-        """Predicted milliseconds of a round, by what would bound it alone."""
+        """Predicted milliseconds of all runs (a round of each, or a whole trial), by what would bound them alone."""
         target, share = self.target, 1e3 / self.devices
         found = {
             "operations": share * self.work.flops / target.flops_per_s,
             "memory": share * self.work.bytes / target.bytes_per_s,
         }
         if target.platform == "cuda":
-            return {"launches": 1e-3 * LAUNCH_US * sum(self.launches.values())} | found
-        return {"cycles": 1e3 * sum(self.cycles.values()) / target.clock_hz} | found
+            return {"launches": 1e-3 * LAUNCH_US * self.turns * sum(self.launches.values())} | found
+        return {"cycles": 1e3 * self.turns * sum(self.cycles.values()) / target.clock_hz} | found
 
     @property
     def bound(self) -> str:
-        """What a round is bound by."""
+        """What it is bound by."""
         times = self.times_ms
         return max(times, key=lambda name: times[name])
 
     @property
-    def round_ms(self) -> float:
+    def predicted_ms(self) -> float:
         return self.times_ms[self.bound]
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +95,7 @@ class Compiled(NamedTuple):
         del told["text"]
         return told | {
             "target": self.target.name,
+            "turns": self.turns,
             "work": self.work._asdict(),
             "collectives": [one._asdict() for one in self.collectives],
             "memory_bytes": self.target.memory,
@@ -91,7 +103,7 @@ class Compiled(NamedTuple):
             "fits": self.fits,
             "times_ms": self.times_ms,
             "bound": self.bound,
-            "round_ms": self.round_ms,
+            "predicted_ms": self.predicted_ms,
             "launch_us": LAUNCH_US if self.target.platform == "cuda" else None,
         }
 
@@ -106,45 +118,88 @@ def compiled_round(
     devices: int = 1,
     model_devices: int = 1,
     chunk_size: int | None = None,
+    parts: int | None = None,
 ) -> Compiled:
     """Compile a round of an algorithm for an accelerator that is not here; arrays of `data` may be shapes.
 
-    target  h200, h100, a100, v5e, v5p or v6e; devices: how many share the cohort.
+    target   h200, h100, a100, v5e, v5p or v6e;
+    devices  how many share the cohort, `model_devices` of them together a model;
+    parts    of the cohort that are added up in order, see `Execution`.
     Unless `chunk_size` is given, a device computes as many clients at once as fit its memory.
     Raises: ConfigurationError without the extra `accelerators`, and with the bytes that are needed and there where not
             even one client fits.
     """
     chosen = target_of(target)
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
-    execution = execution_on(chosen, devices, model_devices=model_devices, chunk_size=chunk_size)
+    execution = execution_on(chosen, devices, chunk_size, parts=parts, model_devices=model_devices)
+    require_room(chosen, model, model_devices)
     members, size = algorithm.cohort.members(data.num_clients), size_of(model)
 
     def compile_on(tried: Execution) -> Any:
-        return lowered(algorithm, data, model, tried).compile(compiler_options=COMPILER_OPTIONS[chosen.platform])
+        made = lowered(algorithm, data, model, tried)
+        return compiled_for(chosen, lambda options: made.compile(compiler_options=options))
 
-    try:
+    with compiling(target):
         execution, made = fitting(compile_on, execution, members, size, chosen.memory, placed=False)
+    at_once, work = execution.portion(members, size), work_of(algorithm, data, model)
+    return read_off(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
+
+
+def require_room(target: Target, model: Model, model_devices: int = 1) -> None:
+    """Refuse models of which not even one and the copy that a client moves fit, before anything is made of them."""
+    least = 2 * 4 * size_of(model) / model_devices
+    if least > target.memory:
+        raise no_room(target.memory, least, "a model and a client's copy of it need")
+
+
+@contextlib.contextmanager
+def compiling(target: str) -> Iterator[None]:
+    """A failure of the compiler in the block is one line."""
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        wanted = "able to compile the round"
-        raise errors.refuse(f"the compiler for {target}", f"a failure: {reason}", wanted) from error
+        raise errors.refuse(f"the compiler for {target}", f"a failure: {reason}", "able to compile it") from error
+
+
+def read_off(
+    target: Target,
+    made: Any,
+    work: Work,
+    *,
+    devices: int,
+    at_once: int,
+    model_devices: int = 1,
+    runs: int = 1,
+    runs_at_once: int = 1,
+    loops: int = 1,
+) -> Compiled:
+    """What there is to read off a compiled program; `loops` stand around what is counted, see `counted`."""
     text, memory = made.as_text(), made.memory_analysis()
-    found = counted(text, PARTS, STEP)
+    found = counted(text, PARTS, STEP, loops)
     return Compiled(
-        chosen,
-        devices,
-        execution.portion(members, size),
-        _in_order(found.launches),
-        found.per_step,
-        _in_order(found.cycles) if chosen.platform == "tpu" else {},
-        found.step_cycles,
-        found.collectives,
-        memory.argument_size_in_bytes,
-        memory.temp_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        work_of(algorithm, data, model),
-        text,
+        target=target,
+        devices=devices,
+        model_devices=model_devices,
+        runs=runs,
+        runs_at_once=runs_at_once,
+        at_once=at_once,
+        launches=_in_order(found.launches),
+        step_launches=found.per_step,
+        cycles=_in_order(found.cycles) if target.platform == "tpu" else {},
+        step_cycles=found.step_cycles,
+        collectives=found.collectives,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        work=work,
+        text=text,
     )
+
+
+def times(work: Work, runs: int) -> Work:
+    """Of so many runs."""
+    return Work(*(runs * each for each in work))
 
 
 def lowered(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Any:

@@ -261,12 +261,13 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
         if not hides:  # else a run that stops for a loss that nobody noised would tell of it
             sound = sound & jnp.isfinite(result.report.loss)
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
-        # Who is present is asked here: outside, devices would gather all answers for it. Zeros where nobody trains.
-        probes = (*result.report, ~sound & member.present, overflow & member.present, heard)
-        return words, (result.own, probes)
+        # Who is present is asked here, as outside devices would gather all answers for it; and the other way round, as
+        # portions that are skipped are zeros.
+        broken = ~sound & member.present
+        return words, (result.own, (result.report, broken, overflow & member.present, heard))
 
     cohort, members = now.algorithm.cohort, now.members
-    words, (rows, probes) = sum_over_clients(
+    words, (rows, (told, broken, overflow, heard)) = sum_over_clients(
         client,
         now.shared,
         now.everyone,
@@ -276,8 +277,9 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
         cohort.usual(now.data.num_clients),
         None if now.fed is None else now.fed.held,
     )
-    *told, broken, overflow, heard = probes
-    return words, rows, RoundReport(members.ids, members.present, *told, ~broken, overflow, heard)
+    loss, clipped, signal, noise = told
+    report = RoundReport(members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, heard)
+    return words, rows, report
 
 
 class _Mean(NamedTuple):

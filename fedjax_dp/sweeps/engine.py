@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp import errors
 from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import fewer, free_memory
+from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.facts import of_the_project
@@ -157,18 +157,15 @@ class Group:
             slots=math.ceil(share / math.ceil(share / most)),
             marks=max(len(job.marks) for job in self.jobs),
         )
-        self.compiled = self._compile()
-        while self.compiled.bytes > limit:
-            slots = self.program.slots
-            if slots == 1:
-                raise errors.refuse(
-                    "memory of a device",
-                    f"{limit / 1e9:.3g} GB",
-                    f"at least the {self.compiled.bytes / 1e9:.3g} GB that one point needs",
-                    "lower chunk_size, microbatch or batch_size",
-                )
-            self.program = dataclasses.replace(self.program, slots=fewer(slots, share, limit / self.compiled.bytes))
-            self.compiled = self._compile()
+        slots, self.compiled = most_at_once(
+            self._compiled,
+            limit,
+            first=self.program.slots,
+            share=share,
+            needs=lambda compiled: compiled.bytes,
+            what="points",
+        )
+        self.program = dataclasses.replace(self.program, slots=slots)
 
     def all_at_once(self) -> "Group":
         """The same jobs with a device's points all at once."""
@@ -179,20 +176,11 @@ class Group:
         """Fillings of all slots that the jobs take."""
         return math.ceil(len(self.jobs) / (self.program.slots * len(self.devices)))
 
-    def _compile(self) -> Compiled:
-        """The executable, found from shapes alone: nothing is placed before it is known to fit."""
-        lanes = [[0] for _ in self.devices]
-        points, count = self._points(lanes)
-        rows = records_of(self.jobs[0].data, self._largest)
-        records = jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (len(lanes), *np.shape(a))), rows)
-        spread = NamedSharding(self.program.mesh, P(AXIS))
-        shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, jnp.result_type(a), sharding=spread), (points, records, count)
-        )
-        host, records, count = shapes
-        keys = jax.eval_shape(_keys, host.words)
-        key: Any = jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=spread)
-        return self.program.compile(Points(host.algorithm, key, host.partition, host.marks), records, count)
+    def _compiled(self, slots: int) -> Compiled:
+        """The executables for so many points of a device."""
+        program, first = dataclasses.replace(self.program, slots=slots), self.jobs[0]
+        records = records_of(first.data, self._largest)
+        return program.compile(*program.shapes(first.algorithm, first.data.partition, records))
 
     def sample(self) -> "Sample":
         """Seconds of a round and of an evaluation, and what the first points show after two rounds."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -19,7 +20,7 @@ from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Look
 from fedjax_dp.rounds.round import RoundReport, ServerState, initial_state
-from fedjax_dp.rounds.simulation import nothing, run_rounds
+from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
 
 AXIS = "points"
 
@@ -152,12 +153,30 @@ class Program:
         results = lax.fori_loop(0, count, step, empty)
         return results
 
-    def compile(self, points: Any, records: Any, count: Any) -> "Compiled":
-        """The executables for arrays of these shapes and shardings."""
+    def shapes(
+        self, algorithm: Algorithm, partition: dict[str, Any], records: FederatedData
+    ) -> tuple[Points, FederatedData, Any]:
+        """What `compile` takes for points like this one: nothing is placed before it is known to fit."""
+        spread, devices = NamedSharding(self.mesh, P(AXIS)), self.mesh.size
+
+        def many(count: int, tree: Any, kind: Any = None) -> Any:
+            return jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct((count, *np.shape(a)), kind or jnp.result_type(a), sharding=spread), tree
+            )
+
+        slots = devices * self.slots
+        marks: Any = jax.ShapeDtypeStruct((slots, self.marks), jnp.int32, sharding=spread)
+        key = many(slots, jax.eval_shape(lambda: run_key(0)))
+        points = Points(many(slots, algorithm, jnp.float32), key, many(slots, partition), marks)
+        count = jax.ShapeDtypeStruct((devices,), jnp.int32, sharding=spread)
+        return points, many(devices, records), count
+
+    def compile(self, points: Any, records: Any, count: Any, options: dict[str, Any] = COMPILER_OPTIONS) -> "Compiled":
+        """The executables for arrays of these shapes and shardings; `options` are the compiler's."""
         each, all_ = P(AXIS), P()
         begin = jax.jit(
             jax.shard_map(self.begin, mesh=self.mesh, in_specs=(each,) * 3, out_specs=each, check_vma=False),
-            compiler_options=COMPILER_OPTIONS,
+            compiler_options=options,
         )
         visit = jax.jit(
             jax.shard_map(
@@ -168,7 +187,7 @@ class Program:
                 check_vma=False,
             ),
             donate_argnums=1,
-            compiler_options=COMPILER_OPTIONS,
+            compiler_options=options,
         )
         start = begin.lower(points, records, count).compile()
         spread = NamedSharding(self.mesh, each)

@@ -1,6 +1,7 @@
 """Accelerators that are not here: programs lowered for them, their branches, and what is read off compiled programs."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,18 @@ from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, prng
+from fedjax_dp.audits.compiled import compiled_audit
+from fedjax_dp.cli import bench
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution import program_text, targets
-from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.experiments import compiled
+from fedjax_dp.experiments.floor import work_of
+from fedjax_dp.few import sum_of_few
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.round import initial_state
+from fedjax_dp.sweeps.compiled import compiled_sweep
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
@@ -39,6 +45,36 @@ def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     given = algorithm, state, DATA, simulation.run_key(0), np.int32(1)
     traced = run.trace(*given, model=model, execution=fdp.execution.some_devices(1))
     assert "stablehlo" in traced.lower(lowering_platforms=("cuda", "tpu")).as_text()
+
+
+def of_shape(*shape, kind=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, kind)
+
+
+BRANCHES = {  # by module that has a branch for platforms: a function that reaches it, and the shapes that it takes
+    "execution/mesh.py": (
+        lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
+        of_shape(4, 3),
+    ),
+    "few.py": (sum_of_few, of_shape(3, 10)),
+    "models/model.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
+    "prng.py": (lambda words: prng.without_replacement(words, jnp.int32(100)), of_shape(5, kind=jnp.uint32)),
+    "pytrees.py": (lambda *parts: ravel(parts)[0], of_shape(1000, 1000), of_shape(1000)),
+}
+
+
+@pytest.mark.parametrize("module", BRANCHES)
+def test_every_branch_is_lowered_for_gpus_and_tpus(module):
+    reaching, *given = BRANCHES[module]
+    traced = jax.jit(reaching).trace(*given)
+    ours, *theirs = (traced.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu"))
+    assert any(text != ours for text in theirs)
+
+
+def test_every_module_with_a_branch_is_lowered_above():
+    package = pathlib.Path(fdp.__file__).parent
+    branching = {path for path in package.rglob("*.py") if "platform_dependent" in path.read_text()}
+    assert {path.relative_to(package).as_posix() for path in branching} == set(BRANCHES)
 
 
 MORE = {"dpnfl": {}, "dp_fedavg": {"cohort": "poisson"}, "cpfed": {"secure": True, "local_steps": 1}}
@@ -113,6 +149,13 @@ def test_launches_cycles_and_exchanges_are_counted_with_their_loops():
     assert found.collectives == (program_text.Collective("all-reduce", 16, 1, "client_sum"),)
     rounds = TEXT.replace("%lt = pred[] compare(%n, %last)", "%lt = pred[] compare(%n, %n)")  # an end that is not told
     assert program_text.counted(rounds, compiled.PARTS, compiled.STEP).launches == {"local_step": 2, "other": 2}
+    marks = "%marks (p: (s32[])) -> (s32[]) {\n  %w = (s32[]) while(%t), condition=%until, body=%body\n"
+    marks += "  %look = f32[] dot(%a, %a)\n}\n\nENTRY"
+    nested = rounds.replace("body=%body\n", "body=%marks\n").replace("ENTRY", marks)  # stretches of a sweep
+    for loops, others in ((1, 4), (2, 2)):  # the end of each loop is looked at twice, and one evaluation
+        found = program_text.counted(nested, compiled.PARTS, compiled.STEP, loops).launches
+        assert found == {"local_step": 2, "other": others}
+    assert program_text.counted(nested, compiled.PARTS, compiled.STEP, 0).launches["cohort_draw"] == 1
     known = TEXT.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
     assert program_text.counted(known, compiled.PARTS, compiled.STEP).launches["local_step"] == 21
 
@@ -126,6 +169,15 @@ def test_what_cannot_be_compiled_for_is_one_line(monkeypatch, capsys):
     assert "did you mean v5e?" in capsys.readouterr().err
     monkeypatch.undo()
     assert "multiple of the 2" in refusal(lambda: targets.execution_on(targets.TARGETS["v5e"], 3, model_devices=2))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A target whose devices and compiler are those of this machine."""
+    monkeypatch.setattr(targets, "missing", lambda platform: None)
+    monkeypatch.setattr(targets, "_gpus", lambda target, count: jax.devices()[:count])
+    monkeypatch.setitem(targets.COMPILER_OPTIONS, "cuda", {})
+    return "h200"
 
 
 class Plan:
@@ -164,6 +216,22 @@ def test_as_many_clients_at_once_as_fit(compiled_by, monkeypatch):
     assert "memory of a device must be at least the 1e-08 GB that 1 at once of its clients need" in told
 
 
+def test_what_a_compiler_says_that_it_needs_is_read():
+    for told, bytes_ in (
+        ("HLO temporaries (74.50G) exceeds available HBM (15.75G).", 74.5 * 2**30),
+        ("Ran out of memory in memory space hbm. Used 20.5M of 15.75M hbm.", 20.5 * 2**20),
+        ("no plan", 0.0),
+    ):
+        assert memory_of._told_bytes(f"RESOURCE_EXHAUSTED: {told}") == bytes_
+    assert "more than there is for what a model needs" in str(memory_of.no_room(10, 0, "a model needs"))
+    assert memory_of._told_bytes("INTERNAL: (74.50G) exceeds") is None
+
+
+def test_a_model_that_does_not_fit_is_one_line(here, capsys):
+    assert cli.main(["bench", "--target", here, "--model", "mlp", "--hidden", "300000,300000"]) == 2
+    assert "at least the 720 GB that a model and a client's copy of it need, got 141 GB" in capsys.readouterr().err
+
+
 def test_a_compiler_that_fails_for_another_reason_is_not_asked_again(monkeypatch):
     def broken(execution):
         raise jax.errors.JaxRuntimeError("INTERNAL: x")
@@ -200,6 +268,53 @@ def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatch):
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), DATA)
+    algorithm = made("dpnfl")
+    sweep = compiled_sweep(algorithm, shapes, points=6, target=here)
+    assert (sweep.runs, sweep.runs_at_once, sweep.turns) == (6, 6, 1)
+    assert sweep.work.flops == 6 * work_of(algorithm, DATA, fdp.logistic_regression(DATA.record_shape, 10)).flops
+    assert sum(sweep.launches.values()) > sweep.step_launches > 0
+    monkeypatch.setitem(targets.TARGETS, here, targets.TARGETS[here]._replace(memory=sweep.needed_bytes - 1))
+    fewer = compiled_sweep(algorithm, shapes, points=6, target=here)
+    assert (fewer.runs_at_once, fewer.turns) == (3, 2)
+
+
+def test_an_audit_is_compiled_with_all_rounds_of_its_trials(here):
+    asked = {"rounds": 2, "target": here, "delta": 1e-5, "trials": 64, "lanes": 16}
+    found = compiled_audit(made("dpnfl"), DATA, **asked)
+    assert (found.runs, found.runs_at_once, found.turns) == (64, 16, 4)
+    assert found.launches["local_step"] >= 2 * 2 * found.step_launches > 0
+
+
+def test_options_that_mean_nothing_with_a_target_are_refused(here, capsys, monkeypatch):
+    def told(*options):
+        assert cli.main(["bench", "--target", here, *options]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "turns must be left out with --target, got 3" in told("--turns", "3")
+    assert "evaluate_every must be left out" in told("--evaluate-every=3")
+    assert "records must be devices with --target" in told("--records", "host")
+    assert "devices must be at most the 4 clients" in told("--cohort-size", "4", "--devices", "5")
+    assert "deterministic must be at most the 4 clients" in told("--cohort-size", "4", "--deterministic", "5")
+
+    def compiled_round(*given, parts, **rest):
+        raise fdp.ConfigurationError(f"in {parts} parts")
+
+    monkeypatch.setattr(bench, "compiled_round", compiled_round)
+    assert "in 2 parts" in told("--cohort-size", "4", "--deterministic", "2")
+
+
+def test_products_that_no_tiles_suit_are_left_to_the_library():
+    def compile_with(options):
+        if "xla_gpu_enable_triton_gemm" not in options:
+            raise jax.errors.JaxRuntimeError(f"INTERNAL: {targets.NO_TILES} that satisfy hlo: %dot")
+        return options
+
+    assert targets.compiled_for(targets.TARGETS["h200"], compile_with)["xla_gpu_enable_triton_gemm"] is False
+
+
 needs = pytest.mark.skipif(
     any(map(targets.missing, targets.PACKAGES)), reason="the extra accelerators is not installed"
 )
@@ -214,6 +329,10 @@ def test_a_round_is_compiled_for_devices_that_are_not_here(name, capsys, tmp_pat
     assert told["fits"]
     assert told["step_launches"] > 0
     assert 1 <= len(told["collectives"]) <= 3
+    sweep = compiled_sweep(made("dpnfl"), DATA, points=4, target=name)
+    assert sweep.launches["local_step"] == 2 * sweep.step_launches
+    audit = compiled_audit(made("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
+    assert audit.launches["local_step"] >= 2 * 2 * audit.step_launches
 
 
 def test_padded_parts_are_the_concatenation(monkeypatch):
