@@ -155,7 +155,7 @@ def table(rows):
         counts, step = row["cycles" if cycles else "launches"], row["step_cycles" if cycles else "step_launches"]
         lines.append(
             f"| {row['name']} | {row['target']} "
-            f"| {sum(counts.values()):,} {'cycles' if cycles else 'launches'} | {step:,} | {at_once(row)} "
+            f"| {row['turns'] * sum(counts.values()):,} {'cycles' if cycles else 'launches'} | {step:,} | {at_once(row)} "
             f"| {row['needed_bytes'] / 1e9:.3g} of {row['memory_bytes'] / 1e9:.3g} GB | {row['predicted_ms']:.3g} ms "
             f"| {row['bound']} | {exchanges(row)} |"
         )
@@ -166,7 +166,7 @@ def table(rows):
 def at_once(row):
     """What a device computes at once, in words."""
     kind = "points" if row["points"] else "trials"
-    alone = f"{row['at_once']:,} clients"
+    alone = f"{row['at_once']:,} client{'s' * (row['at_once'] > 1)}"
     return f"{row['runs_at_once']:,} {kind} of {alone}" if row["runs"] > 1 else alone
 
 

@@ -18,7 +18,6 @@ from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.pytrees import at_once_on_a_core
 
 AXIS, MODEL = "cohort", "model"  # of a mesh
-FILLS_A_TPU = 400_000  # parameters: by its compiler's cycles, one by one loses below 200,000 and gains above 800,000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +71,27 @@ class Execution:
     def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
         """How many clients a device computes at once, of a cohort whose models have `size` parameters.
 
-        Small models fill a device only together; on a CPU as many as suit its caches, and on a TPU large ones one by
-        one. Where only `usual` of the cohort are needed in most rounds, at most half of these: portions without any are
-        skipped.
+        Small models fill a device only together; on CPUs and TPUs as many as suit their caches. Where only `usual` of
+        the cohort are needed in most rounds, at most half of these on a CPU: portions without any are skipped.
         """
         share = math.ceil(cohort / self.shares)
         if self.chunk_size is not None:
             return min(self.chunk_size, share)
-        if self.platform == "tpu" and size / self.model_devices >= FILLS_A_TPU:
-            return 1
-        if self.platform != "cpu":
-            return share
-        wanted = share if usual is None or usual >= cohort else math.ceil(usual / self.shares / 2)
-        most = min(at_once_on_a_core(size, wanted), share)
-        return math.ceil(share / math.ceil(share / most))
+        if self.platform == "tpu":
+            most = at_once_on_a_tpu(math.ceil(size / self.model_devices))
+        elif self.platform == "cpu":
+            wanted = share if usual is None or usual >= cohort else math.ceil(usual / self.shares / 2)
+            most = at_once_on_a_core(size, wanted)
+        else:
+            most = share
+        return math.ceil(share / math.ceil(share / min(most, share)))
+
+    def runs(self, count: int, cohort: int, size: int) -> int:
+        """How many of `count` runs a device computes at once, each with portions of its own cohort, see `portion`."""
+        if self.platform != "tpu":
+            return count
+        most = max(1, at_once_on_a_tpu(size) // self.portion(cohort, size))
+        return math.ceil(count / math.ceil(count / most))
 
     def place(self, tree: Any) -> Any:
         """Copy a pytree to the devices that will use it; several processes hold it alike."""
@@ -155,6 +161,15 @@ class Execution:
             return jax.devices()[0]
         wide = table.ndim == 2 and table.shape[1] % self.mesh.size == 0
         return NamedSharding(self.mesh, P(None, self.mesh.axis_names) if wide else P())
+
+
+def at_once_on_a_tpu(size: int) -> int:
+    """How many models of `size` parameters a TPU computes at once, by the cycles of its compiler for a v5e.
+
+    Small ones together while its fast memory holds them and what is computed from them: above eight million parameters
+    each takes twice as long. Large ones one by one: with 200,000 parameters that takes longer, with 800,000 less long.
+    """
+    return 1 if size > 400_000 else max(1, 8_000_000 // size)
 
 
 def _put(a: Any, where: Any) -> jax.Array:

@@ -39,7 +39,8 @@ def compiled_sweep(
     mesh, share = Mesh(devices_of(chosen, devices), (programs.AXIS,)), math.ceil(points / devices)
     require_room(chosen, model)
     members = algorithm.cohort.members(data.num_clients)
-    portion = execution_on(chosen, 1, chunk_size, parts=devices).portion(members, size_of(model))
+    there, size = execution_on(chosen, 1, chunk_size, parts=devices), size_of(model)
+    portion = there.portion(members, size)
     alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
 
     def compile_in(slots: int) -> programs.Compiled:
@@ -51,7 +52,7 @@ def compiled_sweep(
         slots, made = most_at_once(
             compile_in,
             chosen.memory,
-            first=share,
+            first=there.runs(share, members, size),
             share=share,
             needs=lambda tried: tried.bytes,
             what="points",

@@ -22,6 +22,7 @@ from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.experiments.floor import size_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.pytrees import changed
@@ -146,13 +147,15 @@ class Group:
         on_cpu = self.devices[0].platform == "cpu"
         together = not on_cpu if together is None else together
         first, share = self.jobs[0], math.ceil(len(self.jobs) / len(self.devices))
-        most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else share
+        execution = Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices))
+        members, size = first.algorithm.cohort.members(first.data.num_clients), size_of(first.model)
+        most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else execution.runs(share, members, size)
         limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(
             mesh=Mesh(self.devices, (AXIS,)),
             model=first.model,
             train_metrics=first.train_metrics,
-            execution=Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices)),
+            execution=execution,
             together=together,
             slots=math.ceil(share / math.ceil(share / most)),
             marks=max(len(job.marks) for job in self.jobs),
