@@ -153,9 +153,9 @@ def table(rows):
     for row in rows:
         cycles = bool(row["cycles"])
         counts, step = row["cycles" if cycles else "launches"], row["step_cycles" if cycles else "step_launches"]
+        unit, total = "cycles" if cycles else "launches", row["turns"] * sum(counts.values())
         lines.append(
-            f"| {row['name']} | {row['target']} "
-            f"| {row['turns'] * sum(counts.values()):,} {'cycles' if cycles else 'launches'} | {step:,} | {at_once(row)} "
+            f"| {row['name']} | {row['target']} | {total:,} {unit} | {step:,} | {at_once(row)} "
             f"| {row['needed_bytes'] / 1e9:.3g} of {row['memory_bytes'] / 1e9:.3g} GB | {row['predicted_ms']:.3g} ms "
             f"| {row['bound']} | {exchanges(row)} |"
         )

@@ -153,8 +153,8 @@ def _print_compiled(found: Compiled, name: str) -> None:
         f"{unit}: {sum(counts.values()):,} a round, {step:,} a local step",
         *(f"  {part:<12}{count:12,}  {count / sum(counts.values()):5.0%}" for part, count in counts.items()),
         f"memory    {found.needed_bytes / 1e9:.3g} GB of {target.memory / 1e9:.3g}: records and state "
-        f"{found.argument_bytes / 1e9:.3g}, temporary {found.temporary_bytes / 1e9:.3g}; at once {found.at_once:,} of the "
-        "cohort's clients",
+        f"{found.argument_bytes / 1e9:.3g}, temporary {found.temporary_bytes / 1e9:.3g}; at once {found.at_once:,} of "
+        "a cohort's clients",
     ]
     if found.devices > 1:
         listed = ", ".join(f"{one.times} x {one.kind} of {one.bytes:,} bytes" for one in found.collectives)
