@@ -243,7 +243,7 @@ def test_a_compiler_that_fails_for_another_reason_is_not_asked_again(monkeypatch
 def test_a_tpu_computes_small_models_together_and_large_ones_one_by_one(monkeypatch):
     monkeypatch.setattr(Execution, "platform", "tpu")
     assert [Execution().portion(10, size) for size in (85_210, 203_530, 814_090, 1_663_370)] == [10, 10, 1, 1]
-    assert [Execution().portion(1000, size) for size in (7_850, 85_210)] == [1000, 91]  # 11 portions of equal size
+    assert [Execution().portion(1000, size) for size in (7_850, 85_210)] == [1000, 100]
     assert [Execution().runs(256, 10, size) for size in (7_850, 1_663_370)] == [86, 1]
     assert Execution(chunk_size=4).portion(10, 1_663_370) == 4
 
