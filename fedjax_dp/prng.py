@@ -29,7 +29,9 @@ def role_key(key: jax.Array, role: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(role.encode()))
 
 
-def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _threefry(
+    key: jax.Array | tuple[jax.Array, jax.Array], high: jax.Array, low: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Threefry-2x32-20 of the counter (high, low) under a key of two words; two words per counter."""
     first, second = key[0], key[1]
     schedule = (first, second, first ^ second ^ _PARITY)
@@ -51,8 +53,21 @@ def _words(key: jax.Array) -> jax.Array:
 
 def _blocks(key: jax.Array, stream: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
     """Two words for each of `size` counters of a stream."""
-    high = jnp.broadcast_to(jnp.asarray(stream, jnp.uint32), (size,))
-    return _threefry(_words(key), high, lax.iota(jnp.uint32, size))
+    low, words = lax.iota(jnp.uint32, size), _words(key)
+
+    def unknown_zero(first: jax.Array, low: jax.Array) -> jax.Array:
+        """On a GPU what follows from key and stream alone would be a launch of its own before every draw.
+
+        So it is said to differ from number to number, by zeros of which the compiler does not know: counters end at
+        2^31.
+        """
+        return (first & low) >> np.uint32(31)
+
+    def zero(first: jax.Array, low: jax.Array) -> jax.Array:
+        return jnp.zeros_like(low)
+
+    nothing = lax.platform_dependent(words[0], low, cuda=unknown_zero, default=zero)
+    return _threefry((words[0] + nothing, words[1] + nothing), jnp.asarray(stream, jnp.uint32) + nothing, low)
 
 
 def bits(key: jax.Array, stream: jax.Array | int, size: int) -> jax.Array:

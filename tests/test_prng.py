@@ -204,3 +204,12 @@ def test_uniform_cohort_takes_each_client_equally_often():
     )
     assert all(np.unique(row).size == 3 for row in ids[:100])
     assert stats.chisquare(np.bincount(ids.ravel(), minlength=12)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 10, 7850])
+def test_what_a_gpu_is_not_told_is_zero(size, monkeypatch):
+    key = jax.random.key(5)
+    ours = [prng.bits(key, 3, size), prng.normals(key, 3, size)]
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+    theirs = [prng.bits(key, 3, size), prng.normals(key, 3, size)]
+    np.testing.assert_array_equal(ours, theirs)
