@@ -58,15 +58,15 @@ def _blocks(key: jax.Array, stream: jax.Array | int, size: int) -> tuple[jax.Arr
     def unknown_zero(first: jax.Array, low: jax.Array) -> jax.Array:
         """On a GPU what follows from key and stream alone would be a launch of its own before every draw.
 
-        So it is said to differ from number to number, by zeros of which the compiler does not know: counters end at
-        2^31.
+        So it is said to differ from number to number, by zeros of which the compiler does not know.
         """
         return (first & low) >> np.uint32(31)
 
     def zero(first: jax.Array, low: jax.Array) -> jax.Array:
         return jnp.zeros_like(low)
 
-    nothing = lax.platform_dependent(words[0], low, cuda=unknown_zero, default=zero)
+    on_gpu = unknown_zero if size <= 2**31 else zero
+    nothing = lax.platform_dependent(words[0], low, cuda=on_gpu, default=zero)
     return _threefry((words[0] + nothing, words[1] + nothing), jnp.asarray(stream, jnp.uint32) + nothing, low)
 
 

@@ -66,7 +66,7 @@ def compiled_audit(
 
     with compiling(target):
         if lanes is None:
-            lanes, made = games.fitting(play, games.SHARE_OF_MEMORY * chosen.memory)
+            lanes, made = games.fitting(play, games.SHARE_OF_ROOM * chosen.room)
         else:
             made = play(lanes)
     work = times(work_of(game.algorithm, game.data, game.model), trials * rounds)

@@ -19,7 +19,7 @@ from fedjax_dp.rounds.simulation import run_key
 AXIS = "trials"
 MOST_LANES = 1024
 CACHE = 2**21  # bytes that the lanes of a CPU core may work on at once
-SHARE_OF_MEMORY = 0.5  # of what is free on other devices, for the trials that run at once
+SHARE_OF_ROOM = 0.5  # of what other devices have to spare, for the trials that run at once
 AHEAD = 3  # dispatches that wait
 
 
@@ -77,7 +77,7 @@ class Trials:
         if lanes is not None:
             self.lanes, self.program = lanes, play(lanes)
         else:
-            room = CACHE if devices[0].platform == "cpu" else SHARE_OF_MEMORY * free_memory(devices)
+            room = CACHE if devices[0].platform == "cpu" else SHARE_OF_ROOM * free_memory(devices)
             self.lanes, self.program = fitting(play, room)
         self.spread = spread
         self.numbers: int = self.program.out_info.shape[-1]  # of a message

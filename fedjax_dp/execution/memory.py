@@ -83,10 +83,10 @@ def most_at_once(
         except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
             if (told := _told_bytes(str(error))) is None:
                 raise
-            needed = told
+            needed = max(told, 1.1 * memory)
         if given or at_once == 1:
             raise no_room(memory, needed, f"{at_once} at once of its {what} need")
-        at_once = fewer(at_once, share, memory / max(needed, 1.1 * memory))
+        at_once = fewer(at_once, share, memory / needed)
 
 
 def no_room(memory: float, needed: float, of: str) -> errors.ConfigurationError:

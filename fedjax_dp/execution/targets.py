@@ -15,6 +15,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from fedjax_dp import errors
+from fedjax_dp.execution.memory import SHARE_OF_MEMORY
 from fedjax_dp.execution.mesh import AXIS, MODEL, Execution
 
 T = TypeVar("T")
@@ -38,6 +39,11 @@ class Target(NamedTuple):
     shared: int = 0  # bytes of memory that a multiprocessor shares
     topologies: tuple[tuple[int, str], ...] = ()  # of a TPU: devices, and the name of so many
     clock_hz: float = 0.0  # of a TPU, in which its compiler's cycles are counted
+
+    @property
+    def room(self) -> float:
+        """Bytes that a run would use at most, see `free_memory`."""
+        return SHARE_OF_MEMORY * self.memory
 
 
 TARGETS = {
@@ -113,8 +119,9 @@ def execution_on(
 
     Raises: ConfigurationError for more devices than there is a topology for.
     """
-    errors.require_count("devices", devices)
-    errors.require_count("model_devices", model_devices)
+    for name, count in (("devices", devices), ("model_devices", model_devices), ("chunk_size", chunk_size)):
+        if count is not None:
+            errors.require_count(name, count)
     if devices % model_devices:
         wanted = f"a multiple of the {model_devices} that hold a model"
         raise errors.refuse("devices", devices, wanted, "change one of them")

@@ -140,7 +140,7 @@ def compiled_round(
         return compiled_for(chosen, lambda options: made.compile(compiler_options=options))
 
     with compiling(target):
-        execution, made = fitting(compile_on, execution, members, size, chosen.memory, placed=False)
+        execution, made = fitting(compile_on, execution, members, size, chosen.room, placed=False)
     at_once, work = execution.portion(members, size), work_of(algorithm, data, model)
     return read_off(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
 

@@ -55,7 +55,7 @@ class Feed:
         record = np.asarray(data.x[:1]).nbytes + 4
         # Bytes of a round on a device.
         needed = (record * float(np.mean(data.sizes)) + kept) * usual / execution.groups
-        self._kept = kept > 0
+        self._kept = kept
         self._several = max(1, min(MOST, int(BYTES / needed)))
         self._own = execution.own
         self._shares = jnp.asarray(data.shares)
@@ -72,6 +72,12 @@ class Feed:
         # Drawn here, before the rounds of this block are sent off: an accelerator would draw after them.
         self._held = now, self._thread.submit(self._read, now.until, self._draw(now.until))
         return now
+
+    def beside(self, at: int) -> float:
+        """Bytes of a device that come beside the block of round `at`, once that is there: two more, and rows lent."""
+        block = self.block(at)
+        held = sum(part.nbytes for part in block.fed.held) / self._execution.groups
+        return float(2 * held + block.room * self._kept)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

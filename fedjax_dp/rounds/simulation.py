@@ -224,7 +224,13 @@ class Rounds:
             return dataclasses.replace(self, execution=tried).compiled(state)
 
         size = sum(tensor_sizes(state.params))
-        found, _ = fitting(compiled, execution, members, size, free_memory(own), placed=True)
+        try:
+            beside = 0.0 if self.feed is None else self.feed.beside(int(state.round))
+            room = max(free_memory(own) - beside, 0.0)
+            found, _ = fitting(compiled, execution, members, size, room, placed=True)
+        except errors.ConfigurationError:
+            self.close()
+            raise
         if found == execution:
             return self
         self.close()
@@ -308,7 +314,8 @@ def simulate(
     model          default multinomial logistic regression;
     train_metrics  also evaluate objective and gradient norm, a pass over all training records each time (probes);
     execution      default every device, of all processes that `jax.distributed` has joined;
-    start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices;
+    start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices
+                   (on accelerators where the same number of clients fits at once, see `chunk_size`);
     on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
                    for progress and checkpoints; the state is valid during the call only.
     on_host        leave the records where they are, in memory or on disk, and copy those of the next cohorts to the

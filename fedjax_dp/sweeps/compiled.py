@@ -51,7 +51,7 @@ def compiled_sweep(
     with compiling(target):
         slots, made = most_at_once(
             compile_in,
-            chosen.memory,
+            chosen.room,
             first=there.runs(share, members, size),
             share=share,
             needs=lambda tried: tried.bytes,

@@ -1,7 +1,7 @@
 """Many runs as few compiled programs: points are grouped by structure, dealt to devices, and run a stretch at a time.
 
 On a CPU a device runs its points one after another, with the arithmetic of a single run, so that a point's numbers are
-those of its single run bit for bit; an accelerator runs all at once, which is what fills it.
+those of its single run bit for bit; an accelerator runs as many at once as suit it, which is what fills it.
 """
 
 import dataclasses
@@ -123,7 +123,7 @@ class _HostPoints(NamedTuple):
 class Group:
     """Jobs that share a program. Compiled when made.
 
-    together  whether a device runs its points all at once; None: on accelerators only;
+    together  whether a device runs many of its points at once; None: on accelerators only;
     memory    bytes that a device may use; None: most of what is free;
     parts     in which the sum over a cohort is taken; None: as many as devices, like a single run here;
     shelf     records on the devices, which groups may share.
@@ -329,7 +329,7 @@ class Sample(NamedTuple):
 def fastest(group: Group) -> tuple[Group, Sample]:
     """The group, or one that runs its points all at once where that is faster and shows the very same numbers.
 
-    Tried on a CPU only, for groups that take long enough to repay the compilation; elsewhere all at once is the rule.
+    Tried on a CPU only, for groups that take long enough to repay the compilation; elsewhere many at once are the rule.
     """
     sample = group.sample()
     if group.program.together or sample.seconds(group.jobs) < TRIAL_S or len(group.jobs) <= len(group.devices):
