@@ -391,7 +391,8 @@ def test_no_key_and_counter_is_ever_used_twice(monkeypatch):
     used = []
 
     def note(key, high, low):
-        used.extend((*map(int, key), int(h), int(c)) for h, c in zip(high, low, strict=True))
+        words = (np.broadcast_to(word, np.shape(low)).tolist() for word in (*key, high, low))
+        used.extend(zip(*words, strict=True))
 
     def recording(key, high, low, original=prng._threefry):
         jax.debug.callback(note, key, high, low)
