@@ -83,7 +83,7 @@ def most_at_once(
         except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
             if (told := _told_bytes(str(error))) is None:
                 raise
-            needed = max(told, 1.1 * memory)
+            needed = max(told, 1.1 * memory, 1.0)
         if given or at_once == 1:
             raise no_room(memory, needed, f"{at_once} at once of its {what} need")
         at_once = fewer(at_once, share, memory / needed)
