@@ -23,7 +23,7 @@ import numpy as np
 from round_latency import RESULTS, commit, ours, quiet, relatives, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import latency, report
+from fedjax_dp.experiments import environment, latency
 from fedjax_dp.experiments.floor import floor_of, speeds
 from fedjax_dp.sweeps.engine import Group, Job, Shelf
 
@@ -154,8 +154,8 @@ def main():
         "rounds": [],
         "sweeps": [],
         "ceilings": speeds(fdp.execution.all_devices()),
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
     }

@@ -17,8 +17,9 @@ import matplotlib.pyplot as plt
 from errata import clients
 
 import fedjax_dp as fdp
+from fedjax_dp import folders
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, noise_multiplier_for
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 DELTA, ROUNDS, PARAMETERS = 1e-5, 50, 100
@@ -107,11 +108,11 @@ def main():
         "delta": DELTA,
         "confidence": 0.95,
         "rows": found,
-        "versions": report.versions(),
-        "device": report.device(),
+        "versions": environment.versions(),
+        "device": environment.device(),
         "date": datetime.date.today().isoformat(),
     }
-    report.write_json(options.out / "audit.json", told)
+    folders.write_json(options.out / "audit.json", told)
     draw(found, options.out / "audit.png")
     if options.json:
         print(json.dumps(told))

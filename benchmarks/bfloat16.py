@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.config import resolve
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.models import logistic_regression, mlp
@@ -80,8 +80,8 @@ def main():
         "seeds": options.seeds,
         "epsilon": 0.3,
         "delta": 1e-2,
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -26,7 +26,7 @@ from round_latency import RESULTS, commit, ours, workloads
 import fedjax_dp as fdp
 from fedjax_dp.audits.compiled import compiled_audit
 from fedjax_dp.execution import targets
-from fedjax_dp.experiments import compiled, report
+from fedjax_dp.experiments import compiled, environment
 from fedjax_dp.pytrees import changed
 from fedjax_dp.sweeps.compiled import compiled_sweep
 
@@ -240,7 +240,7 @@ def main():
             print(f"{done}: {case.name}, {target}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
     found = {
         "rounds": rows,
-        "versions": report.versions(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
     }

@@ -17,10 +17,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.audits.canaries import linear_data
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.testing import WRONG
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -225,11 +225,11 @@ def main():
     found = [measured(row) for row in rows()]
     told = {
         "rows": found,
-        "versions": report.versions(),
-        "device": report.device(),
+        "versions": environment.versions(),
+        "device": environment.device(),
         "date": datetime.date.today().isoformat(),
     }
-    report.write_json(options.out / "errata.json", told)
+    folders.write_json(options.out / "errata.json", told)
     draw(found, options.out / "errata.png")
     if options.json:
         print(json.dumps(told))

@@ -26,7 +26,7 @@ import numpy as np
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate, open_store, save_store
-from fedjax_dp.experiments import latency, report
+from fedjax_dp.experiments import environment, latency
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.rounds import simulation
 
@@ -178,8 +178,8 @@ def main():
         found = measure(options.clients, options.repeats, pathlib.Path(work))
     about = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
     }
     (options.out / "million.json").write_text(json.dumps(found | about, indent=1) + "\n")
     draw(found, options.out / "million.png")

@@ -17,7 +17,7 @@ import numpy as np
 
 import fedjax_dp as fdp
 from fedjax_dp.data import federate, load, similarity
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.models import cnn
 from fedjax_dp.rounds import metrics
 
@@ -78,8 +78,8 @@ def main():
         "rounds_to_within_one_point": within,
         "history": [point._asdict() for point in run.history],
         "seconds": run.timing._asdict(),
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit.stdout.strip(),
     }

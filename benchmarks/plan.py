@@ -23,7 +23,7 @@ import numpy as np
 
 import fedjax_dp as fdp
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments import latency, report
+from fedjax_dp.experiments import environment, latency
 from fedjax_dp.experiments.floor import floor_of
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
@@ -203,7 +203,7 @@ P = {o.devices} accelerators. Nothing of this size was run: `benchmarks/plan.py`
 
 ![Seconds a round](plan.png)
 
-Measured on {report.device()["cores"]} cores ({report.device()["processor"]}):
+Measured on {environment.device()["cores"]} cores ({environment.device()["processor"]}):
 
 - f = {m["flops"]:.3g} operations in products, b = {m["bytes"]:.3g} bytes and z = {m["normals"]:.3g} normals per
   client-step and parameter are what a round cannot do without;
@@ -269,8 +269,8 @@ def main():
         "measured": m,
         "assumed": {name: number for name, (number, _) in ASSUMED.items()},
         "rows": [dict(zip(("what", "formula", "number", "unit"), row, strict=True)) for row in rows],
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     (o.out / "plan.json").write_text(json.dumps(found, indent=1) + "\n")

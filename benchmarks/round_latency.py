@@ -25,7 +25,7 @@ import numpy as np
 import fedjax_dp as fdp
 from fedjax_dp import gradients, prng
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.floor import floor_of
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
@@ -230,8 +230,8 @@ def summarise(w, gap, memory, floor, compile_s, times):
         "disturbed": max(spreads.values()) > 0.3,
         "compile_s": compile_s,
         "gradient_gap": gap,
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
     }

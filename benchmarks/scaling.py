@@ -30,7 +30,7 @@ import numpy as np
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.rounds import simulation
 
@@ -200,8 +200,8 @@ def main():
             {
                 "curves": curves,
                 "disturbed": disturbed,
-                "hardware": report.device(),
-                "versions": report.versions(),
+                "hardware": environment.device(),
+                "versions": environment.versions(),
                 "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             },
             indent=1,

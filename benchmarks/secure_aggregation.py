@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp import prng
 from fedjax_dp.execution.mesh import AXIS
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.parts import secure_aggregation
 
 TILE = 16_384
@@ -119,8 +119,8 @@ def summarise(options, graphs, compile_s, seconds):
         "over_words_alone": {name: ratio(f"secure_{name}", f"words_{name}") for name in graphs},
         "over_plain_sum": {name: ratio(f"secure_{name}", "plain_sum") for name in graphs},
         "first_call_s": compile_s,
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit.stdout.strip(),
     }

@@ -31,7 +31,7 @@ from contenders import plain_jax
 from round_latency import ours, workloads
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.sweeps import program
 from fedjax_dp.sweeps.engine import Group, Job, Shelf, grouped
 
@@ -172,8 +172,8 @@ def main():
         "spreads": spread,
         "repeats": options.repeats,
         "disturbed": max(spread.values()) > 0.3,
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": round_latency.commit(),
     }

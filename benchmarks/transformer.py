@@ -22,7 +22,7 @@ from flax import linen as nn
 import fedjax_dp as fdp
 from fedjax_dp import gradients
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.pytrees import ravel
 
 TOKENS, POSITIONS, WIDTH, RECORDS, STEPS = 90, 128, 64, 32, 2
@@ -130,8 +130,8 @@ def main():
         "gradient_gap": gap,
         "tracing_100_layers": tracing,
         "repeats": options.repeats,
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     text = json.dumps(found, indent=1)

@@ -24,7 +24,7 @@ from round_latency import RESULTS, commit, ours, quiet, timed, workloads
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.execution.mesh import AXIS
-from fedjax_dp.experiments import latency, report
+from fedjax_dp.experiments import environment, latency
 
 
 def counts_of(available):
@@ -140,8 +140,8 @@ def main():
         "clients_per_device": options.clients,
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
-        "hardware": report.device(),
-        "versions": report.versions(),
+        "hardware": environment.device(),
+        "versions": environment.versions(),
     }
     (options.out / "weak_scaling.json").write_text(json.dumps({"rows": rows, **about}, indent=1) + "\n")
     draw(

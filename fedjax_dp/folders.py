@@ -6,10 +6,13 @@ machine fails later (a full disk, a quota, a file system that became read-only),
 
 import contextlib
 import errno
+import json
+import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from fedjax_dp import errors
 
@@ -85,6 +88,21 @@ def storing(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
         if (isinstance(error, OSError) and error.errno is not None) or any(words in str(error) for words in FULL):
             raise errors.StorageError(str(where), reason(error), remedy) from error
         raise
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        draft.write_text(text)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def reason(error: BaseException) -> str:

@@ -10,7 +10,6 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors, folders
-from fedjax_dp.experiments import report
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.sweeps import table
 
@@ -98,7 +97,7 @@ def test_a_disk_that_becomes_full_keeps_the_last_checkpoint_and_the_run_goes_on(
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(report, "write_json", full)
+    monkeypatch.setattr(folders, "write_json", full)
     assert cli.main(["run", *QUICK, "--out", "a/r"]) == 3
     assert "a/r could not be written: no space left on device" in capsys.readouterr().err
     assert everything() == []
@@ -140,7 +139,7 @@ def test_a_seed_of_more_than_32_bits_is_refused_from_python_before_a_folder_is_m
 def test_drafts_are_gone_where_writing_failed(monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        report.write_atomically(pathlib.Path("a.json"), "{}")
+        folders.write_atomically(pathlib.Path("a.json"), "{}")
     assert everything() == []
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import quiet
 import workloads
 
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent / "results"
@@ -320,7 +320,7 @@ def main() -> None:
     known = json.loads(path.read_text())["workloads"] if path.exists() else {}
     for workload in options.workloads:
         known[workload] = compared(workload, names, options.repeats, work) | {
-            "hardware": report.device(),
+            "hardware": environment.device(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "load": os.getloadavg()[0],
         }

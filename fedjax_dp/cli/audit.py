@@ -16,7 +16,7 @@ from fedjax_dp.cli.options import PICTURE, PlotOption, picture_of, take_flag
 from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
@@ -104,8 +104,8 @@ def audit_command(arguments: list[str]) -> int:
         content = found.to_dict() | {
             "options": vars(options),
             "config": config.to_dict(),
-            "versions": report.versions(),
-            "device": report.device(),
+            "versions": environment.versions(),
+            "device": environment.device(),
         }
         print(json.dumps(content, allow_nan=False))
     else:

@@ -12,7 +12,7 @@ from fedjax_dp.cli.options import PlotOption, picture_of, take_flag
 from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.execution.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import (
     build_algorithm,
     build_execution,
@@ -124,7 +124,7 @@ def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: 
 
         plots.plot_compiled(found, name, plot, **look)
     if as_json:
-        print(json.dumps(found.to_dict() | {"config": config.to_dict(), "versions": report.versions()}))
+        print(json.dumps(found.to_dict() | {"config": config.to_dict(), "versions": environment.versions()}))
     else:
         _print_compiled(found, name)
     if not found.fits:
@@ -171,14 +171,14 @@ def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
         "floor": found.floor._asdict() | {"ms": found.floor.ms},
         "changes": [change._asdict() for change in found.changes],
         "config": config.to_dict(),
-        "device": report.device(),
-        "versions": report.versions(),
+        "device": environment.device(),
+        "versions": environment.versions(),
     }
 
 
 def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    floor, device, told = found.floor, report.device(), found.told
+    floor, device, told = found.floor, environment.device(), found.told
     lines = [f"{name}: {found.headline}"]
     if not found.disturbed:
         lines[0] += f"; {found.devices} {device['platform']} devices ({device['processor']})"

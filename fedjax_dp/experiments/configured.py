@@ -15,7 +15,7 @@ from fedjax_dp import errors, gradients
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.devices import ASKED
 from fedjax_dp.execution import distributed
-from fedjax_dp.experiments import build, population, report, run_folder
+from fedjax_dp.experiments import build, environment, population, run_folder, summary
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import RunConfig
@@ -44,7 +44,7 @@ def start(config: RunConfig, screen: Screen, callbacks: Sequence[Any] = ()) -> O
 
     path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
     result = run_folder.start(ready, path, run_folder.CONFIGURED, screen, told)
-    return report.summary(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
+    return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
 def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, callbacks: Sequence[Any] = ()) -> Outcome:
@@ -78,7 +78,7 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, callbacks:
 
     ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
     result = run_folder.go_on(ready, path, about, screen, told)
-    return report.summary(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
+    return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
 def require_alike(before: Ready, after: Ready) -> None:
@@ -169,7 +169,7 @@ def _unsaid(config: RunConfig) -> list[str]:
 
 def _about(config: RunConfig, ready: Ready) -> list[str]:
     """What a reader of the log wants to know before the first round."""
-    device, data, algorithm, execution = report.device(), ready.data, ready.algorithm, ready.execution
+    device, data, algorithm, execution = environment.device(), ready.data, ready.algorithm, ready.execution
     options = config.options
     batch = options.get("batch_size", "all their records")
     rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))

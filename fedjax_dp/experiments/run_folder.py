@@ -15,7 +15,7 @@ from fedjax_dp import errors, folders
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import plots, report
+from fedjax_dp.experiments import environment, plots, summary
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
@@ -45,17 +45,17 @@ class RunFolder:
         """Metrics always, the state where a checkpoint is due."""
         with self._storing():
             if distributed.first():
-                report.write_json(self.path / METRICS, [point._asdict() for point in history])
+                folders.write_json(self.path / METRICS, [point._asdict() for point in history])
             if checkpoint:
                 self._checkpoints.save(state)
 
     def finish(self, ready: Ready, result: Result) -> None:
         """Result and picture."""
-        told = report.summary(ready, result, traffic(ready.algorithm, ready.model, ready.data))
+        told = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
         if distributed.first():
             with self._storing():
                 plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png")
-                report.write_json(self.path / RESULT, told)  # last: it says that the run is finished
+                folders.write_json(self.path / RESULT, told)  # last: it says that the run is finished
 
     def state(self, ready: Ready) -> ServerState | None:
         """The newest checkpoint, on the devices of the run; None before the first."""
@@ -96,15 +96,15 @@ def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Sc
     if not alike and before != now:
         words = ("{devices} devices, {model_devices} to a model".format(**layout) for layout in (before, now))
         screen.say("started on {}, continued on {}: equal to rounding".format(*words))
-    versions = report.versions()
+    versions = environment.versions()
     others = [name for name in MATTER if about["versions"].get(name) != versions[name]]
     if others:
         told = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
         screen.say(f"begun with {told}: another version may round, and draw, otherwise")
     if distributed.first():  # after `extend`, or where a kill came before or within it
         with folders.storing(path):
-            report.write_json(path / GUARANTEE, ready.guarantee.saved())
-            report.write_atomically(path / CONFIG, configs.to_toml(about["config"]))
+            folders.write_json(path / GUARANTEE, ready.guarantee.saved())
+            folders.write_atomically(path / CONFIG, configs.to_toml(about["config"]))
     with opened(path) as folder:
         state = folder.state(ready)
         done = 0 if state is None else int(state.round)
@@ -138,7 +138,7 @@ def facts(path: pathlib.Path, ready: Ready) -> dict[str, str]:
         "code": distributed.code(),
         "noise and other numbers": checksum(numbers(ready.algorithm)),
         **ready.checksums,
-        **{f"version of {name}": version for name, version in report.versions().items()},
+        **{f"version of {name}": version for name, version in environment.versions().items()},
     }
 
 
@@ -195,8 +195,8 @@ def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str,
     about |= {"config": dict(ready.said), "rounds before": about["config"]["rounds"]}
     about["seal"] = seal(about)
     if distributed.first():
-        report.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
-        report.write_json(path / ABOUT, about)
+        folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
+        folders.write_json(path / ABOUT, about)
     return about
 
 
@@ -235,9 +235,9 @@ def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
     about |= {"seal": seal(about), **_layout(ready.execution)}
     about |= {"records": {"shape": ready.data.record_shape, "classes": ready.data.classes, "tokens": ready.data.tokens}}
     with folders.storing(path, "give another --out"), folders.making(path):
-        report.write_json(path / ABOUT, about | {"versions": report.versions(), "device": report.device()})
-        report.write_json(path / GUARANTEE, ready.guarantee.saved())
-        report.write_atomically(path / CONFIG, configs.to_toml(ready.said))  # last: it makes a run folder
+        folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
+        folders.write_json(path / GUARANTEE, ready.guarantee.saved())
+        folders.write_atomically(path / CONFIG, configs.to_toml(ready.said))  # last: it makes a run folder
 
 
 def _check_shared(path: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.experiments import report
+from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
@@ -253,7 +253,7 @@ def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, floa
 
     done.folder.mkdir(parents=True, exist_ok=True)
     # The JSON first: it is what makes this a folder of the recipe, which a call after a stop goes on with.
-    report.write_json(
+    folders.write_json(
         done.folder / "table.json",
         {
             "recipe": done.recipe.name,
@@ -270,10 +270,10 @@ def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, floa
             "runs": len(seconds),
             "seconds_of_runs": round(sum(seconds.values()), 1),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "versions": report.versions(),
-            "device": report.device(),
+            "versions": environment.versions(),
+            "device": environment.device(),
         },
     )
-    report.write_atomically(done.folder / "table.md", done.markdown)
-    report.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
+    folders.write_atomically(done.folder / "table.md", done.markdown)
+    folders.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
     figure.draw(done, done.folder / "figure.png")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
-from fedjax_dp.experiments import parameters, report
+from fedjax_dp.experiments import environment, parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
 
@@ -55,8 +55,8 @@ def opened(
         if not (folder / ABOUT).is_file():
             with _storing(folder):
                 if text is not None:
-                    report.write_atomically(folder / SWEEP, text)
-                report.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
+                    folders.write_atomically(folder / SWEEP, text)
+                folders.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
         _drop_torn_line(folder / POINTS)
         yield held(folder, about)
 
@@ -106,8 +106,8 @@ def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], poi
         "axes": list(axes),
         "points": points,
         "seeds": list(seeds),
-        "versions": report.versions(),
-        "device": report.device(),
+        "versions": environment.versions(),
+        "device": environment.device(),
     }
 
 
@@ -122,7 +122,7 @@ def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) ->
         table.write(table.tidy(records, held["axes"]), folder)
         if any(record["status"] == "done" for record in records):
             figures.overview(records, held["axes"], "test_accuracy", held["name"], folder / "sweep.png")
-        report.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
+        folders.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
 
 
 def choosing(folder: pathlib.Path) -> dict[str, Any] | None:

@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedjax_dp as fdp
+from fedjax_dp import folders
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.experiments import configured, report, resolve
+from fedjax_dp.experiments import configured, resolve
 from fedjax_dp.experiments.console import Screen
 
 QUIET = Screen(quiet=True)
@@ -161,7 +162,7 @@ def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data
     words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
     fdp.run(dpnfl(), data, rounds=2, out="x", **words)
     whole = fdp.run(dpnfl(), data, rounds=4, out="whole", **words)
-    write = report.write_atomically
+    write = folders.write_atomically
     for moment in range(4):
         written = []
 
@@ -172,7 +173,7 @@ def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data
             write(path, text)
 
         with monkeypatch.context() as patch, contextlib.suppress(Stopped):
-            patch.setattr(report, "write_atomically", writing)
+            patch.setattr(folders, "write_atomically", writing)
             fdp.resume("x", dpnfl(), data, rounds=4)
         seen = fdp.open_run("x")
         assert seen.guarantee.epsilon >= fdp.guarantee(dpnfl(), data, rounds=seen.config["rounds"], delta=1e-3).epsilon

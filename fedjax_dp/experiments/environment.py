@@ -1,0 +1,38 @@
+"""What numbers were made with: versions and hardware."""
+
+import importlib.metadata
+import pathlib
+import platform
+from typing import Any
+
+import jax
+
+from fedjax_dp import devices
+
+PACKAGES = ("fedjax-dp", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def device() -> dict[str, Any]:
+    """The hardware that JAX uses: devices of all processes; processor and cores of this one's machine."""
+    found = jax.devices()
+    return {
+        "platform": found[0].platform,
+        "kind": found[0].device_kind,
+        "count": len(found),
+        "processes": jax.process_count(),
+        "processor": _processor(),
+        "cores": devices.cores(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
