@@ -6,14 +6,16 @@ from typing import Any
 
 from fedjax_dp import devices
 from fedjax_dp.cli.options import take_flag, take_option
-from fedjax_dp.cli.run_options import asked
+from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
+from fedjax_dp.cli.tracking import Tracker, TrackOptions, lost, trackers_of
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import configured
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.presets import paper_of
+from fedjax_dp.experiments.training import Callbacks
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
@@ -34,22 +36,28 @@ def run_command(arguments: list[str]) -> int:
     devices.cache_programs()
     with distributed.joined(group):
         screen = Screen(quiet=not distributed.first() or detail is Detail.QUIET)
-        said = distributed.together(
-            lambda: asked("run", arguments, DESCRIPTION)[0],
-            lambda said: {name: str(value) for name, value in said.items()},
+        said, trackers = distributed.together(
+            lambda: _asked(arguments), lambda made: {name: str(value) for name, value in made[0].items()}
         )
+        told = Callbacks(trackers, lost)
         caption = ""
         if resume is None:
             config = configs.resolve(said)
             caption = _caption(config)
-            result, where = configured.start(config, screen)
+            result, where = configured.start(config, screen, told)
         else:
-            result, where = configured.resume(pathlib.Path(resume), said, screen)
+            result, where = configured.resume(pathlib.Path(resume), said, screen, told)
         if as_json and distributed.first():
             print(json.dumps(result, allow_nan=False))
         elif distributed.first():
-            _print_result(result, where, detail, caption)
+            _print_result(result, where, detail, caption, trackers)
     return 0
+
+
+def _asked(arguments: list[str]) -> tuple[dict[str, Any], list[Tracker]]:
+    """What file and flags say of the run, and who is told of it."""
+    said, track, _ = asked_with("run", arguments, DESCRIPTION, TrackOptions)
+    return said, trackers_of(track)
 
 
 def _caption(config: configs.RunConfig) -> str:
@@ -72,7 +80,9 @@ def _take_group(arguments: list[str]) -> tuple[distributed.Group | None, list[st
     return distributed.group_of(coordinator, **words), arguments
 
 
-def _print_result(result: dict[str, Any], where: pathlib.Path, detail: Detail, caption: str) -> None:
+def _print_result(
+    result: dict[str, Any], where: pathlib.Path, detail: Detail, caption: str, trackers: list[Tracker]
+) -> None:
     guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
     headline = (
         f"{result['algorithm']} on {result['dataset']}: test accuracy {result['test_accuracy']:.4f}, "
@@ -84,6 +94,7 @@ def _print_result(result: dict[str, Any], where: pathlib.Path, detail: Detail, c
         ("privacy", guarantee["statement"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
         ("folder", f"{where} (config.toml, metrics.json, result.json, run.png, checkpoints)"),
+        *(("tracked", tracker.place) for tracker in trackers if tracker.place),
     ]
     rests_on = [
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),

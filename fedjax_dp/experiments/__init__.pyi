@@ -16,5 +16,8 @@ from .plots import plot_latency as plot_latency
 from .plots import plot_run as plot_run
 from .run import resume as resume
 from .run import run as run
+from .trackers.mlflow import MLflow as MLflow
+from .trackers.tensorboard import TensorBoard as TensorBoard
+from .trackers.wandb import Wandb as Wandb
 from .training import Callback as Callback
 from .training import Result as Result

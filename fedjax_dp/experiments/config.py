@@ -119,7 +119,19 @@ GROUPS: dict[str, type] = {
     "execution": ExecutionConfig,
     "output": OutputConfig,
 }
-TAKEN_OFF = ("help", "help_all", "json", "resume", "coordinator", "processes", "process", "timeout")  # other flags
+# Other flags of the command line.
+TAKEN_OFF = (
+    "help",
+    "help_all",
+    "json",
+    "resume",
+    "coordinator",
+    "processes",
+    "process",
+    "timeout",
+    "track",
+    "track_dir",
+)
 OF_PRIVATE = ("epsilon", "epsilon_high", "delta")  # that mean nothing without privacy
 
 
@@ -353,6 +365,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     said, path = table(path), pathlib.Path(path)
     known = known_options(said.get("algorithm"))
     for name, given in said.items():
+        if name in TAKEN_OFF:
+            remedy = f"fedjax-dp run {path} --{name.replace('_', '-')}"
+            raise errors.refuse(f"{path.name}: {name}", given, "left to the command line", remedy)
         errors.require_choice(f"{path.name}: a key", name, known)
         said[name] = typed(f"{path.name}: {name}", given, known[name])
     return said

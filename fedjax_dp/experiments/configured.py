@@ -4,7 +4,6 @@ import itertools
 import os
 import pathlib
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,9 +31,8 @@ from fedjax_dp.rounds.simulation import run_key
 Outcome = tuple[dict[str, Any], pathlib.Path]  # what `result.json` holds, and where
 
 
-def start(config: RunConfig, screen: Screen, callbacks: Sequence[Any] = ()) -> Outcome:
+def start(config: RunConfig, screen: Screen, told: Callbacks | None = None) -> Outcome:
     """A new run of a resolved configuration. Nothing is written before everything has been checked."""
-    told = Callbacks(callbacks)
 
     def checked() -> tuple[pathlib.Path, Ready]:
         path = _free_folder(config)
@@ -43,17 +41,16 @@ def start(config: RunConfig, screen: Screen, callbacks: Sequence[Any] = ()) -> O
             return path, _ready(config, screen)
 
     path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
-    result = run_folder.start(ready, path, run_folder.CONFIGURED, screen, told)
+    result = run_folder.start(ready, path, run_folder.CONFIGURED, screen, told or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
-def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, callbacks: Sequence[Any] = ()) -> Outcome:
+def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Callbacks | None = None) -> Outcome:
     """Continue a run from its newest checkpoint; one that is finished stays as it is.
 
     `asked` are fields given again. They must equal the run's own, except those that are free, and `rounds`, which may
     be more where the run would have begun alike.
     """
-    told = Callbacks(callbacks)
     about = run_folder.begun(path)
     if about["made of"] != run_folder.CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
@@ -77,7 +74,7 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, callbacks:
         return longer, run_folder.extend(path, about, longer)
 
     ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
-    result = run_folder.go_on(ready, path, about, screen, told)
+    result = run_folder.go_on(ready, path, about, screen, told or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 

@@ -109,7 +109,7 @@ def resume(
     if about["made of"] == run_folder.CONFIGURED:
         if any(given is not None for given in (algorithm, data, model, execution)):
             raise errors.refuse("algorithm, data, model and execution", "one of them", f"left out: {path} says them")
-        configured.resume(path, {} if rounds is None else {"rounds": rounds}, screen, callbacks)
+        configured.resume(path, {} if rounds is None else {"rounds": rounds}, screen, told)
         return open_run(path)
     if algorithm is None or data is None:
         remedy = f"resume({os.fspath(folder)!r}, algorithm, data, model=...) goes on"

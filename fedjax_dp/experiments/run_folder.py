@@ -3,6 +3,7 @@
 `run.json` is what holds the configuration to its word: `config.toml` beside it is for people, and must agree.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -86,7 +87,7 @@ def start(ready: Ready, path: pathlib.Path, made_of: str, screen: Screen, callba
     distributed.together(lambda: _begin(path, ready, made_of), lambda made: {})
     distributed.together(lambda: _check_shared(path), lambda made: {})
     with opened(path) as folder:
-        return train(ready, screen, callbacks, keeper=folder)
+        return train(dataclasses.replace(ready, folder=path), screen, callbacks, keeper=folder)
 
 
 def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks) -> Result:
@@ -109,8 +110,9 @@ def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Sc
         state = folder.state(ready)
         done = 0 if state is None else int(state.round)
         screen.say(f"continuing {path} after round {done} of {ready.rounds}")
-        known = [point for point in history(path) if point.round <= done]
-        return train(ready, screen, callbacks, keeper=folder, start=state, history=known)
+        known = tuple(point for point in history(path) if point.round <= done)
+        ready = dataclasses.replace(ready, folder=path, history=known)
+        return train(ready, screen, callbacks, keeper=folder, start=state)
 
 
 def check_new(path: pathlib.Path, otherwise: str) -> None:

@@ -1,9 +1,11 @@
 """A run that is ready, and its training: progress, callbacks, and a folder if there is one."""
 
 import dataclasses
+import pathlib
+import textwrap
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fedjax_dp import errors
@@ -68,6 +70,8 @@ class Ready:
     checksums      of what decides it beside: data, code, values that only Python has, by name
     shown          what is told of its configuration
     target         accuracy to count rounds to
+    folder         that it is kept in, if any
+    history        the evaluations before it was stopped, where it goes on
     """
 
     name: str
@@ -87,6 +91,8 @@ class Ready:
     checksums: Mapping[str, str]
     shown: Mapping[str, Any]
     target: float | None = None
+    folder: pathlib.Path | None = None
+    history: tuple[Evaluation, ...] = ()
 
     @property
     def title(self) -> str:
@@ -103,7 +109,7 @@ class Callback(Protocol):
     """
 
     def on_start(self, run: Ready) -> None:
-        """Before the first round of this process."""
+        """Before the first round of this process; `run.history` are the evaluations of those before it."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """After each evaluation."""
@@ -111,19 +117,27 @@ class Callback(Protocol):
     def on_finish(self, result: Result) -> None:
         """After the last round, when the folder is complete."""
 
+    def on_stop(self, error: BaseException) -> None:
+        """Instead of `on_finish`, where the run ends before: it diverged, was interrupted, could not be stored."""
 
-EVENTS = ("on_start", "on_evaluation", "on_finish")
+
+LONGEST = 500  # letters that are told of a failure
+EVENTS = ("on_start", "on_evaluation", "on_finish", "on_stop")
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(reason, RuntimeWarning, stacklevel=4)
 
 
 class Callbacks:
-    """All that are told of a run."""
+    """All that are told of a run; `lost` is told of those that fail."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
+    def __init__(self, given: Sequence[Any] = (), lost: Callable[[str], None] = _warn) -> None:
         for one in given:
             if isinstance(one, type) or not (callable(one) or any(hasattr(one, event) for event in EVENTS)):
                 wanted = f"a function of an evaluation, or an object with some of {', '.join(EVENTS)}"
                 raise errors.refuse("callback", repr(one)[:60], wanted)
-        self._told = list(given)
+        self._told, self._lost = list(given), lost
 
     def tell(self, event: str, what: Any) -> None:
         for one in list(self._told):
@@ -138,7 +152,7 @@ class Callbacks:
                 reason = (
                     f"callback {one!r:.60} failed in {event} and is not called again: {type(error).__name__}: {error}"
                 )
-                warnings.warn(" ".join(reason.split()), RuntimeWarning, stacklevel=2)
+                self._lost(textwrap.shorten(reason, LONGEST, placeholder=" ..."))
 
 
 class Keeper(Protocol):
@@ -158,21 +172,32 @@ def train(
     *,
     keeper: Keeper | None = None,
     start: ServerState | None = None,
-    history: Sequence[Evaluation] = (),
 ) -> Result:
-    """All rounds, or those after the state `start`, to which the evaluations in `history` led."""
+    """All rounds, or those after the state `start`, to which the evaluations in `ready.history` led."""
+    if not distributed.first():
+        callbacks = Callbacks()
+    callbacks.tell("on_start", ready)
+    try:
+        result = _trained(ready, screen, callbacks, keeper, start)
+    except BaseException as error:
+        callbacks.tell("on_stop", error)
+        raise
+    callbacks.tell("on_finish", result)
+    return result
+
+
+def _trained(
+    ready: Ready, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
+) -> Result:
     first = 0 if start is None else int(start.round)
     rounds, began, told = ready.rounds, time.perf_counter(), 0
-    if not distributed.first():
-        callbacks = Callbacks([])
-    callbacks.tell("on_start", ready)
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:
             nonlocal told
             now = int(state.round)
             if keeper is not None:
-                keeper.keep(state, [*history, *new], now % ready.checkpoint_every == 0 or now == rounds)
+                keeper.keep(state, [*ready.history, *new], now % ready.checkpoint_every == 0 or now == rounds)
             for evaluation in new[told:]:
                 callbacks.tell("on_evaluation", evaluation)
             told = len(new)
@@ -193,11 +218,10 @@ def train(
             on_host=ready.on_host,
             checked=True,
         )
-    simulation = Simulation(simulation.state, [*history, *simulation.history], simulation.timing)
+    simulation = Simulation(simulation.state, [*ready.history, *simulation.history], simulation.timing)
     result = Result(ready.algorithm, simulation, ready.guarantee)
     if keeper is not None:
         keeper.finish(ready, result)
-    callbacks.tell("on_finish", result)
     return result
 
 

@@ -31,6 +31,7 @@ _NOT_BASE = {
     "records": ("left out", "a sweep keeps them on its devices"),
     "devices": ("left out", "a sweep spreads its points over all"),
     "model_devices": ("left out", "a sweep holds a model on one device"),
+    "track": ("left out", "no tracker is told of a sweep: fedjax-dp best prints its winner, for run --track"),
 }
 _SHARED = ("the same for all runs", "give it in [base]")
 _NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
@@ -243,10 +244,10 @@ def _integers(known: Options) -> set[str]:
 
 
 def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]], known: Options) -> None:
-    errors.require_choice(f"{what}: a field", name, known)
     if name in barred:
         wanted, remedy = barred[name]
         raise errors.refuse(name, f"it in {what}", wanted, remedy)
+    errors.require_choice(f"{what}: a field", name, known)
 
 
 def _of_field(what: str, name: str, given: Any, barred: Mapping[str, tuple[str, str]], known: Options) -> Any:

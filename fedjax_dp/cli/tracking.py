@@ -1,0 +1,58 @@
+"""The options of `fedjax-dp run` that tell experiment trackers of it; they decide nothing, so no configuration has any."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+from fedjax_dp import errors
+from fedjax_dp.execution import distributed
+from fedjax_dp.experiments.trackers.mlflow import MLflow
+from fedjax_dp.experiments.trackers.tensorboard import TensorBoard
+from fedjax_dp.experiments.trackers.wandb import Wandb
+from fedjax_dp.options import about
+
+Tracker = TensorBoard | MLflow | Wandb
+TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": lambda _: MLflow(),
+    "wandb": Wandb,
+}
+IN_FOLDERS = ("tensorboard", "wandb")
+SEEN_WITH = "MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it goes"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrackOptions:
+    """Who else is told of the run.
+
+    track      experiment trackers, with commas between; mlflow goes where MLFLOW_TRACKING_URI says, wandb is offline
+               unless WANDB_MODE is online
+    track_dir  where tensorboard and wandb write
+    """
+
+    track: Annotated[str | None, about("", choices=tuple(TRACKERS), metavar="NAME,...")] = None
+    track_dir: Annotated[str | None, about("", metavar="DIR", default="the run folder; WANDB_DIR")] = None
+
+
+def trackers_of(options: TrackOptions) -> list[Tracker]:
+    """The trackers that are asked for: of several processes the first tells them.
+
+    Raises: ConfigurationError for unknown ones, and for those that are not installed.
+    """
+    folder = options.track_dir
+    if options.track is None:
+        if folder is not None:
+            raise errors.refuse("track_dir", folder, "left out without track", "add --track tensorboard")
+        return []
+    names = dict.fromkeys(word.strip() for word in options.track.split(","))
+    for name in names:
+        errors.require_choice("track", name, TRACKERS)
+    if folder is not None and not set(names) & set(IN_FOLDERS):
+        raise errors.refuse("track_dir", folder, f"left out for {options.track}", SEEN_WITH)
+    return [TRACKERS[name](folder) for name in names] if distributed.first() else []
+
+
+def lost(reason: str) -> None:
+    """One line about a tracker that fails; the run goes on."""
+    print(f"fedjax-dp: {reason}", file=sys.stderr)

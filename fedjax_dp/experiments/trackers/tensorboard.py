@@ -1,0 +1,109 @@
+"""TensorBoard: event files, written by tensorboardX."""
+
+import itertools
+import os
+import pathlib
+import time
+import uuid
+from typing import Any
+
+from fedjax_dp.experiments.trackers import told
+from fedjax_dp.experiments.trackers.told import Memory
+from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.rounds.simulation import Evaluation
+
+
+class TensorBoard:
+    """A callback that writes event files, as `tensorboard --logdir` shows them.
+
+    folder  in which each run has a folder of its own; by default that is `tensorboard` in the run's folder
+    Raises: ConfigurationError where tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        told.require_installed("tensorboardX", "tensorboard")
+        self._gathered = None if folder is None else pathlib.Path(folder)
+        self._file: Any = None
+        self.place = ""  # how to see it, once it is there
+
+    def on_start(self, run: Ready) -> None:
+        with told.aside():
+            from tensorboardX import summary
+            from tensorboardX.event_file_writer import EventsWriter  # which writes at once, in no thread
+            from tensorboardX.proto import event_pb2
+
+            self._summary, self._event = summary, event_pb2
+            self._begin(run, EventsWriter)
+        for evaluation in run.history:
+            self.on_evaluation(evaluation)
+
+    def _begin(self, run: Ready, opened: Any) -> None:
+        gathered = self._gathered or run.folder or pathlib.Path("tensorboard")
+        within = gathered == run.folder
+        self._memory = Memory("tensorboard", run, "" if within else str(gathered.absolute()))
+        if self._memory.id is None:
+            self._memory.id = "tensorboard" if within else _new(gathered, run)
+        folder = gathered / self._memory.id
+        folder.mkdir(parents=True, exist_ok=True)
+        # Names count seconds, and a run may go on within one.
+        self._file = opened(str(folder / "events"), f".{uuid.uuid4().hex[:8]}")
+        self.place = f"tensorboard --logdir {folder}"
+        session = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._write(session_log=session, step=self._memory.round + 1)  # what a kill left after that does not count
+        config, privacy = told.config_of(run), told.privacy_of(run.guarantee)
+        experiment, begin, self._end = self._summary.hparams(config | privacy, dict.fromkeys(Evaluation._fields[1:3]))
+        for shown in (experiment, begin):
+            self._write(summary=shown)
+        self._text(
+            "config", "\n".join(["| | |", "|-|-|", *(f"| {name} | {value} |" for name, value in config.items())])
+        )
+        self._text("privacy", "\n\n".join(str(value) for name, value in privacy.items() if _in_words(name)))
+        if self._memory.rounds != run.rounds:
+            self._numbers(told.numbers_of_privacy(run.guarantee), run.rounds)
+            self._memory.rounds = run.rounds
+        self._file.flush()
+        self._memory.keep()
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        if evaluation.round <= self._memory.round:
+            return
+        self._numbers(told.numbers_of(evaluation), evaluation.round)
+        self._file.flush()
+        self._memory.round = evaluation.round
+        self._memory.keep()
+
+    def on_finish(self, result: Result) -> None:
+        self._numbers(told.times_of(result), result.history[-1].round)
+        self._write(summary=self._end)
+        self._close("finished")
+
+    def on_stop(self, error: BaseException) -> None:
+        self._close(f"failed: {type(error).__name__}: {error}")
+
+    def _close(self, status: str) -> None:
+        self._text("status", status)
+        self._file.close()
+
+    def _numbers(self, numbers: dict[str, float], step: int) -> None:
+        for name, number in numbers.items():
+            self._write(summary=self._summary.scalar(name, number), step=step)
+
+    def _text(self, name: str, text: str) -> None:
+        self._write(summary=self._summary.text(name, text), step=self._memory.round)
+
+    def _write(self, **content: Any) -> None:
+        self._file.write_event(self._event.Event(wall_time=time.time(), **content))
+
+    def __repr__(self) -> str:
+        return "TensorBoard()" if self._gathered is None else f"TensorBoard({str(self._gathered)!r})"
+
+
+def _in_words(name: str) -> bool:
+    return name in ("privacy/statement", "privacy/warnings")
+
+
+def _new(gathered: pathlib.Path, run: Ready) -> str:
+    """A name that no run has there."""
+    own = f"{run.dataset.partition(':')[0]}-{run.name}-s{run.seed}" if run.folder is None else run.folder.name
+    names = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))
+    return next(name for name in names if not (gathered / name).exists())

@@ -1,0 +1,109 @@
+"""What trackers are told of a run, by name, and what the folder of the run remembers of each of them.
+
+An epsilon goes with delta, unit, adjacency, view and statement, under `privacy/`. Under `probe/` stands what only a
+simulator sees. A number that is not known, or not finite, is left out.
+"""
+
+import contextlib
+import importlib.util
+import json
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from fedjax_dp import errors, folders
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.experiments import environment
+from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.rounds.metrics import PROBES
+from fedjax_dp.rounds.simulation import Evaluation
+
+MEMORY = "trackers.json"
+OF_PRIVACY = ("epsilon", "delta", "unit", "adjacency", "view", "accountant", "statement")
+
+
+def require_installed(package: str, extra: str) -> None:
+    """Refuse a tracker whose package is not there; it is looked for, not imported.
+
+    Raises: ConfigurationError that names the extra.
+    """
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:  # the latter is a folder of that name: W&B makes one where it is used
+        raise errors.refuse(package, "nothing", "installed", f'pip install "fedjax-dp[{extra}]"')
+
+
+def config_of(run: Ready) -> dict[str, Any]:
+    """The configuration as scalars, and the versions that it runs on."""
+    told = {
+        name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
+        for name, value in {"algorithm": run.name, "dataset": run.dataset, **run.shown}.items()
+        if value is not None
+    }
+    return told | {f"version/{name}": version for name, version in environment.versions().items()}
+
+
+def privacy_of(guarantee: Guarantee) -> dict[str, Any]:
+    """What an epsilon may not stand without; an infinite one is said in words."""
+    told = guarantee.to_dict()
+    words = {name: told[name] for name in OF_PRIVACY if told[name] is not None}
+    if told["warnings"]:
+        words["warnings"] = "; ".join(told["warnings"])
+    return {f"privacy/{name}": value for name, value in ({"epsilon": "infinite"} | words).items()}
+
+
+def numbers_of_privacy(guarantee: Guarantee) -> dict[str, float]:
+    """Epsilon with its delta, where there is one."""
+    return {name: value for name, value in privacy_of(guarantee).items() if isinstance(value, float)}
+
+
+def numbers_of(evaluation: Evaluation) -> dict[str, float]:
+    """All of an evaluation but its round."""
+    return {
+        f"probe/{name}" if name in PROBES else name: float(value)
+        for name, value in evaluation._asdict().items()
+        if name != "round" and value is not None and math.isfinite(value)
+    }
+
+
+def times_of(result: Result) -> dict[str, float]:
+    """Seconds of this process."""
+    return {f"time/{name}": float(value) for name, value in result.timing._asdict().items() if math.isfinite(value)}
+
+
+class Memory:
+    """What the folder of a run remembers of a tracker, so that the run goes on there: nothing without a folder.
+
+    id      of the run, as the tracker calls it
+    round   the last that the tracker was told of
+    rounds  for which it was told a Guarantee
+    where   the tracker keeps it: what was told elsewhere does not count
+    """
+
+    def __init__(self, tracker: str, run: Ready, where: str) -> None:
+        self._tracker, self._file = tracker, None if run.folder is None else run.folder / MEMORY
+        held = self._all().get(tracker, {})
+        known = held if held.get("where") == where else {}
+        self.id: str | None = known.get("id")
+        self.round: int = known.get("round", 0)
+        self.rounds: int = known.get("rounds", 0)
+        self._where = where
+
+    def keep(self) -> None:
+        """Store it, beside what other trackers have stored since."""
+        if self._file is not None:
+            mine = {"id": self.id, "round": self.round, "rounds": self.rounds, "where": self._where}
+            folders.write_json(self._file, self._all() | {self._tracker: mine})
+
+    def _all(self) -> dict[str, Any]:
+        held = self._file is not None and self._file.is_file()
+        return json.loads(self._file.read_text()) if held and self._file is not None else {}
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Stdout is the run's own: what a tracker prints there goes to stderr, and what it warns of is its own affair."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
