@@ -1,4 +1,4 @@
-"""The options of `fedjax-dp run` that tell experiment trackers of it; they decide nothing, so no configuration has any."""
+"""Options of `fedjax-dp run` that tell experiment trackers of it: they decide nothing, no configuration has them."""
 
 import dataclasses
 import sys

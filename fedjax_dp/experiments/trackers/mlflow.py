@@ -13,11 +13,12 @@ from fedjax_dp.experiments.trackers.told import Memory
 from fedjax_dp.experiments.training import Ready, Result
 from fedjax_dp.rounds.simulation import Evaluation
 
-# MLflow tries again for four minutes, and training would wait for it.
+# MLflow tries again for four minutes, and training would wait for it; and it prints where its runs are.
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 LONGEST = 5000  # letters of a tag, at most
 

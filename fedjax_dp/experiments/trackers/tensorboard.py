@@ -4,7 +4,6 @@ import itertools
 import os
 import pathlib
 import time
-import uuid
 from typing import Any
 
 from fedjax_dp.experiments.trackers import told
@@ -45,8 +44,8 @@ class TensorBoard:
             self._memory.id = "tensorboard" if within else _new(gathered, run)
         folder = gathered / self._memory.id
         folder.mkdir(parents=True, exist_ok=True)
-        # Names count seconds, and a run may go on within one.
-        self._file = opened(str(folder / "events"), f".{uuid.uuid4().hex[:8]}")
+        # Files are read in the order of their names, which count seconds, and a run may go on within one.
+        self._file = opened(str(folder / "events"), f".{time.time_ns()}")
         self.place = f"tensorboard --logdir {folder}"
         session = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(session_log=session, step=self._memory.round + 1)  # what a kill left after that does not count
@@ -58,7 +57,7 @@ class TensorBoard:
             "config", "\n".join(["| | |", "|-|-|", *(f"| {name} | {value} |" for name, value in config.items())])
         )
         self._text("privacy", "\n\n".join(str(value) for name, value in privacy.items() if _in_words(name)))
-        if self._memory.rounds != run.rounds:
+        if self._memory.rounds != run.rounds or self._memory.round < run.rounds:  # else it is there, and counts
             self._numbers(told.numbers_of_privacy(run.guarantee), run.rounds)
             self._memory.rounds = run.rounds
         self._file.flush()

@@ -42,7 +42,7 @@ class Wandb:
             os.makedirs(self._folder, exist_ok=True)  # else W&B takes a temporary one
         self._run = wandb.init(
             project=project,
-            dir=self._folder,
+            dir=self._folder or os.environ.get("WANDB_DIR") or os.getcwd(),  # W&B itself takes that of its first run
             id=self._memory.id,
             resume=None if self._memory.id is None or mode != "online" else "allow",
             mode=mode,
@@ -61,7 +61,7 @@ class Wandb:
         if evaluation.round <= self._memory.round:
             return
         with told.aside():
-            self._run.log(told.numbers_of(evaluation), step=evaluation.round)
+            self._run.log(told.numbers_of(evaluation), step=evaluation.round, commit=True)
         self._memory.round = evaluation.round
         self._memory.keep()
 
