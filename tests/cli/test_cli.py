@@ -13,10 +13,13 @@ import pytest
 
 import fedjax_dp
 from fedjax_dp import algorithms, cli
+from fedjax_dp.cli.tracking import TrackOptions
 from fedjax_dp.experiments import build, config, population
+from fedjax_dp.options import of_class
 from fedjax_dp.rounds import simulation
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
+TRACKING = of_class(TrackOptions)
 
 
 def command(*words):
@@ -150,8 +153,9 @@ def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
 
 def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypatch):
     out = shown_by(capsys, monkeypatch, "--help-all")
-    assert flags_in(out) == {option.flag for option in config.options_of().values()}
-    assert len(re.findall(r"default:\s", out)) == len(config.options_of())
+    everything = config.options_of() | TRACKING
+    assert flags_in(out) == {option.flag for option in everything.values()}
+    assert len(re.findall(r"default:\s", out)) == len(everything)
     assert "dp_fedavg: how fast it follows (default: 0.2)" in " ".join(out.replace("│", " ").split())
 
 
@@ -159,7 +163,7 @@ def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypat
 def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monkeypatch, entry):
     out = shown_by(capsys, monkeypatch, "--algorithm", entry, "--help")
     of_privacy = {f"--{name.replace('_', '-')}" for name in vars(config.PrivacyConfig())}
-    taken = {option.flag for option in config.options_of(algorithms.CATALOGUE[entry]).values()}
+    taken = {option.flag for option in (config.options_of(algorithms.CATALOGUE[entry]) | TRACKING).values()}
     assert flags_in(out) == taken - (set() if algorithms.CATALOGUE[entry].private else of_privacy)
     defaults = config.resolve({"algorithm": entry}).flat()
     assert f"rounds T (default: {defaults['rounds']})" in out
