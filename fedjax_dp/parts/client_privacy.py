@@ -198,9 +198,8 @@ class ClientGaussian:
 
     @property
     def equation(self) -> str:
-        each = r"\Delta_k^{(l)} \min(1, S / (\sqrt m \|\Delta_k^{(l)}\|))"
-        clip = each if self.by_tensor else r"\Delta_k \min(1, S / \|\Delta_k\|)"
-        return rf"{clip};\ \Delta \leftarrow \Delta + z S \rho\, \xi"
+        clipped = (r"\Delta_k \min(1, S / \|\Delta_k\|)", r"\Delta_k^{(l)} \min(1, S / (\sqrt m \|\Delta_k^{(l)}\|))")
+        return rf"{clipped[self.by_tensor]};\ \Delta \leftarrow \Delta + z S \rho\, \xi"
 
     @property
     def amplified(self) -> bool:
