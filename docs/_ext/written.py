@@ -31,7 +31,7 @@ def namespaces() -> dict[str, Any]:
     """The package and the namespaces that it lists, by full name."""
     found = {"fedjax_dp": fdp}
     for name in sorted(fdp.__all__):
-        if (HERE.parent / "fedjax_dp" / name).is_dir():
+        if (pathlib.Path(fdp.__file__).parent / name).is_dir():
             found[f"fedjax_dp.{name}"] = importlib.import_module(f"fedjax_dp.{name}")
     return found
 
