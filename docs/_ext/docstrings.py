@@ -89,7 +89,15 @@ def _skip(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: An
     return True if elsewhere or (getattr(thing, "__doc__", None) or "").startswith("Alias for field") else None
 
 
+def _sign(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """A Protocol is not called."""
+    return ("", None) if getattr(thing, "_is_protocol", False) else (signature, returns)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _process)
+    app.connect("autodoc-process-signature", _sign)
     app.connect("autodoc-skip-member", _skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
