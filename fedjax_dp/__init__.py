@@ -13,7 +13,7 @@ import lazy_loader
 
 from fedjax_dp import devices
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -135,30 +135,23 @@ def test_the_readme_shows_the_committed_comparison(peers):
     assert f"{private:.0f} times as fast as the next" in readme
 
 
-def test_the_readme_shows_what_parts_of_a_round_cost():
+def test_the_readme_shows_what_clipping_costs():
     readme = " ".join((ROOT / "README.md").read_text().split())
     told = {name: json.loads((RESULTS / f"round_latency_{name.lower()}.json").read_text()) for name in SHOWN}
     for name in ("W1", "W2", "W3dp"):
         assert f"{told[name]['clipping_cost']:.2f} ({name})" in readme
         assert told[name]["gradient_gap"] < 1e-4
     assert not any(measured["disturbed"] for measured in told.values())
-    assert f"W1 {told['W1']['over_jax_normals']:.2f} times as long as JAX takes to draw" in readme
-    assert f"{told['W1']['over_normals_alone']:.1f} times as long as our own" in readme
-    assert all(f"{measured['over_floor']:.1f} ({name})" in readme for name, measured in told.items())
 
 
-def test_the_readme_shows_how_rounds_grow_and_what_bfloat16_does():
-    readme = " ".join((ROOT / "README.md").read_text().split())
+def test_rounds_do_not_grow_with_the_population_and_bfloat16_moves_little():
     found = json.loads((RESULTS / "scaling.json").read_text())
     assert not found["disturbed"]
     population = [row["round_ms"] for row in found["curves"]["population"]]
     assert [row["clients"] for row in found["curves"]["population"]] == [10**n for n in range(2, 7)]
-    assert f"100 to 1,000,000 clients stay within {max(population) / min(population):.2f}x" in readme
-    (warm,) = (row for row in found["curves"]["start"] if row["warm"])
-    assert f"the first ends {warm['first_round_s']:.1f} s after a warm start" in readme
-    assert "(benchmarks/results/scaling.png)" in readme
+    assert max(population) / min(population) < 1.2
     moved = max(abs(row["difference"]) for row in json.loads((RESULTS / "bfloat16.json").read_text())["rows"])
-    assert f"bfloat16 moves accuracy by at most {100 * moved:.2f} points" in readme
+    assert moved < 1e-3
 
 
 def test_committed_weak_scaling_agrees_with_itself():

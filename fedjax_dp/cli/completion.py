@@ -48,10 +48,11 @@ def completion_command(arguments: list[str]) -> int:
 
 
 def _everything() -> dict[str, Words]:
-    return {name: _words(name) for name in COMMANDS}
+    return {name: words_of(name) for name in COMMANDS}
 
 
-def _words(name: str) -> Words:
+def words_of(name: str) -> Words:
+    """What may follow a command."""
     command, options = COMMANDS[name], _options(name)
     choices: dict[str, tuple[str, ...]] = {}
     taken = {option.flag: option for option in options.values() if option.kinds}

@@ -33,22 +33,29 @@ def take_detail(arguments: list[str]) -> tuple[Detail, list[str]]:
 
 def tell(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:
     """Print the result; unless quiet, what it rests on in a box; if verbose, the rest too."""
-    console = Console(highlight=False, soft_wrap=True)
-    for label, text in result:
-        console.print(_plain(label, text), markup=False)
-    if detail is Detail.QUIET:
-        return
-    below = [*rests_on, *(rest if detail is Detail.VERBOSE else ())]
+    below = [*rests_on, *(rest if detail is Detail.VERBOSE else ())] if detail is not Detail.QUIET else []
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file is searched by lines
-        for label, text in below:
-            console.print(_plain(label, text), markup=False)
-    elif below:
-        rows = Table.grid(padding=(0, 1))
-        for label, text in below:
-            rows.add_row(label, text.strip())
+        for label, text in [*result, *below]:
+            console.print(_plain(label, text), soft_wrap=True)
+        return
+    for label, text in result:
+        console.print(_rows([(label, text)]) if label else text)
+    if below:
         hint = "--quiet folds this" + ("" if detail is Detail.VERBOSE else ", --verbose adds to it")
-        told = Panel(rows, box=box.ROUNDED, title="what it rests on", subtitle=hint, title_align="left", style="dim")
-        Console(highlight=False, markup=False).print(told)
+        told = Panel(
+            _rows(below), box=box.ROUNDED, title="what it rests on", subtitle=hint, title_align="left", style="dim"
+        )
+        console.print(told)
+
+
+def _rows(lines: Lines) -> Table:
+    """Labels, and beside them texts that go on below one another."""
+    rows = Table.grid(padding=(0, 1))
+    rows.add_column(min_width=LABEL - 1, no_wrap=True)
+    for label, text in lines:
+        rows.add_row(label, text.strip())
+    return rows
 
 
 def _plain(label: str, text: str) -> str:

@@ -9,10 +9,14 @@ from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data.store import Dataset, FederatedData, federate
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.models import logistic_regression, mlp
+from fedjax_dp.parts.facts import parts_of
 from fedjax_dp.privacy.protection import natural_view, unit_of, unprotected
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
 
+STEP = ("cohort", "batches", "bound", "noise source", "privatizer", "correction", "local rule", "local")
+ROUND = ("upload", "transport", "estimator", "server")
 FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
 
 
@@ -35,16 +39,33 @@ def rows() -> list[EntryRow]:
     return [_row(entry, data) for entry in CATALOGUE]
 
 
+def algorithm_of(entry: str) -> Algorithm:
+    """The algorithm of an entry with its defaults, for cohorts of 10."""
+    options: dict[str, Any] = {"cohort_size": 10, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1}
+    if CATALOGUE[entry].private:
+        options |= {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    return CATALOGUE[entry](**options)
+
+
+def equations(algorithm: Algorithm) -> list[tuple[str, str]]:
+    """What its parts do, as LaTeX by slot, in the order of a round; what a part does not say in its `equation` is left
+    out, and so is a term of strength 0."""
+    parts = [*parts_of(algorithm), ("server", algorithm.server)]
+    said = [(slot, part.equation) for slot, part in parts if hasattr(part, "equation") and _acts(part)]
+    return sorted(said, key=lambda one: (*STEP, *ROUND).index(one[0]))
+
+
+def _acts(part: Any) -> bool:
+    return not np.all(np.asarray(getattr(part, "strength", 1.0)) == 0)
+
+
 def _population() -> FederatedData:
     x, y = np.zeros((100, 784), np.uint8), np.arange(100, dtype=np.int32) % 10
     return federate(Dataset("shape", x, y, x[:1], y[:1], classes=10), np.split(np.arange(100), 100))
 
 
 def _row(entry: str, data: FederatedData) -> EntryRow:
-    options: dict[str, Any] = {"cohort_size": 10, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1}
-    if CATALOGUE[entry].private:
-        options |= {"clip_norm": 1.0, "noise_multiplier": 1.0}
-    algorithm = CATALOGUE[entry](**options)
+    algorithm = algorithm_of(entry)
     model = mlp((784,), 10) if entry in FEATURED else logistic_regression((784,), 10)
     state = jax.eval_shape(lambda: initial_state(algorithm, model, data, run_key(0)))
     view = natural_view(algorithm)

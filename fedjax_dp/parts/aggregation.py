@@ -112,6 +112,14 @@ def equally(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     return members.drawn
 
 
+WEIGHTS: dict[Callable[..., jax.Array], str] = {  # as LaTeX
+    by_share: "m_k p_k",
+    by_inverse_rate: r"m_k p_k / \mathbb{E}\, m_k",
+    by_precision: r"m_k p_k \min(p_k, 2 / N)",
+    equally: "m_k",
+}
+
+
 @value
 class Estimator:
     """A weighted sum of updates, or of models."""
@@ -120,6 +128,14 @@ class Estimator:
     normalised: bool = structure(default=False)  # divided by the realised sum of weights
     of_models: bool = structure(default=False)  # sum a_i w_i instead of w + sum a_i Delta_i
     of_everyone: bool = structure(default=False)  # meant for rounds of all clients
+
+    @property
+    def equation(self) -> str:
+        weight = WEIGHTS.get(self.weigh, r"a_k")
+        whose, rest = ("w_k", " - w_t") if self.of_models else (r"\Delta_k", "")
+        total = rf"\sum_{{k \in S_t}} \omega_k {whose}"
+        total = rf"\frac{{{total}}}{{\sum_{{k \in S_t}} \omega_k}}" if self.normalised else total
+        return rf"\Delta = {total}{rest},\ \omega_k = {weight}"
 
     needs_loss = False
     extra = 0
@@ -198,6 +214,12 @@ class BoundedMean:
     cap: float | None = None
     least: float | None = None
 
+    @property
+    def equation(self) -> str:
+        under = r"\sum_k q_k \omega_k" if self.least is None else r"\max(m W, \sum_{k \in S_t} \omega_k)"
+        weight = "1" if self.cap is None else r"\min(p_k / \hat w, 1)"
+        return rf"\Delta = \frac{{\sum_{{k \in S_t}} \omega_k \Delta_k}}{{{under}}},\ \omega_k = {weight}"
+
     needs_loss = False
     needs_rates = True
     realised = False
@@ -250,6 +272,11 @@ class FairRatio:
 
     q: float
     of_weighted: bool = structure(default=False)
+
+    equation = (
+        r"\Delta = \frac{\sum_{k \in S_t} F_k^q L \Delta_k}{\sum_{k \in S_t} h_k},\ "
+        r"h_k = q F_k^{q-1} \|L \Delta_k\|^2 + L F_k^q"
+    )
 
     needs_loss = True
     needs_rates = False

@@ -71,6 +71,10 @@ class Dropout(Answers):
     cohort: Cohort
     rate: float  # or one per client `(num_clients,)`
 
+    @property
+    def equation(self) -> str:
+        return rf"{getattr(self.cohort, 'equation', 'S_t')};\ \text{{each is lost with probability}}\ d"
+
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         members = self.cohort.sample(key, round_index, shares)
         rate = jnp.broadcast_to(jnp.asarray(self.rate), shares.shape)[members.ids]
@@ -100,6 +104,10 @@ class FirstResponders(Answers):
     cohort: Cohort
     latency: Any = 1.0  # mean seconds, one number or one per client `(num_clients,)`
     size: int = structure()
+
+    @property
+    def equation(self) -> str:
+        return rf"{getattr(self.cohort, 'equation', 'S_t')};\ \text{{the first}}\ r\ \text{{to answer}}"
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         members = self.cohort.sample(key, round_index, shares)

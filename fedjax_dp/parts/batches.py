@@ -59,6 +59,8 @@ class FixedBatches:
 
     size: int = structure()
 
+    equation = r"\mathcal{B} \sim \text{uniform},\ |\mathcal{B}| = B,\ \text{without replacement}"
+
     even = True
 
     def count(self, steps: int, largest: int) -> int:
@@ -83,6 +85,8 @@ class ReplacementBatches:
     """`size` records drawn uniformly with replacement (dp_fedavg_output's WR): a record may count more than once."""
 
     size: int = structure()
+
+    equation = r"\mathcal{B} = (i_1, \dots, i_B),\ i_j \sim \text{uniform},\ \text{independently}"
 
     even = True
 
@@ -112,6 +116,8 @@ class PoissonBatches:
     """
 
     size: int = structure()
+
+    equation = r"\Pr[i \in \mathcal{B}] = B / n_k,\ \text{independently}"
 
     even = True
 
@@ -143,6 +149,8 @@ class PoissonBatches:
 class FullBatches:
     """All of a client's records in every step, divided by their number. Clients may differ in size."""
 
+    equation = r"\mathcal{B} = \{1, \dots, n_k\},\ B = n_k"
+
     even = True
 
     def count(self, steps: int, largest: int) -> int:
@@ -172,6 +180,10 @@ class EpochBatches:
     """
 
     size: int = structure()
+
+    equation = (
+        r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut a shuffle of}\ \{1, \dots, n_k\}\ \text{into blocks of}\ B"
+    )
 
     even = False
 

@@ -149,6 +149,8 @@ class Sent(NamedTuple):
 class PlainUpload:
     """As it is. What the local steps did is all the privacy there is."""
 
+    equation = r"\Delta_k"
+
     unit = None
     amplified = False
     extra = 0
@@ -193,6 +195,11 @@ class ClientGaussian:
     unit = Unit.CLIENT
     extra = 0
     shared_noise = False
+
+    @property
+    def equation(self) -> str:
+        clipped = (r"\Delta_k \min(1, S / \|\Delta_k\|)", r"\Delta_k^{(l)} \min(1, S / (\sqrt m \|\Delta_k^{(l)}\|))")
+        return rf"{clipped[self.by_tensor]};\ \Delta \leftarrow \Delta + z S \rho\, \xi"
 
     @property
     def amplified(self) -> bool:
@@ -249,6 +256,11 @@ class AdaptiveClientGaussian:
     rate: float
     bit_noise: float
     source: NoiseSource = WhiteNoise()
+
+    equation = (
+        r"\Delta_k \min(1, C_t / \|\Delta_k\|);\ \Delta \leftarrow \Delta + z_u C_t \rho\, \xi,\ "
+        r"C_{t+1} = C_t \exp(-\eta_C (\tilde b_t - \gamma))"
+    )
 
     unit = Unit.CLIENT
     extra = 1
@@ -310,6 +322,11 @@ class ClientSkellam:
 
     clip_norm: float
     noise_multiplier: float
+
+    equation = (
+        r"\lfloor 2^f \Delta_k \min(1, S / \|\Delta_k\|) \rceil + \zeta_k,\ "
+        r"\textstyle\sum_k \zeta_k \sim \text{Skellam of variance}\ (2^f z S)^2"
+    )
 
     unit = Unit.CLIENT
     amplified = False

@@ -81,6 +81,9 @@ class ClipRecords:
     """
 
     microbatch: int | None = structure(default=None)
+
+    equation = r"\bar g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i \min(1, C / \|g_i\|),\ u = C / B"
+
     gap = None
     assumption = None
     per_record = True
@@ -101,6 +104,8 @@ class ClipBatch:
 
     One record may turn the whole mean around, so the same privacy takes B times the noise of `ClipRecords`.
     """
+
+    equation = r"\bar g = m \min(1, C / \|m\|),\ m = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i,\ u = C"
 
     gap = None
     assumption = None
@@ -132,6 +137,8 @@ class ScaleGradients:
     per_record = True
     gradient_bound: float
 
+    equation = r"\bar g = \frac{C}{L B} \sum_{i \in \mathcal{B}} g_i,\ u = C / B"
+
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         return _mean(batch, records, clip_norm, records.divisor * self.gradient_bound / clip_norm)
@@ -147,6 +154,8 @@ class ScaleGradients:
 @value
 class Unbounded:
     """The plain mean gradient with noise all the same (cpfed as printed). Unit C / B, which bounds nothing."""
+
+    equation = r"\bar g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i,\ u = C / B"
 
     gap = "gradients are noised but not clipped, so one record may change them without limit"
     assumption = None
@@ -167,6 +176,11 @@ class ClipTensorsAtMedian:
     As in the published code of DP-SCAFFOLD; `clip_norm` is not used. The unit is the median over B, by tensor. The
     median depends on the records, so the noise tells of them: nothing is proved.
     """
+
+    equation = (
+        r"\bar g^{(l)} = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i^{(l)} \min(1, M_l / \|g_i^{(l)}\|),\ "
+        r"M_l = \operatorname{median}_i \|g_i^{(l)}\|,\ u_l = M_l / B"
+    )
 
     gap = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
     assumption = None

@@ -115,6 +115,8 @@ def _everyone_answers(ids: jax.Array) -> Members:
 class AllClients:
     """Every client in every round."""
 
+    equation = r"S_t = \{1, \dots, N\}"
+
     drawn, fixed, once, turns = False, True, True, 1
     gap, paid = None, None
 
@@ -152,6 +154,8 @@ class UniformCohort:
     """`size` distinct clients, uniform without replacement, afresh in every round."""
 
     size: int = structure()
+
+    equation = r"S_t \sim \text{uniform},\ |S_t| = r,\ \text{without replacement}"
 
     drawn, fixed, once, turns = True, True, True, 1
     gap, paid = None, None
@@ -196,6 +200,8 @@ class PoissonCohort:
     """
 
     size: int = structure()
+
+    equation = r"\Pr[k \in S_t] = q = r / N,\ \text{independently}"
 
     drawn, fixed, once, turns = True, False, True, 1
     gap, paid = None, None
@@ -251,6 +257,8 @@ class MultinomialCohort:
     paid: Event | None = structure(default=None)
     public: bool = structure(default=False)
     one_by_one: bool = structure(default=False)
+
+    equation = r"k_1, \dots, k_r \sim q\ \text{independently},\ m_k = |\{j : k_j = k\}|"
 
     drawn, fixed, once = True, False, False
 
@@ -328,6 +336,8 @@ class CyclicCohort:
     """
 
     size: int = structure()
+
+    equation = r"S_t = \{k : \lfloor k / r \rfloor \equiv t \bmod N / r\}"
 
     drawn, fixed, once, turns = False, True, True, 1
     gap, paid = None, None

@@ -167,6 +167,8 @@ class L2Penalty(Correction):
 
     strength: float
 
+    equation = r"+\, 2 h w"
+
     @property
     def pull(self) -> float:
         return 2 * float(self.strength)
@@ -183,6 +185,8 @@ class Proximal(Correction):
     """The gradient mu (w - w_start) of (mu/2) |w - w_start|^2 (FedProx, Li et al. 2020)."""
 
     strength: float
+
+    equation = r"+\, \mu (w - w_t)"
 
     @property
     def pull(self) -> float:
@@ -212,6 +216,11 @@ class ControlVariates(Correction):
 
     again: bool = structure(default=False)
     warm_start: bool = structure(default=False)
+
+    @property
+    def equation(self) -> str:
+        option = r"\tilde g(w_t)" if self.again else r"c_k - c + (w_t - w_k) / \textstyle\sum_s \eta_s"
+        return rf"+\, c - c_k;\ c_k \leftarrow {option},\ c = \frac{{1}}{{N}} \textstyle\sum_k c_k"
 
     @property
     def keeps(self) -> bool:

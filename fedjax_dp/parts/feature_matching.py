@@ -102,6 +102,13 @@ class FeatureMatching(Correction):
     one_batch: int = structure(default=0)
 
     @property
+    def equation(self) -> str:
+        whose = r"j \ne k" if self.leave_one_out else "j"
+        target = rf"\operatorname{{mean}}_{{{whose}}} \delta_j"
+        at = {"local_after": "w_j", "global_before": "w_t"}.get(self.when, "w_{t+1}")
+        return rf"+\, \lambda \nabla \| \bar\phi(w; \mathcal{{B}}) - {target} \|^2,\ \delta_j = \bar\phi({at}; D_j)"
+
+    @property
     def leak(self) -> str:
         return "mean features, and a gradient made of them, depend on the records without any bound"
 

@@ -37,6 +37,11 @@ class LocalRule:
     factory: Callable[..., optax.GradientTransformation] = structure(default=optax.identity)
     keep: bool = structure(default=False)
 
+    @property
+    def equation(self) -> str:
+        name = getattr(self.factory, "__name__", "a rule")
+        return RULES.get(self.factory, rf"d = \text{{{name}}}(g)")
+
     def transform(self) -> optax.GradientTransformation:
         return self.factory(**self.hyperparameters)
 
@@ -56,6 +61,11 @@ def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformat
     return optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False)
 
 
+RULES: dict[Callable[..., optax.GradientTransformation], str] = {  # as LaTeX
+    optax.identity: "d = g",
+    optax.trace: r"d \leftarrow \beta d + g",
+    rmsprop: r"d = g / (\sqrt{s} + \epsilon),\ s \leftarrow \beta s + (1 - \beta) g^2",
+}
 LOCAL_RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": optax.identity,
     "momentum": optax.trace,
@@ -80,6 +90,8 @@ class LocalSgd(LocalTraining):
     steps: int = structure(default=1)
     schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
     per_step: bool = structure(default=False)
+
+    equation = r"w \leftarrow w - \eta_t\, d"
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
         """Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""

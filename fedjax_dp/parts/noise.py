@@ -64,6 +64,8 @@ def correlated_source(part: Any) -> NoiseSource | None:
 class WhiteNoise:
     """Independent over coordinates, steps, rounds and clients."""
 
+    equation = r"\xi \sim \mathcal{N}(0, I)\ \text{afresh}"
+
     fresh, bands = True, (1.0,)
 
     def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
@@ -82,6 +84,8 @@ class BandedNoise:
     """
 
     coefficients: Any
+
+    equation = r"\xi_t = \sum_{j} a_j \zeta_{t - j},\ \zeta_t \sim \mathcal{N}(0, I)"
 
     fresh = False
 

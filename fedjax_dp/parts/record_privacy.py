@@ -91,6 +91,8 @@ def clips(privatizer: Privatizer) -> TypeGuard[ClippingPrivatizer]:
 class NonPrivate:
     """The plain mean gradient. Nothing is bounded, so no epsilon exists."""
 
+    equation = r"\tilde g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i"
+
     gap = "gradients are neither clipped nor noised"
     assumptions = ()
     on_upload = False
@@ -131,6 +133,8 @@ class RecordGaussian:
     noise_multiplier: float | np.ndarray | jax.Array
     bound: Bound = ClipRecords()
     source: NoiseSource = WhiteNoise()
+
+    equation = r"\tilde g = \bar g + z u\, \xi"
 
     on_upload = False
 
@@ -197,6 +201,12 @@ class OutputGaussian:
     every_step: bool = structure(default=False)
 
     on_upload = True
+
+    @property
+    def equation(self) -> str:
+        size = r"z D \eta" if self.literal else "z D"
+        where = "every" if self.every_step else "the last"
+        return rf"\tilde g = \bar g,\ w \mathrel{{+}}= {size}\, \xi\ \text{{in {where} step}},\ D = C \sum_s \eta_s"
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records

@@ -54,6 +54,11 @@ class SecureSum:
     fractional_bits: int = structure(default=16)
     neighbours: int | None = structure(default=None)
 
+    equation = (
+        r"\sum_k \big( \lfloor 2^f \omega_k \Delta_k \rceil + \text{masks}_k \big) \bmod 2^b,\ "
+        r"\sum_k \text{masks}_k = 0"
+    )
+
     def message(
         self, key: Array, round_index: Index, position: Index, ids: Array, invited: Array, flat: Array
     ) -> tuple[Array, Array]:

@@ -51,6 +51,12 @@ class Server:
     factory: Callable[..., optax.GradientTransformation] = structure(default=optax.sgd)
     schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
 
+    @property
+    def equation(self) -> str:
+        name = getattr(self.factory, "__name__", "a rule")
+        rule = MOMENTUM if self.hyperparameters.get("momentum") is not None else RULES.get(self.factory)
+        return rf"w_{{t+1}} = w_t + \text{{{name}}}(\Delta)" if rule is None else rule
+
     def init(self, params: Any) -> optax.OptState:
         return self.factory(**self.hyperparameters).init(params)
 
@@ -144,4 +150,12 @@ def adaptive_yogi(**numbers: Any) -> optax.GradientTransformation:
     return _adaptive(lambda gradient, mu: gradient, numbers, _signed)
 
 
+_ADAPTIVE = r"\mu \leftarrow \beta_1 \mu + (1 - \beta_1) \Delta,\ {}, \ w_{{t+1}} = w_t + \eta_s \mu / (\sqrt\nu + \pi)"
+MOMENTUM = r"v \leftarrow \beta v + \Delta,\ w_{t+1} = w_t + \eta_s v"
+RULES: dict[Callable[..., optax.GradientTransformation], str] = {  # as LaTeX
+    optax.sgd: r"w_{t+1} = w_t + \eta_s \Delta",
+    adaptive_delta: _ADAPTIVE.format(r"\nu \leftarrow \beta_2 \nu + (1 - \beta_2) \Delta^2"),
+    adaptive_mu: _ADAPTIVE.format(r"\nu \leftarrow \beta_2 \nu + (1 - \beta_2) \mu^2"),
+    adaptive_yogi: _ADAPTIVE.format(r"\nu \leftarrow \nu - (1 - \beta_2) \Delta^2 \operatorname{sign}(\nu - \Delta^2)"),
+}
 SECOND_MOMENTS = {"delta": adaptive_delta, "mu": adaptive_mu}

@@ -69,6 +69,8 @@ class Transport(Protocol):
 class PlainSum:
     """Every message travels as float32, and the server sees each."""
 
+    equation = r"\sum_k \omega_k \Delta_k\ \text{in float32}"
+
     secret = False
     resolution = 0.0
     word_bytes = 4

@@ -1,0 +1,58 @@
+"""How the site is built: `sphinx-build -W -b html docs docs/_build`; a warning is an error.
+
+Catalogue, results, gallery and API reference are written anew by each build, from the code and the measured files.
+"""
+
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import fedjax_dp  # noqa: E402
+
+project = "fedjax_dp"
+author = "The fedjax_dp developers"
+copyright = author
+release = version = fedjax_dp.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "docstrings", "mathml", "written"]
+exclude_patterns = ["_build", "_ext", "*.in.md"]
+nitpicky = False
+default_role = "literal"
+
+# Notebooks show what they printed at full scale; the tests run them at tiny scale.
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist", "substitution"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+
+html_theme = "sphinx_book_theme"
+html_title = "fedjax_dp"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_toc_level": 2,
+    "navbar_start": [],
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
+    "home_page_in_toc": True,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+smartquotes = False

@@ -1,0 +1,103 @@
+"""The pages run: their Python, their doctests, and every command line that they print."""
+
+import contextlib
+import doctest
+import io
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from fedjax_dp import cli
+from fedjax_dp.cli.commands import COMMANDS, HELP
+from fedjax_dp.cli.completion import words_of
+from fedjax_dp.sweeps.plan import expand, read_sweep
+
+ROOT = pathlib.Path(__file__).parent.parent
+WRITTEN = ("api", "gallery", "_build", "extending")  # by a build, or tested by test_extending
+PAGES = {
+    str(path.relative_to(ROOT / "docs")): path.read_text()
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if not {*path.relative_to(ROOT / "docs").parts[:1]} & {*WRITTEN, "catalogue.md", "results.md", "own.md"}
+}
+PAGES |= {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")}
+FIRST = ["guides/runs.md", "guides/audit.md", "concepts/parts.md"]  # of the default tests; the others are slow
+
+
+def blocks(text, *languages):
+    fences = re.findall(r"^```([^\n]*)\n(.*?)^```\s*$", text, re.DOTALL | re.MULTILINE)
+    return [code for language, code in fences if language in languages]
+
+
+RUNNABLE = [  # that of the README is tested in test_readme
+    (name, number)
+    for name, text in PAGES.items()
+    for number in range(len(blocks(text, "python")))
+    if name != "README.md"
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        pytest.param(*one, marks=[] if one[0] in FIRST else [pytest.mark.slow])
+        for one in RUNNABLE
+        if one[0] != "README.md"
+    ],
+)
+def test_python_on_a_page_runs(name, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, told = blocks(PAGES[name], "python")[number], io.StringIO()
+    with contextlib.redirect_stdout(told):
+        exec(compile(code, f"{name}, block {number + 1}", "exec"), {"__name__": "page"})
+    assert told.getvalue() or "def test_" in code
+
+
+@pytest.mark.parametrize("name", [name for name, text in PAGES.items() if blocks(text, "pycon")])
+def test_doctests_on_a_page_print_what_they_say(name):
+    runner = doctest.DocTestRunner()
+    for block in blocks(PAGES[name], "pycon"):
+        runner.run(doctest.DocTestParser().get_doctest(block, {}, name, name, 0))
+    assert runner.tries > 0
+    assert runner.failures == 0
+
+
+def commands(text):
+    """Command lines of the program in the shell blocks of a page, without comments."""
+    lines = "\n".join(blocks(text, "sh", "", "yaml")).replace("\\\n", " ").splitlines()
+    for line in lines:
+        for part in re.split(r"&&|>|\|\s", line):
+            if match := re.search(r"(?:^|\s|: )(fedjax-dp .*)", part):
+                yield shlex.split(match.group(1), comments=True)[1:]
+
+
+COMMAND_LINES = [(name, words) for name, text in PAGES.items() for words in commands(text)]
+
+
+def test_pages_print_commands():
+    assert len(COMMAND_LINES) > 40
+
+
+@pytest.mark.parametrize(("name", "words"), COMMAND_LINES, ids=str)
+def test_a_command_on_a_page_has_known_flags(name, words):
+    command, rest = words[0], words[1:]
+    assert command in COMMANDS or command == "help"
+    known = {*words_of(command).flags, *HELP, "--its-option"}
+    for word in rest:
+        flag = word.partition("=")[0]
+        assert not flag.startswith("--") or flag in known, f"{name}: {flag} of {command}"
+
+
+def test_the_sweep_that_is_shown_can_be_read(tmp_path):
+    (text,) = blocks(PAGES["guides/sweep.md"], "toml")
+    (tmp_path / "sweep.toml").write_text(text)
+    assert len(expand(read_sweep(tmp_path / "sweep.toml"))) == 3 * 4 * 3 * 3 * 5
+
+
+def test_the_configuration_that_is_shown_is_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (text,) = blocks(PAGES["guides/runs.md"], "toml")
+    (tmp_path / "config.toml").write_text(text.replace('"mnist"', '"digits"').replace("50", "5"))
+    assert cli.main(["run", "config.toml", "--rounds", "1", "--out", "x", "--quiet"]) == 0
+    assert "epsilon" in capsys.readouterr().out

@@ -1,0 +1,110 @@
+"""What pages tell of measurements was measured on quiet machines, by programs that checked themselves."""
+
+import argparse
+import csv
+import importlib.util
+import json
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def told(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["transformer", "sweep"])
+def test_gradients_agreed_while_they_were_timed(name):
+    assert told(name)["gradient_gap"] < 1e-4
+
+
+def test_the_sweep_was_of_64_points_on_a_quiet_machine():
+    assert told("sweep")["points"] == 64
+    assert not told("sweep")["disturbed"]
+
+
+def test_a_million_clients_were_run_on_a_quiet_machine():
+    million = told("million")
+    assert not million["disk"]["disturbed"]
+    assert not million["memory"]["disturbed"]
+    assert (million["disk"]["clients"], million["memory"]["clients"]) == (1_000_000, 1000)
+
+
+def test_secure_sums_were_of_the_model_that_pages_name():
+    assert (told("secure_aggregation")["members"], told("secure_aggregation")["size"]) == (100, 1_663_370)
+
+
+@pytest.mark.parametrize("similarity", [0, 10])
+def test_the_cnn_reached_what_it_was_trained_for(similarity):
+    assert told(f"mnist_cnn_{similarity}")["rounds_to_within_one_point"] is not None
+
+
+def test_audits_prove_most_of_what_is_stated():
+    four = {row["trials"]: row for row in told("audit")["rows"] if row["epsilon"] == 4}
+    assert four[10_000]["ratio_median"] > 0.85
+    assert four[100_000]["ratio_median"] > 0.93
+
+
+def test_the_best_of_the_sweep_that_is_drawn_is_private_and_useful():
+    with (RESULTS / "sweep_mnist.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if float(row["epsilon"]) == 0.3]
+    best = max(float(row["test_accuracy_mean"]) for row in rows if row["algorithm"] == "dpnfl")
+    assert best > 0.75
+
+
+def test_the_reproduction_that_is_shown_beats_the_paper_at_its_budget():
+    table = told("papers/best-mnist-0.3/table")
+    rows = {row["line"]: row for row in table["rows"]}
+    assert len(table["seeds"]) == 5
+    assert rows["best"]["correct"]["epsilon"] <= 0.3
+    assert rows["best"]["correct"]["mean"] > rows["addpnfl"]["published"]
+
+
+def test_the_literal_round_of_dp_fedavg_output_has_no_budget_left():
+    rows = told("papers/dp_fedavg_output-fig3/table")["rows"]
+    assert min(row["literal"]["round_epsilon"] for row in rows) > 10_000
+
+
+def test_full_reproductions_fit_a_small_machine():
+    index = told("papers/index")
+    minutes = [index[name]["seconds"] / 60 for name in ("dpnfl-table2-full-syn", "dpnfl-fig6-full-mnist")]
+    assert max(minutes) < 30
+    assert max(found["peak_memory_mb"] for found in index.values()) < 8000
+
+
+def test_every_number_that_pages_tell_is_there():
+    pytest.importorskip("sphinx", reason="the site needs Sphinx")
+    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+    try:
+        import written
+    finally:
+        sys.path.pop(0)
+    found = written.measured()
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "gallery" not in path.parts]
+    for page in pages:
+        for name in _substitutions(page.read_text()):
+            assert name in found, f"{page.name}: {name}"
+
+
+def _substitutions(text):
+    return [part.split("}}")[0].strip() for part in text.split("{{")[1:]]
+
+
+def test_the_plan_on_paper_follows_from_what_was_measured():
+    spec = importlib.util.spec_from_file_location("plan", ROOT / "benchmarks" / "plan.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    told = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())
+    assert (told["asked"]["clients"], told["asked"]["cohort"]) == (1e9, 1e5)
+    assert (told["asked"]["parameters"], told["asked"]["devices"]) == (1e7, 256)
+    asked = argparse.Namespace(**told["asked"])
+    rows = module.plan(asked, told["measured"])
+    assert [[row[name] for name in ("what", "formula", "number", "unit")] for row in told["rows"]] == [*map(list, rows)]
+    text = (ROOT / "benchmarks" / "results" / "plan.md").read_text()
+    assert all(f"| {what} | {formula} | {module.told(number, unit)} |" in text for what, formula, number, unit in rows)
+    dearer = module.plan(asked, told["measured"] | {"reached": told["measured"]["reached"] / 2})
+    assert dearer[-1][2] > 1.9 * rows[-1][2]
