@@ -12,8 +12,11 @@ import numpy as np
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import ASKED
+from fedjax_dp.display import count
 from fedjax_dp.execution import distributed
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import build, environment, population, run_folder, summary
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
@@ -153,7 +156,8 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began
-        screen.say(f"noise found for {kinds} kinds of clients (records, rounds) in {spent:.1f} s")
+        whom = "every client" if kinds == 1 else f"{kinds} kinds of clients, by their records and rounds"
+        screen.say(f"the least noise that meets the budget was found for {whom}, in {spent:.1f} s")
     return ready
 
 
@@ -166,37 +170,60 @@ def _unsaid(config: RunConfig) -> list[str]:
 
 def _about(config: RunConfig, ready: Ready) -> list[str]:
     """What a reader of the log wants to know before the first round."""
-    device, data, algorithm, execution = environment.device(), ready.data, ready.algorithm, ready.execution
-    options = config.options
-    batch = options.get("batch_size", "all their records")
-    rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))
-    lines = [
-        f"{data.num_clients} clients with {int(np.min(data.sizes))} to {int(np.max(data.sizes))} records, "
-        f"cohort {options.get('cohort_size', 'its own')}, {options.get('local_steps', 'its own')} local steps of "
-        f"{batch}, {config.training.rounds} rounds",
-        f"{execution.devices} {device['platform']} device(s) ({device['kind']})",
-    ]
-    if execution.devices < device["count"]:
-        lines[-1] += f" of {device['count']}"
-    if execution.model_devices > 1:
-        lines[-1] += f", {execution.model_devices} to a model"
-    if device["processes"] > 1:
-        lines[-1] += f" in {device['processes']} processes"
-    late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
-    if late and ASKED not in os.environ:
-        lines[-1] += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
+    data, algorithm, options = ready.data, ready.algorithm, config.options
+    lines = [f"{_clients(data)}; {_rounds(config, ready)}", _devices(ready.execution)]
     noise = noise_of(algorithm)
     if noise is not None:
         noises = np.atleast_1d(np.asarray(noise, float))
-        words = f"noise multiplier {noises.min():.4g} to {noises.max():.4g}"
+        least, most = f"{noises.min():.4g}", f"{noises.max():.4g}"
+        words = f"noise multiplier {least}" if least == most else f"noise multiplier {least} to {most}, by client"
         if "clip_norm" in options:
-            words = f"clip norm {options['clip_norm']:g}, {words}"
+            words += f", clip norm {options['clip_norm']:g}: on a sum the noise is their product"
+        lines.append(words)
         if clips_records(algorithm):
             params = jax.eval_shape(ready.model.init, run_key(ready.seed))
-            words += f", clipping by {gradients.describe(ready.model, params, *rows)}"
-        lines.append(words)
+            rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))
+            lines.append(f"clipping by {gradients.describe(ready.model, params, *rows)}")
     lines.append(str(traffic(algorithm, ready.model, data)))
     return lines
+
+
+def _clients(data: FederatedData) -> str:
+    least, most = int(np.min(data.sizes)), int(np.max(data.sizes))
+    records = count(most, "record") if least == most else f"{least:,} to {count(most, 'record')}"
+    return f"{count(data.num_clients, 'client')} with {records}{' each' * (least == most and data.num_clients > 1)}"
+
+
+def _rounds(config: RunConfig, ready: Ready) -> str:
+    """Who does what in a round, as far as the options say it."""
+    options, cohort = config.options, ready.algorithm.cohort
+    size = options.get("cohort_size")
+    who = "all clients" if size is None else f"{'' if cohort.fixed else 'about '}{count(size, 'client')}"
+    steps, batch = options.get("local_steps"), options.get("batch_size")
+    does = "train"
+    if steps is not None:
+        kind = ("local pass", "local passes") if options.get("batches") == "epochs" else ("local step", "local steps")
+        does = (
+            f"take {steps:,} {kind[steps != 1]} of {'all their records' if batch is None else count(batch, 'record')}"
+        )
+    return f"{count(ready.rounds, 'round')}, in each {who} {does}"
+
+
+def _devices(execution: Execution) -> str:
+    """Where it is computed."""
+    device = environment.device()
+    kind = device["platform"].upper() + ("" if device["kind"] == device["platform"] else f" ({device['kind']})")
+    told = f"computed on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"
+    if execution.devices < device["count"]:
+        told += f" of {device['count']}"
+    if execution.model_devices > 1:
+        told += f", {execution.model_devices} to a model"
+    if device["processes"] > 1:
+        told += f" in {device['processes']} processes"
+    late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
+    if late and ASKED not in os.environ:
+        told += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
+    return told
 
 
 def _free_folder(config: RunConfig) -> pathlib.Path:

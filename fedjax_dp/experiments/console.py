@@ -26,7 +26,8 @@ class Screen:
         self._notebook = in_notebook() and not quiet
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="dim", markup=False, soft_wrap=True)
+        whole = not self.console.is_terminal  # a file is searched by lines
+        self.console.print(text, style="dim", markup=False, soft_wrap=whole)
 
     @contextlib.contextmanager
     def bar(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_dp.display import count
 from fedjax_dp.gradients.analysis import GradientPlan, Unit
 from fedjax_dp.gradients.clipped import MEMORY, loss_plan
 from fedjax_dp.gradients.model import Model
@@ -44,8 +45,12 @@ class Explanation(NamedTuple):
     def summary(self) -> str:
         """One line."""
         counts = {way: sum(len(w.parameters) for w in self.weights if w.way == way) for way in ("factored", "direct")}
-        words = f"norms in the backward pass: {counts['factored']} parameters factored, {counts['direct']} direct"
-        words += f", {self.bytes_per_record:,} bytes a record"
+        factored, direct = counts["factored"], counts["direct"]
+        words = f"norms in the backward pass, for all {count(factored, 'parameter array')}"
+        if direct:
+            arrays = count(factored + direct, "parameter array")
+            words = f"norms in the backward pass for {factored} of {arrays}, gradients of single records for {direct}"
+        words += f", {self.bytes_per_record:,} bytes a record" if self.bytes_per_record else ""
         words += f", {self.records_at_once:,} records at once" if self.records_at_once < 10**6 else ""
         return words if self.dtype == "float32" else f"{words}, of gradients computed in {self.dtype}"
 

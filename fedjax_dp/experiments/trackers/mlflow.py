@@ -42,7 +42,8 @@ class MLflow:
             import mlflow
 
             uri = self._uri or mlflow.get_tracking_uri()
-            self._client, self._entities = mlflow.MlflowClient(tracking_uri=uri), mlflow.entities
+            self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
+            self._entities = mlflow.entities
             self._memory = Memory("mlflow", run, _without_password(uri))
             self._begin(run)
             self.place = f"run {self._memory.id} at {_without_password(uri)}"
