@@ -52,6 +52,11 @@ T = TypeVar("T")
 class NotCoveredError(errors.ConfigurationError):
     """An accountant has no theorem for an event, so it says nothing rather than too little."""
 
+    @property
+    def reason(self) -> str:
+        """What is not covered, without what to do instead."""
+        return str(self).partition("; ")[0]
+
 
 class Unit(enum.Enum):
     """Whose presence is hidden."""

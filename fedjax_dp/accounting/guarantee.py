@@ -37,7 +37,7 @@ class Claim:
     rounds: int | None = None  # how many of a client's rounds it is about, where not about all
 
     def __str__(self) -> str:
-        said = "no epsilon" if self.epsilon is None else f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
+        said = "says nothing here" if self.epsilon is None else f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
         return f"{self.source}: {said} ({self.verdict}: {self.reason})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,7 +131,8 @@ class Guarantee:
         if math.isinf(self.epsilon):
             reason = self.reason or "the noise is too small for the accountant to tell the losses from infinite ones"
             return f"no privacy: epsilon is infinite, because {reason}."
-        spread = f"min {self.epsilon_min:.4g}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
+        never = "" if self.epsilon_min else " (clients that are never drawn)"
+        spread = f"min {self.epsilon_min:.4g}{never}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
         adjacency = self.adjacency.value if self.adjacency else "no"
         return (
             f"epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "

@@ -73,7 +73,7 @@ def _dpnfl_lemma2(setting: str, batch: int, records: int, participations: int, s
     try:
         noise = theorems.dpnfl_lemma2_noise(epsilon, delta, WithoutReplacement(batch, records), event.count)
     except NotCoveredError as error:
-        claim = Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}")
+        claim = Claim(source, None, delta, Verdict.CONDITIONAL, f"not met, {error.reason}")
         return PaperRow("dpnfl", setting, claim, None, None, tight, unit)
     reason = (
         "conditions met (rate <= 0.1, rho <= 0.1 in a step); holds for a client drawn the mean number of times, "
@@ -287,7 +287,7 @@ def _output_theorem1(data: str, records: int, epsilon: float) -> PaperRow:
     spent = event.scaled(2 * noise)
     provable, least = epsilon_of(spent, DELTA_OUTPUT), _output_least(spent)
     inner = epsilon / (2 * rate)
-    reason = f"condition not met: needs epsilon / (2q) <= 1, got {inner:.3g}"
+    reason = f"not met, needs epsilon / (2q) <= 1, got {inner:.3g}"
     if least > epsilon:
         verdict = Verdict.WRONG
         reason += f"; even a release of sensitivity 2 Q G eta attains {_told(least)}"

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -90,12 +91,11 @@ def _done(command: str, rest: list[str]) -> int:
         return _failed(error)
     except Exception as error:  # whoever reads exit codes must not take a defect for a finding
         return _failed(error)
-    except KeyboardInterrupt:
-        resume = {
-            "run": "; fedjax-dp run --resume DIR continues from the last checkpoint",
-            "sweep": "; the same command goes on where it stopped",
-            "reproduce": "; the same command goes on where it stopped",
-        }.get(command, "")
+    except KeyboardInterrupt as error:
+        again = "; the same command goes on where it stopped"
+        resume = {"sweep": again, "reproduce": again}.get(command, "")
+        for folder in getattr(error, "__notes__", ()):  # of a run that has begun
+            resume = f"; fedjax-dp run --resume {shlex.quote(folder)} goes on"
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
         return 130
 

@@ -45,7 +45,7 @@ IDLE = (
     "out",
 )
 
-_IF = f"{INDENT}if noise and sampling are of the stated kind, and only how much noise there is is in doubt"
+_IF = f"{INDENT}if noise and sampling are as described, and only the amount of noise is in doubt"
 _UNTESTED = "your model, which is not run: this canary chooses gradients, and all that is done to them is run"
 
 
@@ -158,7 +158,7 @@ def _print(found: Audit, promise: Guarantee, options: AuditOptions, participatio
     sure = f"with confidence {found.confidence}"
     noise = f"at most {found.noise:.3g} times what is stated" if found.noise < 1e3 else "nothing is proved about it"
     if not found.violated:
-        noise += f"; half of it would {'' if found.noise < 2 else 'not '}have been noticed"
+        noise += f"; half the stated noise would {'' if found.noise < 2 else 'not '}have been noticed"
     told = [
         ("", found.verdict),
         ("stated", str(found.guarantee)),
@@ -199,7 +199,7 @@ def _at_least(epsilon: float) -> str:
 
 
 def _attack(found: Audit, options: AuditOptions) -> str:
-    """`summed; canary gradient in record 0 of client 2, all other gradients zero`."""
+    """`score summed; planted (the canary): gradient in record 0 of client 2, all other gradients zero`."""
     by_record, where = found.guarantee.unit is Unit.RECORD, f"client {found.client}"
     if not isinstance(found.outcome, Outcome):
         count = found.outcome.canaries
@@ -209,7 +209,7 @@ def _attack(found: Audit, options: AuditOptions) -> str:
     others = ""
     if found.canary == "gradient":
         others = f", all other gradients {OTHERS[found.outcome.game]}"
-    return f"{found.outcome.attack}; canary {found.canary} in {where}{others}"
+    return f"score {found.outcome.attack}; planted (the canary): {found.canary} in {where}{others}"
 
 
 def _errors(found: Audit) -> list[tuple[str, str]]:

@@ -91,6 +91,7 @@ def _print_result(
     told = [
         ("", headline),
         *_target(result),
+        *_guessing(result),
         ("privacy", guarantee["statement"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
         ("folder", f"{where} (config.toml, metrics.json, result.json, run.png, checkpoints)"),
@@ -110,6 +111,14 @@ def _print_result(
     tell(told, rests_on, rest, detail)
 
 
+def _guessing(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where nothing was learnt, and what may help."""
+    if result["test_accuracy"] * result["classes"] > 1:
+        return []
+    remedy = "a higher --epsilon, --batch-size or --cohort-size" if result["guarantee"]["epsilon"] else "other rates"
+    return [("warning", f"no better than to guess one of {result['classes']} classes: {remedy} may help")]
+
+
 def _target(result: dict[str, Any]) -> list[tuple[str, str]]:
     """When the accuracy that was asked for was reached."""
     target, reached = result["config"].get("target_accuracy"), result["rounds_to_target"]
@@ -122,7 +131,7 @@ def _target(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _probes(last: dict[str, Any]) -> list[tuple[str, str]]:
     """What else is known of the last evaluation; the simulator's own view is labelled so."""
-    probes = []
+    probes = ["what only the simulator sees, in no epsilon:"]
     if last["worst_tenth"] is not None:
         probes.append(
             f"worst tenth of clients {last['worst_tenth']:.4f}, mean {last['client_mean']:.4f}, "
@@ -135,6 +144,8 @@ def _probes(last: dict[str, Any]) -> list[tuple[str, str]]:
         if last["clipped"]:
             probes.append(f"{last['clipped']:.0%} of gradients clipped: {_about_clipping(last['clipped'])}")
         probes.append(f"noise {last['noise_to_signal']:.3g} times the signal: {_about_noise(last['noise_to_signal'])}")
+    if len(probes) == 1:
+        return []
     return [("", INDENT + text) if index else ("probes", text) for index, text in enumerate(probes)]
 
 

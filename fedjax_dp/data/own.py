@@ -136,7 +136,9 @@ def from_frame(name: str, where: str, frame: Any, label: str | None, client: str
         parts = split_each([rows] if ids is None else natural(ids), fraction, seed=0)
         train, tests = (np.concatenate(part) for part in parts)
         whose = "records" if ids is None else "every client's records"
-        notes.append(f"{fraction:.0%} of {whose}, drawn at random, are for testing; a column {SPLIT} would say which")
+        notes.append(
+            f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
+        )
     arrays = {"x_train": x[train], "y_train": labels[train], "x_test": x[tests], "y_test": labels[tests]}
     if ids is not None:
         arrays |= {"client_ids": ids[train], "test_client_ids": ids[tests]}

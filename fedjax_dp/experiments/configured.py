@@ -62,7 +62,7 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Call
     finished = run_folder.result_of(path, about)
     if finished is not None and rounds == config.training.rounds:
         run_folder.require_same(about, {**about["checksums"], **run_folder.code_of(config.code)})
-        screen.say(f"{path} is finished after round {rounds}: nothing is done")
+        screen.say(f"{path} is finished, after round {rounds}; --rounds N goes on to more")
         return finished, path
 
     def checked() -> tuple[Ready, dict[str, Any]]:

@@ -209,14 +209,16 @@ def build_data(config: PopulationConfig) -> FederatedData:
 
 
 def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
-    """What was decided about a user's own data without being asked, line by line."""
+    """What was decided about the data without being asked, line by line."""
     told = list(data.notes)
+    if config.holdout is not None:
+        told.append(f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first")
     if names_clients(config.dataset, config.client_column):
         own = config.client_column or "client_ids"
         if config.partition == "natural":
-            told.append(f"clients are those of {own} (partition natural); --partition iid would deal records anew")
+            told.append(f'clients are those of "{own}" (partition natural); --partition iid would deal records anew')
         else:
-            told.append(f"{own} of the data not used: partition {config.partition} was asked for")
+            told.append(f'"{own}" of the data is not used: partition {config.partition} was asked for')
     elif kind_of(config.dataset) in FILES and config.partition != "given":
         by = "--client-column" if DATASETS[kind_of(config.dataset)].table else "client_ids in the file"
         told.append(f"nobody says whose records they are: dealt to {data.num_clients} clients; {by} would")

@@ -78,6 +78,9 @@ def opened(path: pathlib.Path) -> Iterator[RunFolder]:
     folder = RunFolder(path)
     try:
         yield folder
+    except KeyboardInterrupt as error:
+        error.add_note(str(path))  # whoever tells of it can say how to go on
+        raise
     finally:
         folder.close()
 

@@ -17,6 +17,7 @@ def of_run(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
         "dataset": ready.dataset,
         "rounds": ready.rounds,
         "seed": ready.seed,
+        "classes": ready.data.classes,
         "test_accuracy": result.test_accuracy,
         "test_loss": result.test_loss,
         "history": [point._asdict() for point in result.history],

@@ -226,7 +226,7 @@ def _words(run: PlannedRun) -> list[str]:
 def _learnt(data: FederatedData) -> list[str]:
     told = [f"epsilon does not cover what the features were made with: {told}" for told in data.learnt]
     if data.test_clients is not None:
-        told.append("epsilon does not cover the accuracy on records that clients hold out, which is told as it is")
+        told.append("epsilon does not cover the accuracy on records that clients hold out: it is told without noise")
     return told
 
 
@@ -238,9 +238,10 @@ def _assumptions(
     algorithm, colluders = run.algorithm, run.terms.colluders
     participation = counted_as(algorithm, run.terms.participation)
     cohorts = {
-        "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
-        "law": "cohorts are drawn by their law, independent of all data; delta is averaged over the draw, which is "
-        "public afterwards, so a client drawn often may have more than epsilon",
+        "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public; "
+        "the seed may not",
+        "law": "cohorts are drawn by their law, independent of all data; delta is an average over the draw: once that "
+        "is known, a client drawn often may have more than epsilon",
         "worst": "every client is accounted for all rounds",
         "expected": "every client is accounted for the mean number of rounds: no guarantee for those drawn more often",
         "once": "a single round of the run is accounted for, whichever it is",
@@ -286,11 +287,14 @@ def _assumptions(
             low, high = (f"{gain:.3g}" for gain in (gains.min(), gains.max()))
             between = low if low == high else f"{low} to {high}"
             told.append(
-                f"what is seen carries {between} times the variance of a client's own noise; "
-                f"{colluders} of a cohort help the adversary"
+                f"what is seen carries {between} times the variance of a client's own noise, with "
+                f"{colluders} of a cohort helping the adversary"
             )
             if algorithm.transport.resolution:
-                told.append("no message overflows the ring: a run that one stops has the epsilon of view uploads")
+                told.append(
+                    "no message overflows the secure sum: it would stop the run, "
+                    "which then has the epsilon of view uploads"
+                )
     return told
 
 

@@ -93,7 +93,7 @@ def _dpnfl(run: Subject) -> tuple[Claim, ...]:
         spent = accounting.epsilons_of(realised, delta, "tcdp")
         assumed = accounting.epsilons_of(expected, delta, "tcdp")
     except accounting.NotCoveredError as error:
-        return (Claim(source, None, delta, Verdict.CONDITIONAL, f"condition not met: {error}"),)
+        return (Claim(source, None, delta, Verdict.CONDITIONAL, f"not met, {error.reason}"),)
     counts, means = (each(ledger, lambda event: sum(n for _, n in event.leaves())) for ledger in (realised, expected))
     busiest = max(range(len(counts)), key=lambda i: counts[i] / means[i])
     if counts[busiest] <= means[busiest]:
@@ -166,7 +166,7 @@ def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
         verdict, reason = Verdict.HOLDS, "its conditions are met"
     elif proved > claimed:
         verdict = Verdict.CONDITIONAL
-        reason = f"condition not met: epsilon / (2q) <= 1, which is {claimed / (2 * rate):.3g}; {proved:.4g} is proved"
+        reason = f"not met, epsilon / (2q) <= 1, which is {claimed / (2 * rate):.3g}; {proved:.4g} is proved"
     else:
         verdict, reason = Verdict.HEURISTIC, f"conditions not met, but above the {proved:.4g} proved for one round"
     return (

@@ -66,7 +66,7 @@ def test_table_of_dpnfl(rows):
 def test_conditions_of_dpnfl_are_checked_on_the_configuration(rows):
     (small,) = [row for row in chosen(rows, "dpnfl", "Lemmas 2-4") if row.setting.endswith("n=99")]
     assert small.claim.epsilon is None
-    assert "condition not met: tCDP subsampling needs a batch rate in (0, 0.1], got 0.101" in small.claim.reason
+    assert "not met, tCDP subsampling needs a batch rate in (0, 0.1], got 0.101" in small.claim.reason
 
 
 def test_theorem_5_of_dpnfl_is_out_of_reach_of_its_budget(rows):
