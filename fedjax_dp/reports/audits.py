@@ -16,7 +16,7 @@ def of_content(content: Mapping[str, Any]) -> Report:
     """The report of an audit."""
     config = content.get("config") or {}
     data: dict[str, Rows] = {"epsilons": _epsilons(content)}
-    blocks: list[Block] = [_figure()]
+    blocks: list[Block] = [_figure(len(data["epsilons"]))]
     errors = content.get("errors")
     if errors and content["epsilon_tested"] is not None:
         data["region"] = _region(content)
@@ -43,23 +43,23 @@ def _result(content: Mapping[str, Any]) -> Section:
     blocks: list[Block] = [Tiles(items), Prose(lines, "Violated" if violated else "")]
     if content["contradiction"]:
         blocks.append(Prose([shared.sentence(f"Inspection of the parts: {content['contradiction']}")], "Violated"))
-    blocks += [block for block in shared.promise(content["guarantee"])]
+    blocks += shared.promise(content["guarantee"])
     return Section("Result", blocks)
 
 
 def _epsilons(content: Mapping[str, Any]) -> Rows:
     """Every epsilon on one axis, and what kind of number it is."""
     found: Rows = [
-        {"what": "proved, if noise is of the stated kind", "kind": LOWER, "epsilon": content["epsilon_lower"]},
+        {"what": "proved (stated kind)", "kind": LOWER, "epsilon": content["epsilon_lower"]},
         {
-            "what": "proved, whatever the mechanism",
+            "what": "proved (any kind)",
             "kind": LOWER,
             "epsilon": content["epsilon_lower_of_any_mechanism"],
         },
-        {"what": "promised by the Guarantee", "kind": UPPER, "epsilon": content["epsilon_stated"]},
+        {"what": "promised", "kind": UPPER, "epsilon": content["epsilon_stated"]},
     ]
     if content["claim"] is not None:
-        found.append({"what": "claimed, and tested", "kind": CLAIM, "epsilon": content["claim"]})
+        found.append({"what": "claimed, tested", "kind": CLAIM, "epsilon": content["claim"]})
     refuted = set(content["refuted_claims"])
     for claim in content["guarantee"]["claims"]:
         if claim["epsilon"] is not None:
@@ -72,8 +72,11 @@ LOWER, UPPER, CLAIM = "lower bound, proved", "upper bound, promised", "claim"
 KINDS = [LOWER, UPPER, CLAIM]
 
 
-def _figure() -> Figure:
-    about = "The promise is kept as long as no proved lower bound lies to the right of what is promised."
+def _figure(rows: int) -> Figure:
+    about = (
+        "The promise is kept as long as no proved lower bound lies to the right of it. One bound takes noise and "
+        "sampling to be of the stated kind, and only their size to be in doubt; the other holds for any mechanism."
+    )
     kind = {
         "field": "kind",
         "type": "nominal",
@@ -83,7 +86,7 @@ def _figure() -> Figure:
     y = {"field": "what", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170, "ticks": False}}
     x = {"field": "epsilon", **charts.axis("epsilon (nats)")}
     spec = charts.chart(
-        height={"step": 34},
+        height=34 * rows,
         data={"name": "epsilons"},
         transform=[{"filter": "isValid(datum.epsilon)"}],
         encoding={"y": y, "color": kind},
@@ -109,8 +112,8 @@ def _region(content: Mapping[str, Any]) -> Rows:
     """The least error rates that (epsilon, delta) leaves any attack, for what is promised and what is proved."""
     delta = content["delta"]
     curves = {
-        "least errors under what is promised": content["epsilon_tested"],
-        "least errors under what is proved of any mechanism": content["epsilon_lower_of_any_mechanism"],
+        "allowed by what is promised": content["epsilon_tested"],
+        "allowed by what is proved": content["epsilon_lower_of_any_mechanism"],
     }
     rates = [place / (POINTS - 1) for place in range(POINTS)]
     return [
@@ -152,7 +155,7 @@ def _trade_off() -> Figure:
     )
     x = {"field": "false_positive", **charts.axis("false alarms", ".0%", domain=[0, 1])}
     y = {"field": "false_negative", **charts.axis("missed canaries", ".0%", domain=[0, 1])}
-    names = ["least errors under what is promised", "least errors under what is proved of any mechanism"]
+    names = ["allowed by what is promised", "allowed by what is proved"]
     curve = {"field": "curve", "type": "nominal", "scale": {"domain": names}, "legend": charts.LEGEND}
     dashes = {
         "field": "curve",

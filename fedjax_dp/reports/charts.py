@@ -1,12 +1,25 @@
 """Vega-Lite: the shapes of figures that several reports share. Colours, fonts and sizes are the page's."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Spec = dict[str, Any]
 HEIGHT = 260
-LEGEND = {"title": None, "orient": "bottom", "direction": "vertical", "symbolType": "stroke", "labelLimit": 320}
-ROUND: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"tickMinStep": 1, "format": "d"}}
+LEGEND = {
+    "title": None,
+    "orient": "bottom",
+    "direction": "vertical",
+    "symbolType": "stroke",
+    "labelLimit": 320,
+    "symbolOpacity": 1,
+}
+ROUND: Spec = {
+    "field": "round",
+    "type": "quantitative",
+    "title": "round",
+    "axis": {"tickMinStep": 1, "labelExpr": "datum.value % 1 === 0 ? format(datum.value, ',d') : ''"},
+}
 # A transparent edge that widens what a pointer can hit.
 POINT: Spec = {"type": "point", "filled": True, "size": 26, "strokeWidth": 14, "stroke": "transparent", "opacity": 1}
 
@@ -72,7 +85,7 @@ def choice(names: Mapping[str, str]) -> str:
     """An expression for what the field of a row is called."""
     found = "datum.field"
     for field, name in names.items():
-        found = f"datum.field === '{field}' ? '{name}' : {found}"
+        found = f"datum.field === {json.dumps(field)} ? {json.dumps(name)} : {found}"
     return found
 
 

@@ -105,14 +105,15 @@ class Tiles(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Labels and what they say."""
+    """Labels and what they say; `wide`: a line each, for what takes more than a few words."""
 
     items: Sequence[tuple[str, Any]]
+    wide: bool = False
     fixed: bool = False
 
     def html(self) -> str:
         rows = "".join(f"<div><dt>{text(label)}</dt><dd>{text(told(value))}</dd></div>" for label, value in self.items)
-        return f'<dl class="facts">{rows}</dl>'
+        return f'<dl class="facts{" wide" if self.wide else ""}">{rows}</dl>'
 
 
 class Prose(NamedTuple):
@@ -123,7 +124,7 @@ class Prose(NamedTuple):
     fixed: bool = False
 
     def html(self) -> str:
-        mark = f"<strong>{text(self.tone)}</strong> " if self.tone else ""
+        mark = f"<strong>{text(self.tone)}:</strong> " if self.tone else ""
         lines = "".join(f"<p>{mark}{text(line)}</p>" for line in self.lines)
         return f'<div class="prose {text(self.tone.lower())}">{lines}</div>'
 
@@ -164,6 +165,9 @@ class Grid(NamedTuple):
         return f"<details><summary>{text(self.caption)}</summary>{table}</details>" if self.folded else table
 
 
+LONG = ' class="long"'  # a cell that needs some width to be read
+
+
 def _right(value: Any) -> str:
     return ' class="n"' if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
@@ -175,7 +179,8 @@ def _keyed(keys: Sequence[int], place: int) -> str:
 def _cell(column: int, value: Any) -> str:
     if column == 0:
         return f'<th scope="row"{_right(value)}>{text(told(value))}</th>'
-    return f"<td{_right(value)}>{text(told(value))}</td>"
+    shown = told(value)
+    return f"<td{_right(value) or (LONG if len(shown) > 40 else '')}>{text(shown)}</td>"
 
 
 class Figure(NamedTuple):

@@ -127,7 +127,7 @@ def _library() -> str:
     """Vega-Lite with all that it needs, as vl-convert brings it. Its few letters outside ASCII stand in texts."""
     import vl_convert  # here alone: it takes a second
 
-    bundle: str = vl_convert.javascript_bundle()
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in bundle.lower() or "<!--" in bundle:
         raise RuntimeError("the charting library cannot stand inside a page")
     return "".join(letter if letter.isascii() else f"\\u{ord(letter):04x}" for letter in bundle)

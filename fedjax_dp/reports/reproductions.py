@@ -54,7 +54,7 @@ def of_content(content: Mapping[str, Any]) -> Report:
     blocks: list[Block] = [_value_figure(content, values)]
     if curves:
         data["by_round"] = curves
-        blocks.append(_curve_figure(content, curves))
+        blocks += _curve_figures(content, curves)
     blocks += _tables(content, titles)
     sections = [_result(content), Section("Published, literal, correct", blocks)]
     sections += [Section("What the numbers rest on", [Listing(content["notes"])]), _cost(content)]
@@ -110,6 +110,7 @@ def _epsilon(found: Mapping[str, Any]) -> str:
 def _tables(content: Mapping[str, Any], titles: Mapping[str, str]) -> list[Block]:
     """A table for each metric."""
     blocks: list[Block] = []
+    along = any(row["x"] is not None for row in content["rows"])
     columns = ["panel", "method", "at", "published", "literal", "its epsilon", "correct", "its epsilon", "verdict"]
     for metric in dict.fromkeys(row["metric"] for row in content["rows"]):
         label, digits = _measure(metric)
@@ -122,8 +123,10 @@ def _tables(content: Mapping[str, Any], titles: Mapping[str, str]) -> list[Block
                 found = row[reading]
                 cells += [_number(found["mean"], found["std"], digits), _epsilon(found)]
             published = _number(row["published"], row["published_std"], digits)
-            table.append([*_where(row, titles), published, *cells, row["verdict"]])
-        blocks.append(Grid(f"{label}: published, literal and correct", columns, table))
+            where = _where(row, titles)
+            table.append([*(where if along else where[:2]), published, *cells, row["verdict"]])
+        named = columns if along else [name for name in columns if name != "at"]
+        blocks.append(Grid(f"{label}: published, literal and correct", named, table))
     return blocks
 
 
@@ -194,8 +197,9 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
         "axis": {"labelLimit": 190, "ticks": False, "grid": True},
     }
     first = [{"filter": {"field": "metric", "equal": metric}}]
+    rows = len({row["what"] for row in values if row["metric"] == metric})
     spec = charts.chart(
-        height={"step": 26},
+        height=26 * max(rows, 1),
         data={"name": "values"},
         transform=first,
         encoding={"y": y, "color": reading},
@@ -224,9 +228,14 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
     return Figure("values", label[:1].upper() + label[1:], about, spec, "values")
 
 
-def _curve_figure(content: Mapping[str, Any], curves: Rows) -> Figure:
+def _curve_figures(content: Mapping[str, Any], curves: Rows) -> list[Block]:
+    """A figure for each panel."""
     label, _ = _measure(content["rows"][0]["metric"])
     panels = list(dict.fromkeys(row["panel"] for row in curves))
+    return [_curve_figure(label, curves, panel, place) for place, panel in enumerate(panels)]
+
+
+def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
     lines = list(dict.fromkeys(row["method"] for row in curves))
     y = {"field": "value", **charts.axis(label, zero=False)}
     method = {"field": "method", "type": "nominal", "scale": {"domain": lines}, "legend": charts.LEGEND}
@@ -253,13 +262,12 @@ def _curve_figure(content: Mapping[str, Any], curves: Rows) -> Figure:
     spec = charts.chart(
         height=320,
         data={"name": "by_round"},
-        transform=[{"filter": "isValid(datum.value)"}],
+        transform=[{"filter": "isValid(datum.value)"}, {"filter": {"field": "panel", "equal": panel}}],
         encoding={"x": charts.ROUND, "y": y, "color": method},
         layer=layers,
     )
-    about = "The literal reading is dashed, the correct one solid"
-    about += f"; panels: {', '.join(panels)}." if len(panels) > 1 else "."
-    return Figure("curves", "By round", about, spec, "by_round")
+    about = f"{label[:1].upper()}{label[1:]}. The literal reading is dashed, the correct one solid."
+    return Figure(f"curves-{place}", f"{panel}, by round", about, spec, "by_round")
 
 
 def _common(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: s
             history,
             "accuracy",
             "Accuracy by round",
-            "Accuracy on public test data after each evaluated round.",
+            shared.tested(history),
             ACCURACY,
             charts.axis("accuracy", ".0%", domain=[0, 1]),
             ".2%",
@@ -193,7 +193,9 @@ def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: s
         charts.axis("gradient norm"),
     )
     if history and shared.latest(history, "objective") is None:
-        line = "The objective and its gradient over all training records were not asked for: --train-metrics true adds them."
+        line = (
+            "The objective over all training records was not asked for: --train-metrics true adds it and its gradient."
+        )
         blocks.append(Prose([line], "Missing"))
     return Section("By round", blocks)
 
@@ -208,8 +210,8 @@ def _figure(
     number: str = ".4g",
 ) -> list[Block]:
     """The figure of the fields that some evaluation knows; nothing where none does."""
-    known = {field: label for field, label in fields.items() if shared.latest(history, field) is not None}
-    if not known:
+    known = {field: label for field, label in fields.items() if any(row.get(field) for row in history)}
+    if not known:  # unknown, or 0 throughout, as noise is where there is none
         return []
     probes = any("probe" in label for label in known.values())
     return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]

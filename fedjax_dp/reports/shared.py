@@ -64,7 +64,7 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
         ("accountant", guarantee["accountant"]),
         ("epsilon of clients", spread(guarantee)),
     ]
-    blocks: list[Block] = [Facts(terms)]
+    blocks: list[Block] = [Facts(terms, wide=True)]
     if guarantee["assumptions"]:
         blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]
     if guarantee["claims"]:
@@ -97,10 +97,10 @@ def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = 
     if rows:
         blocks.append(Grid(caption, ["field", "value"], [[name, _plain(value)] for name, value in rows], folded=True))
     versions, device = about.get("versions") or {}, about.get("device") or {}
-    if versions:
-        blocks.append(Facts([("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))]))
-    if device:
-        blocks.append(Facts([("machine", machine(device))]))
+    made = [("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))] if versions else []
+    made += [("machine", machine(device))] if device else []
+    if made:
+        blocks.append(Facts(made, wide=True))
     return Section("Configuration and versions", blocks)
 
 
@@ -120,6 +120,12 @@ def machine(device: Mapping[str, Any]) -> str:
 def counted(number: int, what: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def tested(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What accuracy is measured on."""
+    held = latest(rows, "client_mean") is not None
+    return "Accuracy on records that clients hold out." if held else "Accuracy on public test data."
 
 
 def latest(rows: Sequence[Mapping[str, Any]], field: str) -> Any:

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp.display import words
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -59,7 +58,10 @@ def of_folder(path: pathlib.Path) -> Report:
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {shared.counted(planned, 'point')}"
     progress = "finished" if finished else f"{len(records):,} of {planned:,} points"
-    return Report(KIND, f"Sweep {about.get('name', path.name)}", lead, sections, data, progress, finished)
+    name = str(about.get("name", path.name))
+    return Report(
+        KIND, name if name.lower().startswith(KIND) else f"Sweep {name}", lead, sections, data, progress, finished
+    )
 
 
 def front(rows: Rows) -> Rows:
@@ -84,7 +86,7 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str |
                 "key": key,
                 "at": [places[name][same(setting.values[name])] for name in axes],
                 "setting": _called(setting, axes),
-                "group": "all settings" if group is None else f"{group} {words(setting.values[group])}",
+                "group": "all settings" if group is None else f"{group} {told(setting.values[group])}",
                 "epsilon": _finite(epsilon),
                 "private": math.isfinite(epsilon),
                 "accuracy": _finite(score.mean),
@@ -98,7 +100,7 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str |
 
 
 def _called(setting: Setting, axes: Sequence[str]) -> str:
-    return ", ".join(f"{name} {words(setting.values[name])}" for name in axes) or "the only setting"
+    return ", ".join(f"{name} {told(setting.values[name])}" for name in axes) or "the only setting"
 
 
 def _by_round(settings: Sequence[Setting], rows: Rows) -> Rows:
@@ -129,7 +131,7 @@ def _point(record: Record, axes: Sequence[str]) -> dict[str, Any]:
     last = record["history"][-1] if record["history"] else {}
     return {
         "point": record["point"],
-        "setting": ", ".join(f"{name} {words(record['values'].get(name))}" for name in axes),
+        "setting": ", ".join(f"{name} {told(record['values'].get(name))}" for name in axes),
         "seed": record["values"]["seed"],
         "status": record["status"],
         "epsilon": record["guarantee"].get("epsilon"),
@@ -176,7 +178,7 @@ def _result(
 
 
 def _values(settings: Sequence[Setting], axis: str) -> str:
-    values = [words(same_as[0].values[axis]) for same_as in by_value(settings, axis).values()]
+    values = [told(same_as[0].values[axis]) for same_as in by_value(settings, axis).values()]
     return ", ".join(values[:12]) + (f", ... {len(values)} in all" if len(values) > 12 else "")
 
 
@@ -184,7 +186,7 @@ def _privacy(
     settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, curves: bool
 ) -> list[Block]:
     """The front, under filters; the curves and the table of what they let through."""
-    named = {name: [words(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
+    named = {name: [told(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
     blocks: list[Block] = [Filters({name: values if len(values) <= FILTERED else [] for name, values in named.items()})]
     names = list(dict.fromkeys(row["group"] for row in rows))
     if any(row["epsilon"] is not None for row in rows):
@@ -205,7 +207,7 @@ def _privacy(
     best = {row["key"] for row in front(rows)}
     table = [
         [
-            *(words(settings[place].values[name]) for name in axes),
+            *(told(settings[place].values[name]) for name in axes),
             _number(rows[place]["accuracy"], 100),
             _between(rows[place]),
             rows[place]["epsilon"] if rows[place]["private"] else "∞",
@@ -309,7 +311,7 @@ def _curves_spec(names: Sequence[str], group: str | None) -> charts.Spec:
 
 def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:
     rows = [
-        [*(words(one["values"].get(name)) for name in axes), one["values"]["seed"], one["status"], one["reason"] or "–"]
+        [*(told(one["values"].get(name)) for name in axes), one["values"]["seed"], one["status"], one["reason"] or "–"]
         for one in lost
     ]
     line = f"{shared.counted(len(lost), 'point')} ended without a result. Their settings are not compared with others."
