@@ -63,9 +63,9 @@ def _serve(path: pathlib.Path, options: ReportOptions) -> int:
 
     screen = Screen()
     with Server(path, port) as server:
-        print(server.address, flush=True)
-        screen.say(f"following {path}, on this machine alone; Ctrl-C ends it")
         try:
+            print(server.address, flush=True)
+            screen.say(f"following {path}, on this machine alone; Ctrl-C ends it")
             server.serve_forever()
         except KeyboardInterrupt:
             screen.say("ended")

@@ -1,5 +1,6 @@
 """What a path holds, and the report of it."""
 
+import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -75,7 +76,9 @@ def found_spending(path: pathlib.Path, about: Mapping[str, Any], epsilon: float)
 def _whole(told: str, read: Callable[[], Report]) -> Report:
     """Refuse files whose content was changed since: they are the only thing that a report cannot understand."""
     try:
-        return read()
+        report = read()
+        json.dumps(dict(report.data), allow_nan=False)
+        return report
     except errors.ConfigurationError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

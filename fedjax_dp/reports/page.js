@@ -96,7 +96,7 @@
       for (const name of columns) {
         const value = row[name];
         const cell = line.insertCell();
-        cell.textContent = value === null || value === undefined ? "–" : typeof value === "number" ? number(value) : value;
+        cell.textContent = value === null || value === undefined ? "\u2013" : typeof value === "number" ? number(value) : value;
         if (typeof value === "number") cell.className = "n";
       }
     }

@@ -1,6 +1,7 @@
 """A report as one HTML page: text, rows as JSON, and the program that draws them. Nothing is fetched from anywhere."""
 
 import base64
+import functools
 import hashlib
 import importlib.resources
 import json
@@ -123,6 +124,7 @@ def _resource(name: str) -> str:
     return (importlib.resources.files("fedjax_dp.reports") / name).read_text(encoding="utf-8")
 
 
+@functools.cache
 def _library() -> str:
     """Vega-Lite with all that it needs, as vl-convert brings it. Its few letters outside ASCII stand in texts."""
     import vl_convert  # here alone: it takes a second

@@ -23,6 +23,7 @@ from fedjax_dp.reports.contents import (
 
 KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
 STEPS = 400  # of the epsilons of clients that are drawn one by one
+COMING = "datum.state === 'to come'"
 Spending = Callable[[pathlib.Path, Mapping[str, Any], float], Rows]
 
 ACCURACY = {
@@ -80,7 +81,10 @@ def _report(
 ) -> Report:
     done, rounds = (history[-1]["round"] if history else 0), config["rounds"]
     data: dict[str, Rows] = {"history": history}
-    sections = [_result(config, history, guarantee, done, finished), _curves(history, guarantee, spent, missing, done)]
+    sections = [
+        _result(config, history, guarantee, done, finished),
+        _curves(history, guarantee, spent, missing, finished),
+    ]
     if spent:
         data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spent]
     sections += shared.resting(guarantee)
@@ -138,7 +142,7 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(label, config[name]) for name, label in names.items() if config.get(name) is not None]
 
 
-def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, done: int) -> Section:
+def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, finished: bool) -> Section:
     """Everything that is known by round."""
     blocks: list[Block] = [
         *_figure(
@@ -160,7 +164,7 @@ def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: s
         ),
     ]
     if spent:
-        blocks.append(_epsilon(spent, guarantee, done))
+        blocks.append(_epsilon(spent, guarantee, finished))
     elif guarantee["epsilon"] is None:
         blocks.append(Prose(["Epsilon by round is infinite from the first round on."], "No privacy"))
     else:
@@ -217,17 +221,15 @@ def _figure(
     return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]
 
 
-def _epsilon(spent: Rows, guarantee: Mapping[str, Any], done: int) -> Figure:
+def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figure:
     """What has been spent by each round, and what is still to come."""
     apart = any(row["epsilon"] != row["epsilon_median"] for row in spent)
     fields = {"epsilon": "worst client"} | ({"epsilon_median": "median client"} if apart else {})
-    coming = any(row["round"] > done for row in spent)
-    about = (
-        f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee"
-        + (f". After round {done:,} it is still to come" if coming else "")
-        + "."
-    )
+    about = f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee."
+    if not finished:
+        about += " The whole plan is shown: pale dots are rounds that are not done yet."
     spec = charts.curves("spent", fields, charts.axis("epsilon (nats)"))
+    spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
     return Figure("epsilon", "Epsilon by round", about, spec, "spent")
 
 

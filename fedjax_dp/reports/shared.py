@@ -21,9 +21,13 @@ LONG_VERDICTS = {
 def read(path: pathlib.Path) -> Any:
     """The content of a JSON file."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refused)
     except (OSError, ValueError, RecursionError) as error:
         raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())[:160]) from None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def promise(guarantee: Mapping[str, Any]) -> list[Block]:
