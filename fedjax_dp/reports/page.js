@@ -59,6 +59,7 @@
       actions: false, renderer: "svg", ast: true, config: config(theme), mode: "vega-lite", hover: false,
       tooltip: { theme: theme === "dark" ? "dark" : "light" }, logLevel: 1,
     });
+    place.querySelectorAll("form:empty").forEach((form) => form.remove()); // for inputs, of which there are none
     views[name] = made.view;
   }
 
