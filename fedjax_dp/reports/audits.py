@@ -10,13 +10,14 @@ from fedjax_dp.reports.contents import Block, Facts, Figure, Grid, Prose, Report
 KIND = "audit"
 KEYS = frozenset({"violated", "verdict", "epsilon_stated", "epsilon_lower", "guarantee", "trials"})
 POINTS = 101  # of a curve
+SEEN, AT_MOST = "seen in the trials", "proved to be at most"
 
 
 def of_content(content: Mapping[str, Any]) -> Report:
     """The report of an audit."""
     config = content.get("config") or {}
     data: dict[str, Rows] = {"epsilons": _epsilons(content)}
-    blocks: list[Block] = [_figure(len(data["epsilons"]))]
+    blocks: list[Block] = [_figure(data["epsilons"])]
     errors = content.get("errors")
     if errors and content["epsilon_tested"] is not None:
         data["region"] = _region(content)
@@ -36,7 +37,11 @@ def _result(content: Mapping[str, Any]) -> Section:
     items = [
         ("verdict", "violated" if violated else "consistent", f"with confidence {sure}"),
         ("proved", f"≥ {content['epsilon_lower']:.4g}", "epsilon, a lower bound"),
-        ("promised", f"≤ {told(content['epsilon_tested'])}", f"epsilon, {tested}"),
+        (
+            "claimed" if content["claim"] is not None else "promised",
+            f"≤ {told(content['epsilon_tested'])}",
+            f"epsilon, {tested}",
+        ),
         ("delta", told(content["delta"]), "of both"),
     ]
     lines = [shared.sentence(content["verdict"])]
@@ -72,21 +77,22 @@ LOWER, UPPER, CLAIM = "lower bound, proved", "upper bound, promised", "claim"
 KINDS = [LOWER, UPPER, CLAIM]
 
 
-def _figure(rows: int) -> Figure:
+def _figure(rows: Rows) -> Figure:
     about = (
         "The promise is kept as long as no proved lower bound lies to the right of it. One bound takes noise and "
         "sampling to be of the stated kind, and only their size to be in doubt; the other holds for any mechanism."
     )
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     kind = {
         "field": "kind",
         "type": "nominal",
-        "scale": {"domain": KINDS},
+        "scale": {"domain": kinds},
         "legend": charts.LEGEND | {"symbolType": "circle"},
     }
     y = {"field": "what", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170, "ticks": False}}
     x = {"field": "epsilon", **charts.axis("epsilon (nats)")}
     spec = charts.chart(
-        height=34 * rows,
+        height=34 * len(rows),
         data={"name": "epsilons"},
         transform=[{"filter": "isValid(datum.epsilon)"}],
         encoding={"y": y, "color": kind},
@@ -99,7 +105,7 @@ def _figure(rows: int) -> Figure:
                 "mark": charts.POINT | {"size": 110},
                 "encoding": {
                     "x": x,
-                    "shape": {"field": "kind", "type": "nominal", "scale": {"domain": KINDS}, "legend": kind["legend"]},
+                    "shape": {"field": "kind", "type": "nominal", "scale": {"domain": kinds}, "legend": kind["legend"]},
                     "tooltip": charts.tips(("what", "what", ""), ("kind", "kind", ""), ("epsilon", "epsilon", ".4g")),
                 },
             },
@@ -132,19 +138,16 @@ def _rates(errors: Mapping[str, Any]) -> Rows:
     """How often the attack erred, and what that bounds."""
     rows = [
         {
-            "what": "seen",
+            "what": SEEN,
             "false_positive": errors["false_positives"] / errors["negatives"],
             "false_negative": errors["false_negatives"] / errors["positives"],
         }
     ]
-    if errors["false_positive"] is not None and errors["false_negative"] is not None:
-        rows.append(
-            {
-                "what": "at most",
-                "false_positive": errors["false_positive"],
-                "false_negative": errors["false_negative"],
-            }
-        )
+    if errors["mean"] is None:
+        bounds = errors["false_positive"], errors["false_negative"]
+    else:  # the joint test knows a bound on the mean alone, which refutes as if both rates were it
+        bounds = errors["mean"], errors["mean"]
+    rows.append({"what": AT_MOST, "false_positive": bounds[0], "false_negative": bounds[1]})
     return rows
 
 
@@ -169,7 +172,7 @@ def _trade_off() -> Figure:
     shape = {
         "field": "what",
         "type": "nominal",
-        "scale": {"domain": ["seen", "at most"], "range": ["circle", "diamond"]},
+        "scale": {"domain": [SEEN, AT_MOST], "range": ["circle", "diamond"]},
         "legend": charts.LEGEND | {"symbolType": "circle"},
     }
     spec = charts.chart(

@@ -165,7 +165,7 @@ class Grid(NamedTuple):
         return f"<details><summary>{text(self.caption)}</summary>{table}</details>" if self.folded else table
 
 
-LONG = ' class="long"'  # a cell that needs some width to be read
+LONG, SHORT = ' class="long"', ' class="short"'  # cells that need some width to be read, or fit on a line
 
 
 def _right(value: Any) -> str:
@@ -180,7 +180,8 @@ def _cell(column: int, value: Any) -> str:
     if column == 0:
         return f'<th scope="row"{_right(value)}>{text(told(value))}</th>'
     shown = told(value)
-    return f"<td{_right(value) or (LONG if len(shown) > 40 else '')}>{text(shown)}</td>"
+    width = LONG if len(shown) > 40 else SHORT if len(shown) < 16 else ""
+    return f"<td{_right(value) or width}>{text(shown)}</td>"
 
 
 class Figure(NamedTuple):

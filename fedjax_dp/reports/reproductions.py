@@ -194,7 +194,7 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
         "type": "nominal",
         "title": None,
         "sort": None,
-        "axis": {"labelLimit": 190, "ticks": False, "grid": True},
+        "axis": {"labelLimit": 215, "labelFontSize": 11, "ticks": False, "grid": True},
     }
     first = [{"filter": {"field": "metric", "equal": metric}}]
     rows = len({row["what"] for row in values if row["metric"] == metric})
@@ -278,9 +278,7 @@ def _common(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cost(content: Mapping[str, Any]) -> Section:
-    facts = [
-        ("runs", content["runs"]),
-        ("time of all runs", seconds(content["seconds_of_runs"])),
-        ("date", content["date"]),
-    ]
+    time = content["seconds_of_runs"]  # in whole tenths
+    facts = [("runs", content["runs"]), ("time of all runs", seconds(time) if time else "below 0.1 s")]
+    facts.append(("date", content["date"]))
     return Section("Time", [Facts(facts)])

@@ -22,7 +22,6 @@ from fedjax_dp.reports.contents import (
 )
 
 KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
-STEPS = 400  # of the epsilons of clients that are drawn one by one
 COMING = "datum.state === 'to come'"
 Spending = Callable[[pathlib.Path, Mapping[str, Any], float], Rows]
 
@@ -80,7 +79,8 @@ def _report(
     finished: bool,
 ) -> Report:
     done, rounds = (history[-1]["round"] if history else 0), config["rounds"]
-    data: dict[str, Rows] = {"history": history}
+    rows = shared.thinned(history)
+    data: dict[str, Rows] = {"history": rows}
     sections = [
         _result(config, history, guarantee, done, finished),
         _curves(history, guarantee, spent, missing, finished),
@@ -196,6 +196,9 @@ def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: s
         {"gradient_norm": "gradient norm (probe)"},
         charts.axis("gradient norm"),
     )
+    if len(shared.thinned(history)) < len(history):
+        line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
+        blocks.append(Prose([line]))
     if history and shared.latest(history, "objective") is None:
         line = (
             "The objective over all training records was not asked for: --train-metrics true adds it and its gradient."
@@ -274,9 +277,7 @@ def _ranked(epsilons: Sequence[tuple[float, int]] | None) -> Rows:
     if not epsilons or any(epsilon is None for epsilon, _ in epsilons):
         return []
     every = sorted(epsilon for epsilon, count in epsilons for _ in range(count))
-    step = max(1.0, (len(every) - 1) / (STEPS - 1))
-    places = sorted({round(step * place) for place in range(min(len(every), STEPS))})
-    return [{"rank": place + 1, "epsilon": every[place]} for place in places]
+    return shared.thinned([{"rank": place, "epsilon": epsilon} for place, epsilon in enumerate(every, 1)])
 
 
 def _served(history: Rows) -> list[Block]:

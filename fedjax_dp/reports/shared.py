@@ -7,9 +7,10 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
-from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Section, told
+from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, told
 
 UNITS = {"record": "one record of one client", "client": "one client with all its records"}
+DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
     "holds": "holds: may be believed here",
     "conditional": "conditional: see the reason",
@@ -124,6 +125,14 @@ def machine(device: Mapping[str, Any]) -> str:
 def counted(number: int, what: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def thinned(rows: Rows) -> Rows:
+    """Evenly chosen rows, the first and the last among them, where there are more than can be told apart."""
+    if len(rows) <= DRAWN:
+        return rows
+    step = (len(rows) - 1) / (DRAWN - 1)
+    return [rows[round(step * place)] for place in range(DRAWN)]
 
 
 def tested(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.data import idx
+from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
@@ -35,6 +37,11 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     if any(isinstance(value, str) and ".py" in value for value in said.values()):
         raise _unknown("the run is made with code of its user, which a report does not run")
     config = configs.resolve(said | {"devices": "auto"})
+    kind = kind_of(config.data.dataset)
+    if kind in idx.IDX and not idx.at_hand(kind, config.data.data_dir):
+        raise _unknown(
+            f"the files of {kind} are not at hand, and a report downloads nothing; FEDJAX_DP_DATA names them"
+        )
     data = build_data(config.data)
     run_folder.require_same(about, {"data": checksum(config.data, data)})
     model, algorithm, terms = build_model(config, data), build_algorithm(config, data), terms_of(config, data)

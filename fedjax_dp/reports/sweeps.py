@@ -29,7 +29,8 @@ KIND, FOLDER = "sweep", "sweep.json"
 SELECTION = "selection.json"
 METRIC = "test_accuracy"
 GROUPS = 8  # that colours and shapes can tell apart
-DRAWN = 200  # settings whose curves are drawn, the best ones
+DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
+TOLD = 2000  # points that are told one by one
 FILTERED = 40  # values of an axis that have boxes
 
 
@@ -44,11 +45,15 @@ def of_folder(path: pathlib.Path) -> Report:
         "settings": rows,
         "front": front(rows),
         "by_round": _by_round(settings, rows),
-        "points": [_point(record, axes) for record in records],
     }
+    if len(records) <= TOLD:
+        data["points"] = [_point(record, axes) for record in records]
     sections = [
         _result(settings, records, rows, axes, planned, about),
-        Section("Accuracy against epsilon", _privacy(settings, rows, axes, group, bool(data["by_round"]))),
+        Section(
+            "Accuracy against epsilon",
+            _privacy(settings, rows, axes, group, len({row["key"] for row in data["by_round"]})),
+        ),
     ]
     if lost := [record for record in records if record["status"] != "done"]:
         sections.append(_lost(lost, axes))
@@ -107,7 +112,9 @@ def _by_round(settings: Sequence[Setting], rows: Rows) -> Rows:
     """Mean accuracy over the seeds that are done, by round, of the best settings."""
     place = {id(setting): row for setting, row in zip(settings, rows)}
     best = [place[id(setting)] for setting in ranked(settings, METRIC)]
-    keys = {row["key"] for row in best[:DRAWN]} or {row["key"] for row in rows[:DRAWN]}
+    longest = max((len(point["history"]) for setting in settings for point in setting.points), default=1)
+    most = min(DRAWN, max(ROWS // max(longest, 1), 1))
+    keys = {row["key"] for row in best[:most]} or {row["key"] for row in rows[:most]}
     found = []
     for setting, row in zip(settings, rows):
         if row["key"] not in keys:
@@ -183,7 +190,7 @@ def _values(settings: Sequence[Setting], axis: str) -> str:
 
 
 def _privacy(
-    settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, curves: bool
+    settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, drawn: int
 ) -> list[Block]:
     """The front, under filters; the curves and the table of what they let through."""
     named = {name: [told(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
@@ -197,10 +204,10 @@ def _privacy(
         blocks.append(Figure("front", "Pareto front", about, _front_spec(names, group), "settings"))
     else:
         blocks.append(Prose(["No setting has a finite epsilon, so there is no front."], "No privacy"))
-    if curves:
+    if drawn:
         about = "Mean test accuracy over the seeds that are done, a line for each setting."
-        if len(settings) > DRAWN:
-            about += f" Drawn are the best {DRAWN} of {len(settings):,} settings."
+        if drawn < len(settings):
+            about += f" Drawn are the best {drawn:,} of {len(settings):,} settings."
         blocks.append(Figure("curves", "Accuracy by round", about, _curves_spec(names, group), "by_round"))
     columns = [*axes, "accuracy (%)", "95% interval", "epsilon", "seeds", "front"]
     order = sorted(range(len(rows)), key=lambda place: -(rows[place]["accuracy"] or -1.0))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from report_inputs import HOSTILE, write_sweep
 
+from fedjax_dp import cli
 from fedjax_dp.reports import kinds
 from fedjax_dp.reports.page import page
 from fedjax_dp.reports.server import Server
@@ -271,3 +272,24 @@ def test_a_live_page_says_that_its_server_is_gone(tmp_path, browser):
         assert "waiting" in made.inner_text("#state")
     until(made, "the server does not answer: what is shown is what was known last")
     made.close()
+
+
+@pytest.mark.slow
+def test_what_the_program_leaves_is_shown_without_complaint(tmp_path, opened, capsys):
+    """A sweep of 60 points, an audit and a reproduction, all made by the command line."""
+    (tmp_path / "sixty.toml").write_text(
+        'seeds = 5\n[base]\ndataset = "digits"\nrounds = 20\n[axes]\nalgorithm = ["dpnfl", "addpnfl"]\n'
+        "epsilon = [1.0, 2.0, 4.0]\nclip_norm = [0.5, 2.0]\n"
+    )
+    assert cli.main(["sweep", "sixty.toml", "--out", "sixty"]) == 0
+    assert cli.main(["reproduce", "dpnfl/table2", "--scale", "smoke", "--out", "table2"]) == 0
+    capsys.readouterr()
+    assert cli.main(["audit", "--trials", "2000", "--json"]) == 0
+    (tmp_path / "audit.json").write_text(capsys.readouterr().out)
+    for name in ("sixty", "table2", "audit.json"):
+        path = tmp_path / name
+        for size, scheme in itertools.product(SIZES, ("light", "dark")):
+            made = opened(path, size, scheme)
+            assert made.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert len(page(kinds.read_report(path))) < 5e6
+    assert len(kinds.read_report(tmp_path / "sixty").data["points"]) == 60
