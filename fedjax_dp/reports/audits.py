@@ -79,8 +79,8 @@ KINDS = [LOWER, UPPER, CLAIM]
 
 def _figure(rows: Rows) -> Figure:
     about = (
-        "The promise is kept as long as no proved lower bound lies to the right of it. One bound takes noise and "
-        "sampling to be of the stated kind, and only their size to be in doubt; the other holds for any mechanism."
+        "A lower bound to the right of the promise breaks it; the verdict looks at the whole mechanism beside. One bound "
+        "takes noise and sampling to be of the stated kind, and only their size to be in doubt; the other holds for any."
     )
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     kind = {

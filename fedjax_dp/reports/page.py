@@ -61,6 +61,8 @@ def page(report: Report, *, live: bool = False) -> str:
 marked <span class="badge">probe</span> is the simulator's own view, released to nobody. Noise is seeded: it measures
 utility and protects nobody's data.</p></footer>
 <script type="application/json" id="report">{embedded(payload(report))}</script>
+<!--
+{_resource("library.txt")}-->
 {programs}</body>
 </html>
 """
