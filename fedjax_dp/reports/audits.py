@@ -79,8 +79,9 @@ KINDS = [LOWER, UPPER, CLAIM]
 
 def _figure(rows: Rows) -> Figure:
     about = (
-        "A lower bound to the right of the promise breaks it; the verdict looks at the whole mechanism beside. One bound "
-        "takes noise and sampling to be of the stated kind, and only their size to be in doubt; the other holds for any."
+        "A lower bound to the right of the promise breaks it; the verdict looks at the whole mechanism beside. One "
+        "bound takes noise and sampling to be of the stated kind, and only their size to be in doubt; the other holds "
+        "for any mechanism."
     )
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     kind = {
