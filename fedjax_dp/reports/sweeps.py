@@ -209,7 +209,7 @@ def _privacy(
         if drawn < len(settings):
             about += f" Drawn are the best {drawn:,} of {len(settings):,} settings."
         blocks.append(Figure("curves", "Accuracy by round", about, _curves_spec(names, group), "by_round"))
-    columns = [*axes, "accuracy (%)", "95% interval", "epsilon", "seeds", "front"]
+    columns = [*axes, "accuracy (%)", "95% interval", "proved epsilon", "seeds", "front"]
     order = sorted(range(len(rows)), key=lambda place: -(rows[place]["accuracy"] or -1.0))
     best = {row["key"] for row in front(rows)}
     table = [
@@ -358,7 +358,7 @@ def _cost(records: Sequence[Record]) -> Section:
     facts = [("time of all points", seconds(total)), ("points", len(records))]
     if records:
         facts.append(("time of a point", seconds(total / len(records))))
-    line = "Bytes are counted by runs: fedjax-dp best and fedjax-dp run tell those of a point."
+    line = "A sweep does not count bytes: fedjax-dp run tells those of the configuration that fedjax-dp best prints."
     return Section("Time and bytes", [Facts(facts), Prose([line])])
 
 
