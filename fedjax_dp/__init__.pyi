@@ -10,6 +10,7 @@ from . import gradients as gradients
 from . import models as models
 from . import parts as parts
 from . import privacy as privacy
+from . import reports as reports
 from . import reproductions as reproductions
 from . import rounds as rounds
 from . import sweeps as sweeps

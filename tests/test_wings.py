@@ -26,6 +26,7 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"experiments"},
     {"sweeps"},
     {"audits", "reproductions"},
+    {"reports"},
     {"cli", "testing"},
     {"__main__", "__init__"},
 ]

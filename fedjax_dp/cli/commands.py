@@ -32,6 +32,13 @@ COMMANDS = {
     ),
     "best": Command("best", "the winner of a sweep as a configuration for run", "FOLDER"),
     "plot": Command("plot", "pictures of a sweep", "FOLDER", ()),
+    "report": Command(
+        "report",
+        "one HTML file about a run, a sweep, an audit or a reproduction; or one that is under way, in a browser",
+        "FOLDER",
+        ("--serve",),
+        ("-o",),
+    ),
     "reproduce": Command(
         "reproduce",
         "the tables and figures of the papers: published, literal, correct, and what each proves",

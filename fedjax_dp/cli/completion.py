@@ -74,7 +74,7 @@ def _listed(option: Option) -> tuple[str, ...]:
 
 def _options(name: str) -> Options:
     """The options of a command, those of a run included where it takes them."""
-    from fedjax_dp.cli import account, audit, bench, best, data, plot, reproduce, sweep, tracking
+    from fedjax_dp.cli import account, audit, bench, best, data, plot, report, reproduce, sweep, tracking
     from fedjax_dp.experiments.config import options_of
 
     own: dict[str, type[Any]] = {
@@ -82,6 +82,7 @@ def _options(name: str) -> Options:
         "sweep": sweep.SweepOptions,
         "best": best.BestOptions,
         "plot": plot.PlotOptions,
+        "report": report.ReportOptions,
         "reproduce": reproduce.ReproduceOptions,
         "audit": audit.AuditOptions,
         "bench": bench.BenchOptions,

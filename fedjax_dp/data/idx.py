@@ -98,10 +98,21 @@ def _read(path: pathlib.Path) -> np.ndarray:
     return body.reshape(shape)
 
 
+def at_hand(name: str, data_dir: str | os.PathLike[str] | None) -> bool:
+    """Whether all files are there, so that nothing would be downloaded."""
+    source = IDX[name]
+    return all(first_file(_folders(name, source, data_dir), (f"{file}.gz", file)) for file in source.files)
+
+
+def _folders(name: str, source: _Idx, data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
+    """Where files are looked for."""
+    shared = ["emnist", "emnist/gzip", "emnist/archive.zip.unzip/gzip"] if source.archive else []
+    return places([name, *shared], data_dir)
+
+
 def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     """The file in the data folder or the cache, else a checked download."""
-    shared = ["emnist", "emnist/gzip", "emnist/archive.zip.unzip/gzip"] if source.archive else []
-    folders = places([name, *shared], data_dir)
+    folders = _folders(name, source, data_dir)
     if found := first_file(folders, (f"{file}.gz", file)):
         return found
     with warnings.catch_warnings():  # in notebooks it looks for a bar that nobody asked for

@@ -14,7 +14,20 @@ import pytest
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 
-COMMANDS = ["run", "sweep", "best", "plot", "reproduce", "audit", "bench", "account", "calibrate", "claims", "data"]
+COMMANDS = [
+    "run",
+    "sweep",
+    "best",
+    "plot",
+    "report",
+    "reproduce",
+    "audit",
+    "bench",
+    "account",
+    "calibrate",
+    "claims",
+    "data",
+]
 VALUES = ["", "nan", "-inf", "1e300", "99999999999999999999", "-1", "0x10", "é\t", "none/such/thing", "'; rm"]
 SHORT = {  # what makes a right command end soon
     "run": ["--rounds", "1", "--local-steps", "1"],

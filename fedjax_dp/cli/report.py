@@ -1,0 +1,72 @@
+"""`fedjax-dp report`."""
+
+import dataclasses
+import pathlib
+from typing import Annotated
+
+from fedjax_dp import errors
+from fedjax_dp.cli.options import parse, take_flag, take_path
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.options import about
+
+DESCRIPTION = """One HTML file about a run, a sweep, an audit or a reproduction, which needs nothing else, no network
+either: open it in a browser, send it to a colleague.
+
+usage: fedjax-dp report RUN|SWEEP|AUDIT|REPRODUCTION [-o FILE.html]; it is the folder of a run, a sweep or a
+reproduction, or a file with what fedjax-dp audit --json has printed. The file that was written is named on stdout.
+
+fedjax-dp report RUN|SWEEP --serve [--port N] follows one that is under way, or not yet begun, in a browser on this
+machine: the address on stdout holds a token, without which nothing is told. Ctrl-C ends it."""
+SHORT = "-o"  # for --out, as compilers have it
+MOST_PORT = 65535
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Where the report goes."""
+
+    out: Annotated[
+        str | None, about("a new .html file, also -o", default="beside what is reported, by its name", metavar="FILE")
+    ] = None
+    port: Annotated[int | None, about("of --serve", default="one that is free")] = None
+
+
+def report_command(arguments: list[str]) -> int:
+    """Write a report, or serve one."""
+    serve, rest = take_flag(arguments, "--serve")
+    where = take_path(rest)
+    options, _ = parse("report", [_long(word) for word in rest], ReportOptions, DESCRIPTION)
+    if where is None:
+        wanted = "a run, a sweep, an audit or a reproduction"
+        raise errors.refuse("report", "nothing", f"followed by {wanted}", "such as fedjax-dp report runs/mine")
+    if options.port is not None and not serve:
+        raise errors.refuse("port", options.port, "left out without --serve", "add --serve, or drop it")
+    if serve:
+        return _serve(pathlib.Path(where), options)
+    from fedjax_dp.reports.written import report
+
+    print(report(where, options.out))
+    return 0
+
+
+def _long(word: str) -> str:
+    return f"--out{word.removeprefix(SHORT)}" if word.partition("=")[0] == SHORT else word
+
+
+def _serve(path: pathlib.Path, options: ReportOptions) -> int:
+    """Serve until it is interrupted, which is how it ends."""
+    if options.out is not None:
+        raise errors.refuse("out", options.out, "left out beside --serve, which writes nothing", "drop one of them")
+    port = 0 if options.port is None else options.port
+    errors.require_integer("port", port, 0, MOST_PORT)
+    from fedjax_dp.reports.server import Server
+
+    screen = Screen()
+    with Server(path, port) as server:
+        try:
+            print(server.address, flush=True)
+            screen.say(f"following {path}, on this machine alone; Ctrl-C ends it")
+            server.serve_forever()
+        except KeyboardInterrupt:
+            screen.say("ended")
+    return 0

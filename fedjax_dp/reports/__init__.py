@@ -1,0 +1,5 @@
+"""Reports: one self-contained HTML file about a run, a sweep, an audit or a reproduction, or the same followed live."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

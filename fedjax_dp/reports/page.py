@@ -1,0 +1,137 @@
+"""A report as one HTML page: text, rows as JSON, and the program that draws them. Nothing is fetched from anywhere."""
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+import json
+from typing import Any
+
+from fedjax_dp import __version__
+from fedjax_dp.reports.contents import Block, Figure, Report, text
+
+POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src {connect}; {rest}"
+)
+REST = "base-uri 'none'; form-action 'none'"
+
+
+def page(report: Report, *, live: bool = False) -> str:
+    """The whole page, in ASCII; the same report makes the same page.
+
+    live  it asks the server that it came from for news
+    """
+    scripts = [_library(), _resource("page.js")]
+    policy = policy_of(scripts, live)
+    sections = "".join(
+        _section(number, section.title, section.blocks) for number, section in enumerate(report.sections)
+    )
+    links = "".join(
+        f'<li><a href="#section-{number}">{text(section.title)}</a></li>'
+        for number, section in enumerate(report.sections)
+    )
+    programs = "".join(f"<script>{script}</script>\n" for script in scripts)
+    title = text(report.title)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{title}: {text(report.kind)}, fedjax-dp</title>
+<link rel="icon" href="data:,">
+<style>{_resource("page.css")}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the report</a>
+<header>
+<div class="bar"><p class="kind">fedjax-dp report: {text(report.kind)}</p>
+<button type="button" id="theme" aria-pressed="false">Dark</button></div>
+<h1>{title}</h1>
+<p class="lead">{text(report.lead)}</p>
+<p class="state" role="status" aria-live="polite" id="state"{"" if live else " hidden"}>{text(report.progress)}</p>
+<nav aria-label="Sections"><ol>{links}</ol></nav>
+</header>
+<main id="main" tabindex="-1">
+{sections}
+</main>
+<footer><p>Written by fedjax-dp {__version__}. Everything is in this file; nothing is loaded from elsewhere. What is
+marked <span class="badge">probe</span> is the simulator's own view, released to nobody. Noise is seeded: it measures
+utility and protects nobody's data.</p></footer>
+<script type="application/json" id="report">{embedded(payload(report))}</script>
+<!--
+{_resource("library.txt")}-->
+{programs}</body>
+</html>
+"""
+
+
+def payload(report: Report) -> dict[str, Any]:
+    """What the page draws, and what a page that follows a run asks for again.
+
+    `structure` is equal as long as only numbers have changed.
+    """
+    blocks = {
+        _name(at, place): block
+        for at, section in enumerate(report.sections)
+        for place, block in enumerate(section.blocks)
+    }
+    figures = {block.name: block.spec for block in blocks.values() if isinstance(block, Figure)}
+    lasting = [report.title, report.lead, [section.title for section in report.sections], sorted(blocks), figures]
+    lasting += [block.html() for block in blocks.values() if block.fixed]
+    return {
+        "structure": hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16],
+        "progress": report.progress,
+        "finished": report.finished,
+        "figures": figures,
+        "data": dict(report.data),
+        "blocks": {name: block.html() for name, block in blocks.items() if not block.fixed},
+    }
+
+
+def embedded(content: Any) -> str:
+    """JSON that HTML cannot take for anything else, whatever its texts say."""
+    written = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&":
+        written = written.replace(letter, f"\\u{ord(letter):04x}")
+    return written
+
+
+def policy_of(scripts: list[str], live: bool) -> str:
+    """The page runs the programs that it came with, and no others."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return POLICY.format(scripts=allowed, connect="'self'" if live else "'none'", rest=REST)
+
+
+def _section(number: int, title: str, blocks: Any) -> str:
+    inside = "\n".join(_block(_name(number, place), block) for place, block in enumerate(blocks))
+    if sum(isinstance(block, Figure) for block in blocks) > 1:
+        inside = f'<div class="figures">{inside}</div>'
+    head = f'<h2 id="head-{number}">{text(title)}</h2>'
+    return f'<section id="section-{number}" aria-labelledby="head-{number}">{head}\n{inside}\n</section>\n'
+
+
+def _block(name: str, block: Block) -> str:
+    return block.html() if block.fixed else f'<div data-block="{name}">{block.html()}</div>'
+
+
+def _name(section: int, place: int) -> str:
+    return f"{section}-{place}"
+
+
+def _resource(name: str) -> str:
+    return (importlib.resources.files("fedjax_dp.reports") / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _library() -> str:
+    """Vega-Lite with all that it needs, as vl-convert brings it. Its few letters outside ASCII stand in texts."""
+    import vl_convert  # here alone: it takes a second
+
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    if "</script" in bundle.lower() or "<!--" in bundle:
+        raise RuntimeError("the charting library cannot stand inside a page")
+    return "".join(letter if letter.isascii() else f"\\u{ord(letter):04x}" for letter in bundle)

@@ -1,0 +1,284 @@
+"""The report of a reproduction: the folder that `fedjax-dp reproduce` writes, or its `table.json`."""
+
+import base64
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_dp.reports import charts, shared
+from fedjax_dp.reports.contents import (
+    Block,
+    Facts,
+    Figure,
+    Grid,
+    Listing,
+    Picture,
+    Report,
+    Rows,
+    Section,
+    Tiles,
+    seconds,
+    told,
+)
+from fedjax_dp.reproductions.measures import MEASURES
+from fedjax_dp.reproductions.recipe import READINGS, read_recipe, recipes
+
+KIND, FOLDER = "reproduction", "table.json"
+KEYS = frozenset({"recipe", "source", "rows", "claims", "scale"})
+PICTURE, MOST = "figure.png", 400_000  # bytes of a picture that is taken along
+MEANS = {
+    "literal": "by the paper's own recipe",
+    "correct": "by the correct reading, with the same budget",
+    "published": "in the paper",
+}
+
+
+def of_folder(path: pathlib.Path) -> Report:
+    """The report of a reproduction's folder, with its picture if that is small."""
+    report = of_content(shared.read(path / FOLDER))
+    picture = path / PICTURE
+    if not picture.is_file() or picture.stat().st_size > MOST:
+        return report
+    address = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    about = f"The figure as fedjax-dp reproduce draws it: {report.title}. Its numbers stand in the table above."
+    drawn = Section("The figure as drawn", [Picture("Figure", about, address)])
+    return report._replace(sections=[*report.sections[:2], drawn, *report.sections[2:]])
+
+
+def of_content(content: Mapping[str, Any]) -> Report:
+    """The report of a `table.json`."""
+    titles = _titles(content["recipe"])
+    values, curves = _values(content, titles), _curves(content, titles)
+    data: dict[str, Rows] = {"values": values}
+    blocks: list[Block] = [_value_figure(content, values)]
+    if curves:
+        data["by_round"] = curves
+        blocks += _curve_figures(content, curves)
+    blocks += _tables(content, titles)
+    sections = [_result(content), Section("Published, literal, correct", blocks)]
+    sections += [Section("What the numbers rest on", [Listing(content["notes"])]), _cost(content)]
+    sections.append(shared.setting(_common(content), content, "Fields that all runs share"))
+    lead = f"{content['source']} at scale {content['scale']}, {shared.counted(len(content['seeds']), 'seed')}"
+    return Report(KIND, f"{content['recipe']}: {content['title']}", lead, sections, data)
+
+
+def _titles(recipe: str) -> Mapping[str, str]:
+    """What panels and lines are called, where the recipe is one that this version knows."""
+    if recipe not in recipes():
+        return {}
+    found = read_recipe(recipe)
+    return {group.key: group.title for group in (*found.panels, *found.lines)}
+
+
+def _result(content: Mapping[str, Any]) -> Section:
+    rows, claims = content["rows"], content["claims"]
+    compared = [row for row in rows if row["published"] is not None]
+    agree = sum(row["verdicts"]["correct"] == "reproduced" for row in rows)
+    literal = sum(row["verdicts"]["literal"] == "reproduced" for row in rows)
+    hold = [claim for claim in claims if claim["cases"]]
+    items = [
+        ("numbers", told(len(rows)), f"{shared.counted(len(compared), 'number')} published"),
+        ("reproduced, correct", told(agree), "by the correct reading"),
+        ("reproduced, literal", told(literal), "by the paper's own recipe"),
+        (
+            "claims that hold",
+            f"{sum(one['verdict'] == 'holds' for one in hold)} of {len(hold)}",
+            "of those that could be compared",
+        ),
+    ]
+    blocks: list[Block] = [Tiles(items)]
+    if claims:
+        table = [
+            [claim["told"], claim["reading"], f"{claim['holds']} of {claim['cases']}", claim["verdict"]]
+            for claim in claims
+        ]
+        blocks.append(Grid("What the paper claims of the order", ["claim", "reading", "cases", "here"], table))
+    return Section("Result", blocks)
+
+
+def _number(mean: float | None, std: float | None, digits: int) -> str:
+    return "–" if mean is None else f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std else "")
+
+
+def _epsilon(found: Mapping[str, Any]) -> str:
+    if found["mean"] is None:
+        return "–"
+    return f"{found['epsilon']:.3g}" if found["private"] else "no privacy" if found["epsilon"] is None else "–"
+
+
+def _tables(content: Mapping[str, Any], titles: Mapping[str, str]) -> list[Block]:
+    """A table for each metric."""
+    blocks: list[Block] = []
+    along = any(row["x"] is not None for row in content["rows"])
+    columns = ["panel", "method", "at", "published", "literal", "its epsilon", "correct", "its epsilon", "verdict"]
+    for metric in dict.fromkeys(row["metric"] for row in content["rows"]):
+        label, digits = _measure(metric)
+        table = []
+        for row in content["rows"]:
+            if row["metric"] != metric:
+                continue
+            cells = []
+            for reading in READINGS:
+                found = row[reading]
+                cells += [_number(found["mean"], found["std"], digits), _epsilon(found)]
+            published = _number(row["published"], row["published_std"], digits)
+            where = _where(row, titles)
+            table.append([*(where if along else where[:2]), published, *cells, row["verdict"]])
+        named = columns if along else [name for name in columns if name != "at"]
+        blocks.append(Grid(f"{label}: published, literal and correct", named, table))
+    return blocks
+
+
+def _measure(metric: str) -> tuple[str, int]:
+    return (MEASURES[metric].label, MEASURES[metric].digits) if metric in MEASURES else (metric, 3)
+
+
+def _where(row: Mapping[str, Any], titles: Mapping[str, str]) -> list[str]:
+    """Panel, line and x."""
+    panel, line = (titles.get(row[part], row[part]) for part in ("panel", "line"))
+    return [panel, line, told(row["x"])]
+
+
+def _values(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
+    """A row for each number: published, literal, correct."""
+    rows: Rows = []
+    for row in content["rows"]:
+        panel, line, x = _where(row, titles)
+        label = f"{panel}: {line}" + (f", at {x}" if row["x"] is not None else "")
+        numbers = {"published": (row["published"], row["published_std"], None)}
+        numbers |= {name: (row[name]["mean"], row[name]["std"], row[name]["epsilon"]) for name in READINGS}
+        for reading, (mean, std, epsilon) in numbers.items():
+            if mean is not None:
+                low, high = (None, None) if not std else (mean - std, mean + std)
+                rows.append(
+                    {
+                        "what": label,
+                        "metric": row["metric"],
+                        "reading": reading,
+                        "value": mean,
+                        "low": low,
+                        "high": high,
+                        "epsilon": epsilon,
+                    }
+                )
+    return rows
+
+
+def _curves(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
+    """The curves by round of both readings, of the first metric."""
+    rows: Rows = []
+    first = content["rows"][0]["metric"] if content["rows"] else ""
+    for row in content["rows"]:
+        panel, line, x = _where(row, titles)
+        label = line + (f", at {x}" if row["x"] is not None else "")
+        if row["metric"] != first:
+            continue
+        for reading in READINGS:
+            for at, mean, std in row[reading]["curve"]:
+                finite = mean is not None and math.isfinite(mean)
+                one = {"panel": panel, "method": label, "reading": reading, "round": at}
+                rows.append(one | {"value": mean if finite else None, "std": std})
+    return rows
+
+
+def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
+    metric = values[0]["metric"] if values else ""
+    label, _ = _measure(metric)
+    names = ["published", *READINGS]
+    legend = charts.LEGEND | {"symbolType": "circle"}
+    x = charts.axis(label, zero=False)
+    reading = {"field": "reading", "type": "nominal", "scale": {"domain": names}, "legend": legend}
+    y = {
+        "field": "what",
+        "type": "nominal",
+        "title": None,
+        "sort": None,
+        "axis": {"labelLimit": 215, "labelFontSize": 11, "ticks": False, "grid": True},
+    }
+    first = [{"filter": {"field": "metric", "equal": metric}}]
+    rows = len({row["what"] for row in values if row["metric"] == metric})
+    spec = charts.chart(
+        height=26 * max(rows, 1),
+        data={"name": "values"},
+        transform=first,
+        encoding={"y": y, "color": reading},
+        layer=[
+            {
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "strokeWidth": 2, "opacity": 0.6, "aria": False},
+                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+            },
+            {
+                "mark": charts.POINT | {"size": 80},
+                "encoding": {
+                    "x": {"field": "value", **x},
+                    "shape": {"field": "reading", "type": "nominal", "scale": {"domain": names}, "legend": legend},
+                    "tooltip": charts.tips(
+                        ("what", "what", ""),
+                        ("reading", "reading", ""),
+                        ("value", label, ".4g"),
+                        ("epsilon", "epsilon", ".4g"),
+                    ),
+                },
+            },
+        ],
+    )
+    about = "; ".join(f"{name}: {MEANS[name]}" for name in names) + ". Bars are one standard deviation over seeds."
+    return Figure("values", label[:1].upper() + label[1:], about, spec, "values")
+
+
+def _curve_figures(content: Mapping[str, Any], curves: Rows) -> list[Block]:
+    """A figure for each panel."""
+    label, _ = _measure(content["rows"][0]["metric"])
+    panels = list(dict.fromkeys(row["panel"] for row in curves))
+    return [_curve_figure(label, curves, panel, place) for place, panel in enumerate(panels)]
+
+
+def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
+    lines = list(dict.fromkeys(row["method"] for row in curves))
+    y = {"field": "value", **charts.axis(label, zero=False)}
+    method = {"field": "method", "type": "nominal", "scale": {"domain": lines}, "legend": charts.LEGEND}
+    reading = {
+        "field": "reading",
+        "type": "nominal",
+        "scale": {"domain": list(READINGS), "range": [[7, 3], [1, 0]]},
+        "legend": charts.LEGEND,
+    }
+    tips = charts.tips(
+        ("panel", "panel", ""),
+        ("method", "method", ""),
+        ("reading", "reading", ""),
+        ("round", "round", ",d"),
+        ("value", label, ".4g"),
+    )
+    layers = [
+        {
+            "mark": {"type": "line", "strokeWidth": 1.8, "aria": False},
+            "encoding": {"strokeDash": reading, "detail": {"field": "panel", "type": "nominal"}},
+        },
+        {"mark": charts.POINT | {"size": 14}, "encoding": {"tooltip": tips}},
+    ]
+    spec = charts.chart(
+        height=320,
+        data={"name": "by_round"},
+        transform=[{"filter": "isValid(datum.value)"}, {"filter": {"field": "panel", "equal": panel}}],
+        encoding={"x": charts.ROUND, "y": y, "color": method},
+        layer=layers,
+    )
+    about = f"{label[:1].upper()}{label[1:]}. The literal reading is dashed, the correct one solid."
+    return Figure(f"curves-{place}", f"{panel}, by round", about, spec, "by_round")
+
+
+def _common(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fields on which all configurations agree."""
+    fields = [one["fields"] for one in content["configurations"]]
+    first = fields[0] if fields else {}
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in fields)}
+
+
+def _cost(content: Mapping[str, Any]) -> Section:
+    time = content["seconds_of_runs"]  # in whole tenths
+    facts = [("runs", content["runs"]), ("time of all runs", seconds(time) if time else "below 0.1 s")]
+    facts.append(("date", content["date"]))
+    return Section("Time", [Facts(facts)])

@@ -1,0 +1,333 @@
+"""The report of a run: its folder, finished or not, or the JSON object that it printed."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.reports import charts, shared
+from fedjax_dp.reports.contents import (
+    Block,
+    Facts,
+    Figure,
+    Prose,
+    Report,
+    Rows,
+    Section,
+    Tiles,
+    percent,
+    seconds,
+    size,
+    told,
+)
+
+KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
+COMING = "datum.state === 'to come'"
+Spending = Callable[[pathlib.Path, Mapping[str, Any], float], Rows]
+
+ACCURACY = {
+    "test_accuracy": "all test records",
+    "client_mean": "mean of clients (probe)",
+    "worst_tenth": "worst tenth of clients (probe)",
+}
+LOSS = {
+    "test_loss": "test records",
+    "train_loss": "cohort's batches (probe)",
+    "objective": "all training records (probe)",
+}
+
+
+def of_folder(path: pathlib.Path, spending: Spending) -> Report:
+    """The report of a run folder. `spending`: how epsilon by round is found, which takes a while."""
+    from fedjax_dp.experiments import run_folder  # loads JAX
+
+    about = run_folder.begun(path)
+    result = run_folder.result_of(path, about)
+    history = shared.read(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
+    guarantee = shared.read(path / run_folder.GUARANTEE)
+    spent, missing = _spent(path, about, guarantee, spending)
+    return _report(about["config"], history, guarantee, result or {}, about, spent, missing, result is not None)
+
+
+def of_content(content: Mapping[str, Any]) -> Report:
+    """The report of what `fedjax-dp run --json` prints and `result.json` holds."""
+    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder tells: give that"
+    told = content["config"]
+    return _report(told, content["history"], content["guarantee"], content, content, [], missing, True)
+
+
+def _spent(
+    path: pathlib.Path, about: Mapping[str, Any], guarantee: Mapping[str, Any], spending: Spending
+) -> tuple[Rows, str]:
+    """Epsilon by round, or why it is not known."""
+    if guarantee["epsilon"] is None:
+        return [], ""
+    try:
+        return spending(path, about, guarantee["epsilon"]), ""
+    except errors.ConfigurationError as error:
+        return [], str(error)
+
+
+def _report(
+    config: Mapping[str, Any],
+    history: Rows,
+    guarantee: Mapping[str, Any],
+    result: Mapping[str, Any],
+    about: Mapping[str, Any],
+    spent: Rows,
+    missing: str,
+    finished: bool,
+) -> Report:
+    done, rounds = (history[-1]["round"] if history else 0), config["rounds"]
+    rows = shared.thinned(history)
+    data: dict[str, Rows] = {"history": rows}
+    sections = [
+        _result(config, history, guarantee, done, finished),
+        _curves(history, guarantee, spent, missing, finished),
+    ]
+    if spent:
+        data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spent]
+    sections += shared.resting(guarantee)
+    clients, epsilons = _clients(history, guarantee)
+    if epsilons:
+        data["epsilons"] = epsilons
+    sections += [clients, _cost(result), shared.setting(config, about)]
+    lead = (
+        f"A run with {shared.counted(int(config['num_clients']), 'client')}, seed {config['seed']}"
+        if (config.get("num_clients"))
+        else f"A run, seed {config['seed']}"
+    )
+    progress = "finished" if finished else f"round {done:,} of {rounds:,}"
+    return Report(KIND, f"{config['algorithm']} on {config['dataset']}", lead, sections, data, progress, finished)
+
+
+def _result(
+    config: Mapping[str, Any], history: Rows, guarantee: Mapping[str, Any], done: int, finished: bool
+) -> Section:
+    """What a reader came for."""
+    rounds = config["rounds"]
+    of = f"after {shared.counted(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
+    items = [("test accuracy", percent(shared.latest(history, "test_accuracy")), of)]
+    items += shared.tiles(guarantee)
+    items.append(("test loss", told(shared.latest(history, "test_loss")), "cross-entropy, nats"))
+    blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
+    if not finished:
+        line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee is of all {rounds:,} rounds, done or not."
+        blocks.append(Prose([line], "Unfinished"))
+    if not history:
+        blocks.append(Prose(["Nothing has been evaluated yet, so there are no curves."], "Missing"))
+    blocks.append(Facts(_what(config)))
+    return Section("Result", blocks)
+
+
+def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What was run, by the fields that readers ask for first."""
+    names = {
+        "algorithm": "algorithm",
+        "dataset": "data set",
+        "partition": "partition",
+        "model": "model",
+        "num_clients": "clients",
+        "cohort_size": "cohort size",
+        "rounds": "rounds",
+        "local_steps": "local steps",
+        "batch_size": "batch size",
+        "learning_rate": "learning rate",
+        "clip_norm": "clip norm",
+        "noise_multiplier": "noise multiplier",
+        "epsilon": "budget (epsilon)",
+        "holdout": "held out for tests",
+        "seed": "seed",
+    }
+    return [(label, config[name]) for name, label in names.items() if config.get(name) is not None]
+
+
+def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, finished: bool) -> Section:
+    """Everything that is known by round."""
+    blocks: list[Block] = [
+        *_figure(
+            history,
+            "accuracy",
+            "Accuracy by round",
+            shared.tested(history),
+            ACCURACY,
+            charts.axis("accuracy", ".0%", domain=[0, 1]),
+            ".2%",
+        ),
+        *_figure(
+            history,
+            "loss",
+            "Loss by round",
+            "Mean cross-entropy in nats, without penalties.",
+            LOSS,
+            charts.axis("cross-entropy (nats)"),
+        ),
+    ]
+    if spent:
+        blocks.append(_epsilon(spent, guarantee, finished))
+    elif guarantee["epsilon"] is None:
+        blocks.append(Prose(["Epsilon by round is infinite from the first round on."], "No privacy"))
+    else:
+        blocks.append(Prose([f"Epsilon by round is not known: {missing}."], "Missing"))
+    blocks += _figure(
+        history,
+        "clipped",
+        "Clipped fraction by round",
+        "Share of the last round's records whose gradient was scaled down. Usual is half, or nearly all with a "
+        "learning rate to match.",
+        {"clipped": "clipped fraction (probe)"},
+        charts.axis("clipped fraction", ".0%", domain=[0, 1]),
+        ".1%",
+    )
+    blocks += _figure(
+        history,
+        "noise",
+        "Noise to signal by round",
+        "Norm of a round's noise over the norm of what it is added to. Above 1 is usual: noise points everywhere, the "
+        "signal in few directions, and rounds average it out.",
+        {"noise_to_signal": "noise to signal (probe)"},
+        charts.axis("noise / signal"),
+    )
+    blocks += _figure(
+        history,
+        "gradient",
+        "Gradient norm by round",
+        "L2 norm of the gradient of the objective over all training records.",
+        {"gradient_norm": "gradient norm (probe)"},
+        charts.axis("gradient norm"),
+    )
+    if len(shared.thinned(history)) < len(history):
+        line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
+        blocks.append(Prose([line]))
+    if history and shared.latest(history, "objective") is None:
+        line = (
+            "The objective over all training records was not asked for: --train-metrics true adds it and its gradient."
+        )
+        blocks.append(Prose([line], "Missing"))
+    return Section("By round", blocks)
+
+
+def _figure(
+    history: Rows,
+    name: str,
+    title: str,
+    about: str,
+    fields: Mapping[str, str],
+    y: charts.Spec,
+    number: str = ".4g",
+) -> list[Block]:
+    """The figure of the fields that some evaluation knows; nothing where none does."""
+    known = {field: label for field, label in fields.items() if any(row.get(field) for row in history)}
+    if not known:  # unknown, or 0 throughout, as noise is where there is none
+        return []
+    probes = any("probe" in label for label in known.values())
+    return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]
+
+
+def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figure:
+    """What has been spent by each round, and what is still to come."""
+    apart = any(row["epsilon"] != row["epsilon_median"] for row in spent)
+    fields = {"epsilon": "worst client"} | ({"epsilon_median": "median client"} if apart else {})
+    about = f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee."
+    if not finished:
+        about += " The whole plan is shown: pale dots are rounds that are not done yet."
+    spec = charts.curves("spent", fields, charts.axis("epsilon (nats)"))
+    spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
+    return Figure("epsilon", "Epsilon by round", about, spec, "spent")
+
+
+def _clients(history: Rows, guarantee: Mapping[str, Any]) -> tuple[Section, Rows]:
+    """How clients differ: in what is promised to them, and in how well the model serves them."""
+    blocks: list[Block] = []
+    rows = _ranked(guarantee.get("epsilons"))
+    if not rows and guarantee["epsilon"] is not None:
+        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder tells each client's."
+        blocks.append(Prose([line]))
+    elif rows and rows[0]["epsilon"] == rows[-1]["epsilon"]:
+        blocks.append(Prose([f"Epsilon is {told(rows[0]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
+        rows = []
+    elif rows:
+        about = "Clients in order of their epsilon, from the best protected to the worst. Each client has its own."
+        spec = charts.chart(
+            data={"name": "epsilons"},
+            mark={"type": "bar", "width": {"band": 0.8}, "orient": "vertical"},
+            encoding={
+                "x": {"field": "rank", "type": "ordinal", "title": "client, by epsilon", "axis": RANKS},
+                "y": {"field": "epsilon", **charts.axis("epsilon (nats)")},
+                "tooltip": charts.tips(("rank", "rank", ",d"), ("epsilon", "epsilon", ".5g")),
+            },
+        )
+        blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
+    if shared.latest(history, "client_mean") is None:
+        line = (
+            "How accuracy is spread over clients is not known: clients have no test records of their own. "
+            "--holdout 0.2 keeps a fifth of each client's records for that."
+        )
+        blocks.append(Prose([line], "Missing"))
+    else:
+        blocks += _served(history)
+    return Section("Clients", blocks), rows
+
+
+RANKS = {"labelAngle": 0, "labelOverlap": "greedy", "ticks": False}
+
+
+def _ranked(epsilons: Sequence[tuple[float, int]] | None) -> Rows:
+    """A row for each client by its epsilon; evenly chosen ones where there are very many."""
+    if not epsilons or any(epsilon is None for epsilon, _ in epsilons):
+        return []
+    every = sorted(epsilon for epsilon, count in epsilons for _ in range(count))
+    return shared.thinned([{"rank": place, "epsilon": epsilon} for place, epsilon in enumerate(every, 1)])
+
+
+def _served(history: Rows) -> list[Block]:
+    """The accuracies of clients: mean, spread, worst tenth."""
+    mean, worst, variance = (shared.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
+    items = [
+        ("mean accuracy of clients", percent(mean), "probe, last evaluation"),
+        ("worst tenth of clients", percent(worst), "probe, mean of their accuracies"),
+        ("standard deviation", percent(variance**0.5), "probe, over clients"),
+    ]
+    y = charts.axis("accuracy", ".0%", domain=[0, 1])
+    fields = {name: label for name, label in ACCURACY.items() if name != "test_accuracy"}
+    spec = charts.curves("history", fields, y, ".2%")
+    band = {
+        "transform": [
+            {"filter": "isValid(datum.client_variance)"},
+            {"calculate": "max(0, datum.client_mean - sqrt(datum.client_variance))", "as": "low"},
+            {"calculate": "min(1, datum.client_mean + sqrt(datum.client_variance))", "as": "high"},
+        ],
+        "mark": {"type": "area", "opacity": 0.15, "aria": False},
+        "encoding": {
+            "x": charts.ROUND,
+            "y": {"field": "low", **y},
+            "y2": {"field": "high"},
+        },
+    }
+    lines = {"transform": spec.pop("transform"), "encoding": spec.pop("encoding"), "layer": spec.pop("layer")}
+    about = (
+        "Each client's model accuracy on its own test records: their mean with a band of one standard deviation over "
+        "clients, and the mean of the worst tenth."
+    )
+    figure = Figure("served", "Accuracy over clients", about, spec | {"layer": [band, lines]}, "history", True)
+    return [Tiles(items), figure]
+
+
+def _cost(result: Mapping[str, Any]) -> Section:
+    """Time and bytes of a finished run."""
+    timing, traffic = result.get("timing"), result.get("traffic")
+    if not timing or not traffic:
+        return Section("Time and bytes", [Prose(["Time and bytes are told when the run is finished."], "Missing")])
+    facts = [
+        ("time in all", seconds(timing["total_s"])),
+        ("time to compile", seconds(timing["compile_s"])),
+        ("time of a round (median)", seconds(timing["round_s_median"])),
+        ("sent to a client in a round", size(traffic["down"])),
+        ("sent by a client in a round", size(traffic["up"])),
+        ("clients in a round, on average", traffic["clients"]),
+        ("bytes of the run, both ways", size(traffic["total"])),
+    ]
+    if result.get("rounds_to_target") is not None:
+        facts.append(("rounds to the target accuracy", result["rounds_to_target"]))
+        facts.append(("bytes to the target accuracy", size(result["bytes_to_target"])))
+    return Section("Time and bytes", [Facts(facts)])

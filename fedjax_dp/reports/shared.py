@@ -1,0 +1,146 @@
+"""What reports of several kinds tell: a Guarantee with what it rests on, a configuration, versions and the device."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import View
+from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, told
+
+UNITS = {"record": "one record of one client", "client": "one client with all its records"}
+DRAWN = 500  # rows of a curve
+LONG_VERDICTS = {
+    "holds": "holds: may be believed here",
+    "conditional": "conditional: see the reason",
+    "heuristic": "heuristic: not proved",
+    "wrong": "wrong: contradicted",
+}
+
+
+def read(path: pathlib.Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(path.read_bytes(), parse_constant=_refused)
+    except (OSError, ValueError, RecursionError) as error:
+        raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())[:160]) from None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def promise(guarantee: Mapping[str, Any]) -> list[Block]:
+    """The Guarantee as a sentence, and its warnings."""
+    blocks: list[Block] = [Prose([sentence(guarantee["statement"])])]
+    if guarantee["warnings"]:
+        blocks.append(Prose([sentence(line) for line in guarantee["warnings"]], "Warning"))
+    return blocks
+
+
+def sentence(line: str) -> str:
+    """With a capital and a full stop."""
+    line = line[:1].upper() + line[1:]
+    return line if line.endswith((".", "!", "?")) else f"{line}."
+
+
+def tiles(guarantee: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Epsilon and delta, and what they are of."""
+    if guarantee["epsilon"] is None:
+        return [("epsilon", "∞", "no privacy")]
+    unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
+    return [
+        ("epsilon", f"{guarantee['epsilon']:.4g}", f"for {unit}, {guarantee['adjacency']}"),
+        ("delta", f"{guarantee['delta']:g}", "may be missed by so much"),
+    ]
+
+
+def resting(guarantee: Mapping[str, Any]) -> list[Section]:
+    """Terms, assumptions, and what papers claim of the same run."""
+    if guarantee["epsilon"] is None:
+        reason = guarantee.get("reason")
+        why = f"Nothing is promised, because {reason}." if reason else "Nothing is promised."
+        return [Section("What the promise rests on", [Prose([why])])]
+    terms = [
+        ("protected", UNITS.get(guarantee["unit"], guarantee["unit"])),
+        ("neighbours", guarantee["adjacency"]),
+        ("against", str(View(guarantee["view"]))),
+        ("accountant", guarantee["accountant"]),
+        ("epsilon of clients", spread(guarantee)),
+    ]
+    blocks: list[Block] = [Facts(terms, wide=True)]
+    if guarantee["assumptions"]:
+        blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]
+    if guarantee["claims"]:
+        rows = [
+            [
+                claim["source"],
+                "no epsilon" if claim["epsilon"] is None else f"{claim['epsilon']:.4g} at delta {claim['delta']:g}",
+                LONG_VERDICTS.get(claim["verdict"], claim["verdict"]),
+                claim["reason"],
+            ]
+            for claim in guarantee["claims"]
+        ]
+        grid = Grid("What papers' theorems say of this run", ["theorem", "epsilon", "verdict", "reason"], rows)
+        blocks.append(grid)
+    return [Section("What the promise rests on", blocks)]
+
+
+def spread(guarantee: Mapping[str, Any]) -> str:
+    names = ("epsilon_min", "epsilon_median", "epsilon_max")
+    low, middle, high = (guarantee[name] for name in names)
+    if low == high:
+        return f"{told(high)} for each"
+    return f"smallest {told(low)}, median {told(middle)}, largest {told(high)}"
+
+
+def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = "Configuration") -> Section:
+    """The configuration in full, and what made the numbers; `about` has versions and the device."""
+    rows = [[name, value] for name, value in config.items() if value is not None]
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Grid(caption, ["field", "value"], [[name, _plain(value)] for name, value in rows], folded=True))
+    versions, device = about.get("versions") or {}, about.get("device") or {}
+    made = [("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))] if versions else []
+    made += [("machine", machine(device))] if device else []
+    if made:
+        blocks.append(Facts(made, wide=True))
+    return Section("Configuration and versions", blocks)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def machine(device: Mapping[str, Any]) -> str:
+    """`2 cpu devices, AMD EPYC, 2 cores`."""
+    kind = device.get("kind") or device.get("platform")
+    words = [f"{device.get('count')} {kind} device" + "s" * (device.get("count") != 1)]
+    words += [str(device["processor"])] if device.get("processor") else []
+    words += [f"{device['cores']} cores"] if device.get("cores") else []
+    return ", ".join(words)
+
+
+def counted(number: int, what: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def thinned(rows: Rows) -> Rows:
+    """Evenly chosen rows, the first and the last among them, where there are more than can be told apart."""
+    if len(rows) <= DRAWN:
+        return rows
+    step = (len(rows) - 1) / (DRAWN - 1)
+    return [rows[round(step * place)] for place in range(DRAWN)]
+
+
+def tested(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What accuracy is measured on."""
+    held = latest(rows, "client_mean") is not None
+    return "Accuracy on records that clients hold out." if held else "Accuracy on public test data."
+
+
+def latest(rows: Sequence[Mapping[str, Any]], field: str) -> Any:
+    """The last known value of a field."""
+    return next((row[field] for row in reversed(rows) if row.get(field) is not None), None)

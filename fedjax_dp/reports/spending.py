@@ -1,0 +1,87 @@
+"""Epsilon by round: what a run would have spent had it been stopped there, by the accountant of its Guarantee.
+
+A run folder does not hold it. It follows from the configuration alone: the noise is found again, and the first rounds
+of that very algorithm are accounted for.
+"""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.data import idx
+from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.experiments import run_folder
+from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.population import build_data, checksum
+from fedjax_dp.privacy.guarantees import prepared, stated
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.reports.contents import Rows
+
+MOST = 12  # rounds that are accounted for: a second each, or more
+SAME = 1e-6  # relative: as far as two machines may differ
+
+
+def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: Screen) -> Rows:
+    """Rows of round and epsilon (worst client, median, best) for rounds up to the last that is planned.
+
+    about    what `run.json` says; epsilon: of the run's Guarantee, which the last round must have again
+    Raises:  ConfigurationError where it cannot be known: with a remedy, where there is one.
+    """
+    if about["made of"] != run_folder.CONFIGURED:
+        raise _unknown("the run was made of values of Python, which its folder does not hold")
+    said = about["config"]
+    if any(isinstance(value, str) and ".py" in value for value in said.values()):
+        raise _unknown("the run is made with code of its user, which a report does not run")
+    config = configs.resolve(said | {"devices": "auto"})
+    kind = kind_of(config.data.dataset)
+    if kind in idx.IDX and not idx.at_hand(kind, config.data.data_dir):
+        raise _unknown(
+            f"the files of {kind} are not at hand, and a report downloads nothing; FEDJAX_DP_DATA names them"
+        )
+    data = build_data(config.data)
+    run_folder.require_same(about, {"data": checksum(config.data, data)})
+    model, algorithm, terms = build_model(config, data), build_algorithm(config, data), terms_of(config, data)
+    seed, rounds = config.data.seed, config.training.rounds
+    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    with screen.counter("finding the noise again") as count:
+        algorithm, promise = prepared(planned, count)
+    if not math.isclose(promise.epsilon, epsilon, rel_tol=SAME):
+        raise _unknown(f"this version finds {promise.epsilon:.6g} for all rounds, the folder says {epsilon:.6g}")
+    counted = "law" if terms.participation == "law" else "schedule"
+    rows: Rows = []
+    with screen.bar("epsilon by round", total=1) as show:
+        chosen = rounds_shown(rounds, config.output.evaluate_every)
+        for place, until in enumerate(chosen, 1):
+            run = plan_run(algorithm, data, rounds=until, seed=seed, model=model, terms=terms)
+            found = stated(run.counted(participation=counted, epsilon=None))
+            rows.append(
+                {
+                    "round": until,
+                    "epsilon": _finite(found.epsilon),
+                    "epsilon_median": _finite(found.epsilon_median),
+                    "epsilon_min": _finite(found.epsilon_min),
+                }
+            )
+            show(place / len(chosen), f"round {until} of {rounds}")
+    return rows
+
+
+def rounds_shown(rounds: int, every: int) -> Sequence[int]:
+    """The first round, evaluated ones, and the last: `MOST` at most."""
+    evaluated = sorted({1, *range(every, rounds, every), rounds})
+    if len(evaluated) <= MOST:
+        return evaluated
+    step = (len(evaluated) - 1) / (MOST - 1)
+    return sorted({evaluated[round(step * place)] for place in range(MOST)})
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _unknown(why: str) -> errors.ConfigurationError:
+    return errors.ConfigurationError(why)

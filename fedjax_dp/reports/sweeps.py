@@ -1,0 +1,366 @@
+"""The report of a sweep's folder, finished or not."""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_dp.reports import charts, shared
+from fedjax_dp.reports.contents import (
+    Block,
+    Facts,
+    Figure,
+    Filters,
+    Grid,
+    Prose,
+    Report,
+    Rows,
+    Section,
+    Tiles,
+    percent,
+    seconds,
+    told,
+)
+from fedjax_dp.sweeps.records import Record, read_records
+from fedjax_dp.sweeps.settings import CONFIDENCE, Setting, by_value, interval, ranked, same, settings_of
+
+KIND, FOLDER = "sweep", "sweep.json"
+SELECTION = "selection.json"
+METRIC = "test_accuracy"
+GROUPS = 8  # that colours and shapes can tell apart
+DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
+TOLD = 2000  # points that are told one by one
+FILTERED = 40  # values of an axis that have boxes
+
+
+def of_folder(path: pathlib.Path) -> Report:
+    """The report of a sweep's folder."""
+    about, records = read_records(path)
+    axes, planned = [str(name) for name in about["axes"]], about.get("points", len(records))
+    settings = settings_of(records, axes)
+    finished = len(records) >= planned
+    rows, group = _rows(settings, axes)
+    data: dict[str, Rows] = {
+        "settings": rows,
+        "front": front(rows),
+        "by_round": _by_round(settings, rows),
+    }
+    if len(records) <= TOLD:
+        data["points"] = [_point(record, axes) for record in records]
+    sections = [
+        _result(settings, records, rows, axes, planned, about),
+        Section(
+            "Accuracy against epsilon",
+            _privacy(settings, rows, axes, group, len({row["key"] for row in data["by_round"]})),
+        ),
+    ]
+    if lost := [record for record in records if record["status"] != "done"]:
+        sections.append(_lost(lost, axes))
+    sections += [_choosing(path, finished), *_promise(records), _cost(records)]
+    config = records[0]["config"] if records else {}
+    common = {name: value for name, value in config.items() if all(one["config"].get(name) == value for one in records)}
+    sections.append(shared.setting(common, about, "Fields that all points share"))
+    lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {shared.counted(planned, 'point')}"
+    progress = "finished" if finished else f"{len(records):,} of {planned:,} points"
+    name = str(about.get("name", path.name))
+    return Report(
+        KIND, name if name.lower().startswith(KIND) else f"Sweep {name}", lead, sections, data, progress, finished
+    )
+
+
+def front(rows: Rows) -> Rows:
+    """Settings that no other one beats with at most as much epsilon, in order of it; of equals the first."""
+    known = [row for row in rows if row["epsilon"] is not None and row["accuracy"] is not None]
+    found: Rows = []
+    for row in sorted(known, key=lambda row: (row["epsilon"], -row["accuracy"], row["key"])):
+        if not found or row["accuracy"] > found[-1]["accuracy"]:
+            found.append(row)
+    return found
+
+
+def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str | None]:
+    """A row for each setting, and the axis that colours tell apart."""
+    places = {name: {value: place for place, value in enumerate(by_value(settings, name))} for name in axes}
+    group = next((name for name in axes if name != "epsilon" and 1 < len(places[name]) <= GROUPS), None)
+    rows = []
+    for key, setting in enumerate(settings):
+        score, epsilon = setting.score(METRIC), setting.epsilon
+        rows.append(
+            {
+                "key": key,
+                "at": [places[name][same(setting.values[name])] for name in axes],
+                "setting": _called(setting, axes),
+                "group": "all settings" if group is None else f"{group} {told(setting.values[group])}",
+                "epsilon": _finite(epsilon),
+                "private": math.isfinite(epsilon),
+                "accuracy": _finite(score.mean),
+                "low": _finite(score.low),
+                "high": _finite(score.high),
+                "seeds": score.seeds,
+                "lost": setting.failed,
+            }
+        )
+    return rows, group
+
+
+def _called(setting: Setting, axes: Sequence[str]) -> str:
+    return ", ".join(f"{name} {told(setting.values[name])}" for name in axes) or "the only setting"
+
+
+def _by_round(settings: Sequence[Setting], rows: Rows) -> Rows:
+    """Mean accuracy over the seeds that are done, by round, of the best settings."""
+    place = {id(setting): row for setting, row in zip(settings, rows)}
+    best = [place[id(setting)] for setting in ranked(settings, METRIC)]
+    longest = max((len(point["history"]) for setting in settings for point in setting.points), default=1)
+    most = min(DRAWN, max(ROWS // max(longest, 1), 1))
+    keys = {row["key"] for row in best[:most]} or {row["key"] for row in rows[:most]}
+    found = []
+    for setting, row in zip(settings, rows):
+        if row["key"] not in keys:
+            continue
+        seen: dict[int, list[float]] = {}
+        for point in setting.done:
+            for one in point["history"]:
+                if one.get(METRIC) is not None:
+                    seen.setdefault(one["round"], []).append(one[METRIC])
+        for at, numbers in sorted(seen.items()):
+            score = interval(numbers)
+            found.append(
+                {name: row[name] for name in ("key", "setting", "group")}
+                | {"round": at, "accuracy": score.mean, "low": _finite(score.low), "high": _finite(score.high)}
+            )
+    return found
+
+
+def _point(record: Record, axes: Sequence[str]) -> dict[str, Any]:
+    """A point as a row: what it is, and where it ended."""
+    last = record["history"][-1] if record["history"] else {}
+    return {
+        "point": record["point"],
+        "setting": ", ".join(f"{name} {told(record['values'].get(name))}" for name in axes),
+        "seed": record["values"]["seed"],
+        "status": record["status"],
+        "epsilon": record["guarantee"].get("epsilon"),
+        "accuracy": last.get(METRIC),
+        "round": last.get("round"),
+        "seconds": record["seconds"],
+    }
+
+
+def _result(
+    settings: Sequence[Setting],
+    records: Sequence[Record],
+    rows: Rows,
+    axes: Sequence[str],
+    planned: int,
+    about: Mapping[str, Any],
+) -> Section:
+    """The best setting, and how far the sweep is."""
+    blocks: list[Block] = []
+    known = ranked(settings, METRIC)
+    if known:
+        best = known[0]
+        score, row = best.score(METRIC), rows[[id(one) for one in settings].index(id(best))]
+        of = f"mean over {shared.counted(score.seeds, 'seed')}, the best setting"
+        if score.seeds > 1:
+            of += f"; 95% interval {percent(score.low)} to {percent(score.high)}"
+        items = [
+            ("test accuracy", percent(score.mean), of),
+            ("epsilon", told(best.epsilon), "of that setting, its worst seed"),
+            ("settings", told(len(settings)), f"{shared.counted(len(records), 'point')} of {planned:,}"),
+            ("on the Pareto front", told(len(front(rows))), "no other is better with at most as much epsilon"),
+        ]
+        blocks.append(Tiles(items))
+        blocks.append(Prose([f"Best: {row['setting']}. Its mean is optimistic, as it was chosen for it."]))
+    else:
+        blocks.append(Prose(["No setting has all its seeds yet, so there is nothing to compare."], "Missing"))
+    if len(records) < planned:
+        line = f"{len(records):,} of {planned:,} points are there: the winner may change."
+        blocks.append(Prose([line], "Unfinished"))
+    facts = [(f"axis {name}", _values(settings, name)) for name in axes]
+    seeds = about.get("seeds") or sorted({record["values"]["seed"] for record in records})
+    blocks.append(Facts([*facts, ("seeds", seeds)]))
+    return Section("Result", blocks)
+
+
+def _values(settings: Sequence[Setting], axis: str) -> str:
+    values = [told(same_as[0].values[axis]) for same_as in by_value(settings, axis).values()]
+    return ", ".join(values[:12]) + (f", ... {len(values)} in all" if len(values) > 12 else "")
+
+
+def _privacy(
+    settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, drawn: int
+) -> list[Block]:
+    """The front, under filters; the curves and the table of what they let through."""
+    named = {name: [told(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
+    blocks: list[Block] = [Filters({name: values if len(values) <= FILTERED else [] for name, values in named.items()})]
+    names = list(dict.fromkeys(row["group"] for row in rows))
+    if any(row["epsilon"] is not None for row in rows):
+        about = (
+            "Mean over seeds with its 95% interval, at the epsilon that is proved. The line joins the settings that no "
+            "other one beats with at most as much epsilon."
+        )
+        blocks.append(Figure("front", "Pareto front", about, _front_spec(names, group), "settings"))
+    else:
+        blocks.append(Prose(["No setting has a finite epsilon, so there is no front."], "No privacy"))
+    if drawn:
+        about = "Mean test accuracy over the seeds that are done, a line for each setting."
+        if drawn < len(settings):
+            about += f" Drawn are the best {drawn:,} of {len(settings):,} settings."
+        blocks.append(Figure("curves", "Accuracy by round", about, _curves_spec(names, group), "by_round"))
+    columns = [*axes, "accuracy (%)", "95% interval", "proved epsilon", "seeds", "front"]
+    order = sorted(range(len(rows)), key=lambda place: -(rows[place]["accuracy"] or -1.0))
+    best = {row["key"] for row in front(rows)}
+    table = [
+        [
+            *(told(settings[place].values[name]) for name in axes),
+            _number(rows[place]["accuracy"], 100),
+            _between(rows[place]),
+            rows[place]["epsilon"] if rows[place]["private"] else "∞",
+            rows[place]["seeds"],
+            "on the front" if rows[place]["key"] in best else "",
+        ]
+        for place in order
+    ]
+    caption = f"Settings, the most accurate first; intervals of {CONFIDENCE:.0%} over seeds"
+    blocks.append(Grid(caption, columns, table, keys=[rows[place]["key"] for place in order]))
+    return blocks
+
+
+def _number(value: float | None, times: float) -> float | None:
+    return None if value is None else times * value
+
+
+def _between(row: Mapping[str, Any]) -> str:
+    return "–" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+
+
+def _colour(names: Sequence[str], group: str | None) -> charts.Spec:
+    legend = charts.LEGEND | {"symbolType": "circle"} if group is not None else None
+    return {"field": "group", "type": "nominal", "scale": {"domain": list(names)}, "legend": legend}
+
+
+def _front_spec(names: Sequence[str], group: str | None) -> charts.Spec:
+    x = {
+        "field": "epsilon",
+        **charts.axis("proved epsilon (nats, logarithmic)", ".3~g", zero=False),
+        "scale": {"type": "log", "nice": False, "padding": 24},
+    }
+    y = {"field": "accuracy", **charts.axis("test accuracy", ".0%", zero=False)}
+    tips = charts.tips(
+        ("setting", "setting", ""),
+        ("accuracy", "accuracy", ".2%"),
+        ("low", "95% interval from", ".2%"),
+        ("high", "to", ".2%"),
+        ("epsilon", "epsilon", ".4g"),
+        ("seeds", "seeds", ",d"),
+    )
+    colour = _colour(names, group)
+    known = [{"filter": "isValid(datum.epsilon) && isValid(datum.accuracy)"}]
+    shape = {"field": "group", "type": "nominal", "scale": {"domain": list(names)}, "legend": colour["legend"]}
+    return charts.chart(
+        height=340,
+        layer=[
+            {
+                "data": {"name": "front"},
+                "mark": {
+                    "type": "line",
+                    "interpolate": "step-after",
+                    "strokeWidth": 1.6,
+                    "opacity": 0.75,
+                    "aria": False,
+                },
+                "encoding": {"x": x, "y": y, "order": {"field": "epsilon", "type": "quantitative"}},
+            },
+            {
+                "data": {"name": "settings"},
+                "transform": [*known, {"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "opacity": 0.55, "aria": False},
+                "encoding": {"x": x, "y": {"field": "low", **_plain_axis(y)}, "y2": {"field": "high"}, "color": colour},
+            },
+            {
+                "data": {"name": "settings"},
+                "transform": known,
+                "mark": charts.POINT | {"size": 70},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tips},
+            },
+        ],
+    )
+
+
+def _plain_axis(y: charts.Spec) -> charts.Spec:
+    return {name: part for name, part in y.items() if name != "field"}
+
+
+def _curves_spec(names: Sequence[str], group: str | None) -> charts.Spec:
+    y = {"field": "accuracy", **charts.axis("test accuracy", ".0%", domain=[0, 1])}
+    colour = _colour(names, group)
+    colour["legend"] = colour["legend"] and colour["legend"] | {"symbolType": "stroke"}
+    tips = charts.tips(
+        ("setting", "setting", ""),
+        ("round", "round", ",d"),
+        ("accuracy", "accuracy", ".2%"),
+        ("low", "95% interval from", ".2%"),
+        ("high", "to", ".2%"),
+    )
+    detail = {"field": "key", "type": "nominal"}
+    return charts.chart(
+        height=340,
+        data={"name": "by_round"},
+        encoding={"x": charts.ROUND, "y": y, "color": colour, "detail": detail},
+        layer=[
+            {"mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8, "aria": False}},
+            {"mark": charts.POINT | {"size": 16}, "encoding": {"tooltip": tips}},
+        ],
+    )
+
+
+def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:
+    rows = [
+        [*(told(one["values"].get(name)) for name in axes), one["values"]["seed"], one["status"], one["reason"] or "–"]
+        for one in lost
+    ]
+    line = f"{shared.counted(len(lost), 'point')} ended without a result. Their settings are not compared with others."
+    columns = [*axes, "seed", "status", "reason"]
+    return Section("Points that were lost", [Prose([line], "Warning"), Grid("Lost points", columns, rows)])
+
+
+def _choosing(path: pathlib.Path, finished: bool) -> Section:
+    """What it costs in privacy to choose among the points."""
+    if not finished or not (path / SELECTION).is_file():
+        line = "The cost of choosing is not known before the sweep is complete."
+        return Section("The cost of choosing", [Prose([line], "Missing")])
+    cost = shared.read(path / SELECTION)
+    blocks: list[Block] = [Prose([shared.sentence(cost["short"]), shared.sentence(cost["statement"])])]
+    if cost["short"] == cost["statement"]:
+        blocks = [Prose([shared.sentence(cost["statement"])])]
+    return Section("The cost of choosing", blocks)
+
+
+def _promise(records: Sequence[Record]) -> list[Section]:
+    """The Guarantee of the point with the largest finite epsilon, which covers the others' if they are of a kind."""
+    private = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
+    if not private:
+        return []
+    worst = max(private, key=lambda one: float(one["epsilon"]))
+    kinds = {tuple(json.dumps(one.get(name)) for name in ("unit", "adjacency", "view", "delta")) for one in private}
+    blocks: list[Block] = [Prose(["Of the point with the largest epsilon: " + shared.sentence(worst["statement"])])]
+    if len(kinds) > 1:
+        line = "Points promise different things (unit, neighbours, view or delta): their epsilons do not compare."
+        blocks.append(Prose([line], "Warning"))
+    (section,) = shared.resting(worst)
+    return [Section(section.title, [*blocks, *section.blocks])]
+
+
+def _cost(records: Sequence[Record]) -> Section:
+    total = math.fsum(record["seconds"] for record in records)
+    facts = [("time of all points", seconds(total)), ("points", len(records))]
+    if records:
+        facts.append(("time of a point", seconds(total / len(records))))
+    line = "A sweep does not count bytes: fedjax-dp run tells those of the configuration that fedjax-dp best prints."
+    return Section("Time and bytes", [Facts(facts), Prose([line])])
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
