@@ -220,9 +220,20 @@ def _with_tables(text: str, found: dict[str, str]) -> str:
     return text
 
 
-def _show_tables(app: Sphinx, page: str, source: list[str]) -> None:
-    # in the repository a link goes to the notebook itself
-    source[0] = _with_tables(source[0], tables()).replace("](../notebooks/", "](gallery/")
+ON_SITE = {  # where a link that goes to a file of the repository goes on the site
+    r"(\.\./)+notebooks/(\w+)\.ipynb": r"/gallery/\2.ipynb",
+    r"(\.\./)+benchmarks/results/peers\.md": "/results.md#speed-against-other-systems",
+    r"(\.\./)+benchmarks/results/compiled\.md": "/results.md#compiled-for-accelerators",
+    r"(\.\./)+benchmarks/results/plan\.md": "/results.md#a-billion-clients-on-paper",
+    r"(\.\./)+benchmarks/results/papers/[\w./-]+\.md": "/results.md#tables-and-figures-of-the-papers-rerun",
+    r"(\.\./)+fedjax_dp/algorithms": "/catalogue.md",
+}
+
+
+def _at_home(app: Sphinx, page: str, source: list[str]) -> None:
+    """Links of a page of the repository, as they go on the site."""
+    for there, here in ON_SITE.items():
+        source[0] = re.sub(rf"\]\({there}\)", f"]({here})", source[0])
 
 
 def _number(value: float | None) -> str:
@@ -258,5 +269,5 @@ def _written(app: Sphinx, config: Config) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", _written, priority=1)
-    app.connect("source-read", _show_tables)
+    app.connect("source-read", _at_home)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -52,7 +52,7 @@ def tiles(guarantee: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
     return [
         ("epsilon", f"{guarantee['epsilon']:.4g}", f"for {unit}, {guarantee['adjacency']}"),
-        ("delta", f"{guarantee['delta']:g}", "may be missed by so much"),
+        ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
     ]
 
 
