@@ -14,8 +14,6 @@ settings.load_profile("repeatable")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-SPECS = pathlib.Path(__file__).parent / "golden"
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once(tmp_path_factory):

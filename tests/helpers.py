@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from fedjax_dp.pytrees import structure, value
 from fedjax_dp.rounds.round import initial_state, run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
 
+SPECS = pathlib.Path(__file__).parent / "golden"
 SEEDS = st.integers(0, 2**32 - 1)
 
 

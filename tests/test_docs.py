@@ -22,7 +22,7 @@ PAGES = {
     if not {*path.relative_to(ROOT / "docs").parts[:1]} & {*WRITTEN, "catalogue.md", "results.md", "own.md"}
 }
 PAGES |= {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")}
-FIRST = ["guides/runs.md", "guides/audit.md", "concepts/parts.md"]  # of the default tests; the others are slow
+FIRST = ["concepts/parts.md"]  # of the default tests; the others are slow
 
 
 def blocks(text, *languages):
@@ -95,6 +95,7 @@ def test_the_sweep_that_is_shown_can_be_read(tmp_path):
     assert len(expand(read_sweep(tmp_path / "sweep.toml"))) == 3 * 4 * 3 * 3 * 5
 
 
+@pytest.mark.slow
 def test_the_configuration_that_is_shown_is_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (text,) = blocks(PAGES["guides/runs.md"], "toml")

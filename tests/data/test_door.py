@@ -160,7 +160,7 @@ def test_ids_in_an_npz_are_the_clients_unless_told_otherwise():
     np.savez("mine.npz", **GOOD, client_ids=Y)
     made = build_data(config_of())
     assert (config_of().partition, made.sizes.tolist()) == ("natural", [3, 3, 2])
-    assert "client_ids (partition natural)" in notes(config_of(), made)[0]
+    assert '"client_ids" (partition natural)' in notes(config_of(), made)[0]
     other = config_of(partition="iid", num_clients=2)
     assert build_data(other).sizes.tolist() == [4, 4]
     assert "client_ids of the data not used" in notes(other, build_data(other))[0]

@@ -141,7 +141,7 @@ def test_tables_in_files_are_read_with_their_clients(kind, capsys):
         table().to_parquet("t.parquet")
     named = ["data", f"{kind}:t.{kind}", "--label-column", "kind"]
     assert cli.main([*named, "--client-column", "who", "--json"]) == 0
-    assert "clients are those of who (partition natural)" in capsys.readouterr().err
+    assert 'clients are those of "who" (partition natural)' in capsys.readouterr().err
     assert cli.main(named) == 2
     assert "column who must be numeric" in capsys.readouterr().err
     pathlib.Path("broken").write_bytes(b"\x00\xff" * 50)
@@ -154,7 +154,7 @@ def test_an_npz_with_ids_uses_them_and_says_so(capsys):
     np.savez("own.npz", **GOOD, client_ids=IDS)
     assert cli.main(["data", "npz:own.npz"]) == 0
     said = capsys.readouterr()
-    assert "clients are those of client_ids (partition natural)" in said.err
+    assert 'clients are those of "client_ids" (partition natural)' in said.err
     assert cli.main(["data", "npz:own.npz", "--partition", "iid", "--num-clients", "4"]) == 0
     assert "client_ids of the data not used: partition iid was asked for" in capsys.readouterr().err
 

@@ -35,6 +35,8 @@ def alone(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "300")  # its service may start late beside other tests
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +325,7 @@ def test_a_server_that_is_killed_loses_the_tracker_and_not_the_run(data, tmp_pat
     assert json.loads(pathlib.Path("x/trackers.json").read_text())["mlflow"]["round"] == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_told_in_one_line_and_the_run_goes_on(monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:secret@127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # the user's own stays
@@ -387,6 +390,7 @@ def offline(folder):
     return ids, numbers, config, summary, codes
 
 
+@pytest.mark.slow
 def test_an_offline_run_holds_the_history_and_the_guarantee_and_goes_on(data):
     words = WORDS | {"checkpoint_every": 2, "evaluate_every": 1}
     with pytest.raises(KeyboardInterrupt):
@@ -423,6 +427,7 @@ def test_a_callback_of_the_user_needs_no_more_than_one_method(data):
     assert len(ends.errors) == 1
 
 
+@pytest.mark.slow
 def test_the_command_line_tracks_and_the_run_is_the_same(capsys):
     assert main([*RUN, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
@@ -430,7 +435,7 @@ def test_the_command_line_tracks_and_the_run_is_the_same(capsys):
     assert main([*RUN, "--track", "tensorboard,wandb", "--json"]) == 0
     out, err = capsys.readouterr()
     tracked = json.loads(out)  # what the packages print is not there
-    assert "wandb" not in err
+    assert "wandb" not in err.lower()
     for name in ("history", "guarantee", "config"):
         assert tracked[name] == plain[name]
     for name in ("config.toml", "metrics.json", "guarantee.json"):

@@ -133,7 +133,7 @@ def test_law_of_participation_holds_before_the_cohorts_are_drawn(data):
     assert (event.rate, event.rounds) == (2 / 6, ROUNDS)
     worst = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="worst")
     assert np.all(value.local.privatizer.noise_multiplier < worst.local.privatizer.noise_multiplier)
-    assert "delta is averaged over the draw" in promise.assumptions[0]
+    assert "delta is an average over the draw" in promise.assumptions[0]
 
 
 def test_other_views_count_the_cohorts_noise_for_one_local_step():

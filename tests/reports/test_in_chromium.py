@@ -88,6 +88,7 @@ def names_of(spec):
     return set().union(*map(names_of, spec)) if isinstance(spec, list) else set()
 
 
+@pytest.mark.slow
 def test_every_figure_holds_the_rows_of_the_files(reported, opened):
     made, report = opened(reported), kinds.read_report(reported)
     figures = {block.name: block for section in report.sections for block in section.blocks if hasattr(block, "spec")}
@@ -102,7 +103,8 @@ def test_every_figure_holds_the_rows_of_the_files(reported, opened):
         assert details.locator("tbody tr").count() == len(report.data[figure.table])
 
 
-@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_a_phone_shows_all_in_colours_that_can_be_read_without_scrolling_sideways(reported, opened, scheme):
     made = opened(reported, "phone", scheme)
     assert made.evaluate("document.documentElement.scrollWidth") <= 400
@@ -116,6 +118,7 @@ def test_a_phone_shows_all_in_colours_that_can_be_read_without_scrolling_sideway
     assert made.evaluate("document.querySelector('.chart svg').getBoundingClientRect().width") > 400
 
 
+@pytest.mark.slow
 def test_a_screen_reader_finds_its_way(reported, opened):
     made = opened(reported)
     levels = made.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((e) => Number(e.tagName[1]))")
@@ -141,6 +144,7 @@ def test_a_screen_reader_finds_its_way(reported, opened):
     assert made.evaluate("[...document.querySelectorAll('table')].every((t) => t.querySelector('th[scope=col]'))")
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_reaches_the_report_and_turns_it_dark(run_folder, opened):
     made = opened(run_folder)
     made.keyboard.press("Tab")
@@ -193,6 +197,7 @@ def test_filters_change_the_front(sweep_folder, opened):
     assert made.inner_text("#count").startswith("12 of 12 settings")
 
 
+@pytest.mark.slow
 def test_filters_work_by_keyboard(sweep_folder, opened):
     made = opened(sweep_folder)
     made.locator(".filters input").first.focus()
@@ -201,6 +206,7 @@ def test_filters_work_by_keyboard(sweep_folder, opened):
     assert made.inner_text("#count").startswith("6 of 12 settings")
 
 
+@pytest.mark.slow
 def test_tooltips_tell_the_numbers(run_folder, opened):
     made = opened(run_folder)
     last = json.loads((run_folder / "metrics.json").read_text())[-1]
@@ -242,6 +248,7 @@ def serving(path):
             thread.join()
 
 
+@pytest.mark.slow
 def test_a_live_page_follows_a_sweep_in_place_until_it_is_finished(sweep_folder, opened):
     points = (sweep_folder / "points.jsonl").read_text().splitlines(keepends=True)
     file = sweep_folder / "points.jsonl"

@@ -245,6 +245,7 @@ def test_large_sweeps_and_long_runs_stay_below_five_megabytes(tmp_path, run_fold
     assert len(made) < 5e6
 
 
+@pytest.mark.slow
 def test_a_run_of_python_values_has_a_report(tmp_path):
     digits = fdp.load("digits")
     data = fdp.federate(digits, fdp.data.iid(digits.y_train, [100] * 4, 0))

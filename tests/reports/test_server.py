@@ -138,6 +138,7 @@ def test_a_port_that_is_taken_is_refused_in_one_line(server, audit_file):
         Server(audit_file, server.server_port)
 
 
+@pytest.mark.slow
 def test_what_is_not_there_yet_is_waited_for_and_then_followed(tmp_path, run_folder):
     """The files of a run in the order in which it writes them, and torn ones in between."""
     folder = tmp_path / "later"
@@ -172,6 +173,7 @@ def test_what_is_not_there_yet_is_waited_for_and_then_followed(tmp_path, run_fol
         assert (news(server)["progress"], news(server)["finished"]) == ("finished", True)
 
 
+@pytest.mark.slow
 def test_more_rounds_do_not_change_the_structure_of_a_page(tmp_path, run_folder):
     """So that a page that is open is renewed in place, and not loaded again."""
     folder = tmp_path / "live"

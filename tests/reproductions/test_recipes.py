@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import SPECS
-from helpers import refusal
+from helpers import SPECS, refusal
 
 from fedjax_dp import errors
 from fedjax_dp.data import load

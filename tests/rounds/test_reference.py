@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import reference as ref
-from conftest import SPECS
+from helpers import SPECS
 
 GOLDEN = json.loads((SPECS / "worked_examples.json").read_text())
 GIVEN, WANTED = GOLDEN["inputs"], GOLDEN["expected"]
