@@ -163,7 +163,7 @@ def test_ids_in_an_npz_are_the_clients_unless_told_otherwise():
     assert '"client_ids" (partition natural)' in notes(config_of(), made)[0]
     other = config_of(partition="iid", num_clients=2)
     assert build_data(other).sizes.tolist() == [4, 4]
-    assert "client_ids of the data not used" in notes(other, build_data(other))[0]
+    assert '"client_ids" of the data is not used' in notes(other, build_data(other))[0]
     assert "or give another partition" in refusal(config_of, num_clients=2)
 
 
