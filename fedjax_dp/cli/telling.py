@@ -1,10 +1,11 @@
 """How much is told: the result first, and in a box below it what it rests on; --quiet and --verbose fold and unfold."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 
@@ -14,6 +15,7 @@ from fedjax_dp.cli.options import take_flag
 Lines = Iterable[tuple[str, str]]  # a label, which may be empty, and what it is about
 LABEL = 10  # letters
 INDENT = " " * LABEL  # of a line that goes on with the one above
+UNBOUNDED = 10_000  # letters: the width of what is no terminal
 
 
 class Detail(enum.Enum):
@@ -34,10 +36,10 @@ def take_detail(arguments: list[str]) -> tuple[Detail, list[str]]:
 def tell(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:
     """Print the result; unless quiet, what it rests on in a box; if verbose, the rest too."""
     below = [*rests_on, *(rest if detail is Detail.VERBOSE else ())] if detail is not Detail.QUIET else []
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:  # a file is searched by lines
+    console = page()
+    if not console.is_terminal:
         for label, text in [*result, *below]:
-            console.print(_plain(label, text), soft_wrap=True)
+            console.print(_plain(label, text))
         return
     for label, text in result:
         console.print(_rows([(label, text)]) if label else text)
@@ -47,6 +49,44 @@ def tell(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:
             _rows(below), box=box.ROUNDED, title="what it rests on", subtitle=hint, title_align="left", style="dim"
         )
         console.print(told)
+
+
+def page() -> Console:
+    """stdout: texts wrap between words on a terminal; elsewhere lines stay whole, as a file is searched by lines."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    return console
+
+
+def columns(console: Console, cells: Mapping[str, Sequence[str]], first: int = 1, left: Sequence[str] = ()) -> None:
+    """Print a table of whole cells by header; what a terminal has no room for is left out and named, the last first.
+
+    first  columns that are always there;
+    left   headers of those that hold words, not numbers.
+    """
+    shown = list(cells)
+    table = _whole(cells, shown, left)
+    while len(shown) > first and _width(console, table) > console.width:
+        shown.pop()
+        table = _whole(cells, shown, left)
+    console.print(table, soft_wrap=True)
+    if len(shown) < len(cells):
+        hidden = ", ".join(list(cells)[len(shown) :])
+        console.print(f" left out, as the terminal is {console.width} columns wide: {hidden}")
+
+
+def _whole(cells: Mapping[str, Sequence[str]], shown: Sequence[str], left: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in shown:
+        table.add_column(name, no_wrap=True, justify="left" if name in left else "right")
+    for row in zip(*(cells[name] for name in shown), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=UNBOUNDED), table).maximum
 
 
 def _rows(lines: Lines) -> Table:
