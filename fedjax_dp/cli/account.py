@@ -32,10 +32,10 @@ from fedjax_dp.accounting import (
     seen,
 )
 from fedjax_dp.accounting.calibrate import require_budget
-from fedjax_dp.accounting.guarantee import PaperRow
-from fedjax_dp.accounting.papers import PAPERS
+from fedjax_dp.accounting.guarantee import PaperRow, Verdict
+from fedjax_dp.accounting.papers import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS
 from fedjax_dp.cli.options import PICTURE, PlotOption, missing, parse, picture_of, take_flag
-from fedjax_dp.cli.telling import Detail, take_detail
+from fedjax_dp.cli.telling import Detail, page, take_detail
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
@@ -331,28 +331,49 @@ def claims_command(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsOptions(PlotOption):
-    paper: Annotated[str | None, about("", choices=PAPERS, default="all")] = None
+    paper: Annotated[
+        str | None, about("of one paper only, or of the moments accountant", choices=PAPERS, default="all")
+    ] = None
 
 
 def _print_claims(rows: list[PaperRow]) -> None:
-    console = Console(highlight=False, markup=False)
+    console = page()
+    legend = {
+        "claimed": "epsilon by the paper's theorem",
+        "provable": "epsilon of the paper's noise by the rigorous accountant",
+        "noise": "what the paper's calibration asks for; tight: what suffices; ratio: noise / tight",
+    }
+    _print_legend(console, legend | {verdict.value: verdict.about for verdict in Verdict})
     console.print(
-        "claimed   epsilon by the paper's theorem\n"
-        "provable  epsilon of the paper's noise by the rigorous accountant\n"
-        "noise     what the paper's calibration asks for; tight: what suffices; ratio: noise / tight\n"
         "Unless a claim says otherwise: one record of one client, replace-one neighbours, a server that sees every "
-        "upload.\n",
-        soft_wrap=True,
+        "upload.\n"
     )
-    for (paper, source), group in itertools.groupby(rows, lambda row: (row.paper, row.claim.source)):
-        _print_claim(console, paper, source, list(group))
+    for paper, of_paper in itertools.groupby(rows, lambda row: row.paper):
+        console.print(f"{paper}: {SYMBOLS[paper]}\n")
+        for _, group in itertools.groupby(of_paper, lambda row: row.claim.source):
+            _print_claim(console, list(group))
 
 
-def _print_claim(console: Console, paper: str, source: str, rows: list[PaperRow]) -> None:
+def _print_legend(console: Console, legend: dict[str, str]) -> None:
+    widest = max(map(len, legend)) + 2
+    if not console.is_terminal:
+        for name, text in legend.items():
+            console.print(f"{name:<{widest}}{text}")
+        return
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True)
+    for name, text in legend.items():
+        rows.add_row(name, text)
+    console.print(rows)
+
+
+def _print_claim(console: Console, rows: list[PaperRow]) -> None:
     unit = next((row.noise_unit for row in rows if row.noise_unit), "")
-    deltas = {row.claim.delta for row in rows}
-    title = f"{paper}: {source}" + (f", delta {min(deltas):g}" if len(deltas) == 1 else "")
-    console.print(title + (f"; noise: {unit}" if unit else ""), style="bold", soft_wrap=True)
+    (paper, source), deltas = (rows[0].paper, rows[0].claim.source), {row.claim.delta for row in rows}
+    title = f"{paper}: {source}"
+    if len(deltas) == 1:
+        title += f", delta {'at most ' if deltas == {LEAST_DELTA} else ''}{min(deltas):g}"
+    console.print(title + (f"; noise: {unit}" if unit else ""), style="bold")
     settings = [row.setting for row in rows]
     console.print(
         _table(
@@ -371,12 +392,14 @@ def _print_claim(console: Console, paper: str, source: str, rows: list[PaperRow]
     if details:
         more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}
         console.print(_table(settings, more))
+        _print_legend(console, {f" {name.replace('_', ' ')}": DETAILS[name] for name in details})
+        console.print()
     reasons: dict[str, list[str]] = {}
     for row in rows:
         reasons.setdefault(row.claim.reason, []).append(row.setting)
     for reason, where in reasons.items():
         place = "" if len(reasons) == 1 else f"{'; '.join(where[:3])}{' ...' if len(where) > 3 else ''}: "
-        console.print(f" {place}{reason}", soft_wrap=True)
+        console.print(f" {place}{reason}")
     console.print()
 
 

@@ -207,7 +207,7 @@ def test_rfedavg_claims_nothing_and_gives_nothing(rows):
 
 
 def test_moments_accountant_on_fixed_size_batches_is_contradicted(rows):
-    (row, _, jax_privacy) = chosen(rows, "dp-fedavg", "moments accountant")
+    (row, _, jax_privacy) = chosen(rows, "moments", "moments accountant")
     assert row.claim.verdict is Verdict.WRONG
     assert printed(row.provable, "2.20")
     assert "attain 1.829" in row.claim.reason
