@@ -35,7 +35,7 @@ from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.guarantee import PaperRow, Verdict
 from fedjax_dp.accounting.papers import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS
 from fedjax_dp.cli.options import PICTURE, PlotOption, missing, parse, picture_of, take_flag
-from fedjax_dp.cli.telling import Detail, page, take_detail
+from fedjax_dp.cli.telling import Detail, columns, page, take_detail
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
@@ -374,24 +374,21 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
     if len(deltas) == 1:
         title += f", delta {'at most ' if deltas == {LEAST_DELTA} else ''}{min(deltas):g}"
     console.print(title + (f"; noise: {unit}" if unit else ""), style="bold")
-    settings = [row.setting for row in rows]
-    console.print(
-        _table(
-            settings,
-            {
-                "verdict": [row.claim.verdict.value for row in rows],
-                "claimed": [_number(row.claim.epsilon) for row in rows],
-                "provable": [_provable(row) for row in rows],
-                "noise": [_number(row.noise) for row in rows],
-                "tight": [_number(row.tight) for row in rows],
-                "ratio": [_number(row.noise_ratio, 3) for row in rows],
-            },
-        )
-    )
+    told = {
+        "verdict": [row.claim.verdict.value for row in rows],
+        "claimed": [_number(row.claim.epsilon) for row in rows],
+        "provable": [_provable(row) for row in rows],
+        "noise": [_number(row.noise) for row in rows],
+        "tight": [_number(row.tight) for row in rows],
+        "ratio": [_number(row.noise_ratio, 3) for row in rows],
+    }
+    settings = {"setting": [row.setting for row in rows]}
+    left = ("setting", "verdict")
+    columns(console, settings | {name: cells for name, cells in told.items() if set(cells) != {"-"}}, left=left)
     details = list(dict.fromkeys(name for row in rows for name in row.details))
     if details:
         more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}
-        console.print(_table(settings, more))
+        columns(console, settings | more, left=left)
         _print_legend(console, {f" {name.replace('_', ' ')}": DETAILS[name] for name in details})
         console.print()
     reasons: dict[str, list[str]] = {}
@@ -401,17 +398,6 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
         place = "" if len(reasons) == 1 else f"{'; '.join(where[:3])}{' ...' if len(where) > 3 else ''}: "
         console.print(f" {place}{reason}")
     console.print()
-
-
-def _table(settings: list[str], columns: dict[str, list[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("setting", no_wrap=True)
-    shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
-    for name, cells in shown.items():
-        table.add_column(name, justify="left" if name == "verdict" else "right", min_width=max(map(len, cells)))
-    for index, setting in enumerate(settings):
-        table.add_row(setting, *(cells[index] for cells in shown.values()))
-    return table
 
 
 def _provable(row: PaperRow) -> str:

@@ -4,14 +4,16 @@ import json
 
 from fedjax_dp import citations, errors
 from fedjax_dp.cli.options import take_flag
+from fedjax_dp.cli.telling import Detail, columns, page, tell
 
 USAGE = """usage: fedjax-dp catalogue [--json]
 
-Every algorithm: source, privacy, state and bytes per round; below, the papers cited in full."""
+Every algorithm: source, privacy, state and bytes per round; below, the papers cited in full. Markdown where stdout is
+no terminal."""
 
 
 def catalogue_command(arguments: list[str]) -> int:
-    """Print the catalogue as Markdown, or as JSON."""
+    """Print the catalogue: a table on a terminal, Markdown elsewhere, or JSON."""
     from fedjax_dp.experiments import catalogue_table  # loads JAX
 
     as_json, arguments = take_flag(arguments, "--json")
@@ -24,6 +26,18 @@ def catalogue_command(arguments: list[str]) -> int:
     if as_json:
         cited = [paper.to_dict() for paper in citations.CITATIONS.values()]
         print(json.dumps({"catalogue": [row._asdict() for row in table], "citations": cited}))
-    else:
-        print(f"{catalogue_table.markdown(table)}\n\n## Citations\n\n{citations.markdown()}")
+        return 0
+    console = page()
+    if not console.is_terminal:
+        print(f"{catalogue_table.markdown(table)}\n\n{catalogue_table.SHAPE}\n\n## Citations\n\n{citations.markdown()}")
+        return 0
+    told = zip(*map(catalogue_table.cells, table), strict=True)
+    columns(
+        console,
+        dict(zip(catalogue_table.HEADER, told, strict=True)),
+        left=catalogue_table.HEADER[:4],
+        wrapped=["source"],
+    )
+    console.print(f" {catalogue_table.SHAPE}\n")
+    tell([(name, str(paper)) for name, paper in citations.CITATIONS.items()], (), (), Detail.USUAL)
     return 0

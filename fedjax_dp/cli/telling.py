@@ -59,34 +59,38 @@ def page() -> Console:
     return console
 
 
-def columns(console: Console, cells: Mapping[str, Sequence[str]], first: int = 1, left: Sequence[str] = ()) -> None:
-    """Print a table of whole cells by header; what a terminal has no room for is left out and named, the last first.
+def columns(
+    console: Console,
+    cells: Mapping[str, Sequence[str]],
+    *,
+    first: int = 1,
+    left: Sequence[str] = (),
+    wrapped: Sequence[str] = (),
+) -> None:
+    """Print a table, cells by header. Cells stay whole, headers wrap between words; columns that a terminal has no room
+    for are left out, the last first, and named.
 
-    first  columns that are always there;
-    left   headers of those that hold words, not numbers.
+    first    columns that are always there;
+    left     headers of those that hold words, not numbers;
+    wrapped  headers of those whose cells may wrap too.
     """
-    shown = list(cells)
-    table = _whole(cells, shown, left)
-    while len(shown) > first and _width(console, table) > console.width:
+
+    def drawn() -> Table:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in shown:
+            least = 0 if name in wrapped else max(map(len, cells[name]), default=0)
+            table.add_column(name, justify="left" if name in left else "right", min_width=least)
+        for row in zip(*(cells[name] for name in shown), strict=True):
+            table.add_row(*row)
+        return table
+
+    shown, unbounded = list(cells), console.options.update(max_width=UNBOUNDED)
+    while len(shown) > first and Measurement.get(console, unbounded, drawn()).minimum > console.width:
         shown.pop()
-        table = _whole(cells, shown, left)
-    console.print(table, soft_wrap=True)
+    console.print(drawn())
     if len(shown) < len(cells):
         hidden = ", ".join(list(cells)[len(shown) :])
         console.print(f" left out, as the terminal is {console.width} columns wide: {hidden}")
-
-
-def _whole(cells: Mapping[str, Sequence[str]], shown: Sequence[str], left: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in shown:
-        table.add_column(name, no_wrap=True, justify="left" if name in left else "right")
-    for row in zip(*(cells[name] for name in shown), strict=True):
-        table.add_row(*row)
-    return table
-
-
-def _width(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(max_width=UNBOUNDED), table).maximum
 
 
 def _rows(lines: Lines) -> Table:

@@ -89,7 +89,7 @@ def cost_of_choosing(
     if len(set(seeds)) > 1 and len(private) == settings * len(set(seeds)):
         runs += f" ({settings} settings x {len(set(seeds))} seeds)"
     short = (
-        f"seeing all {runs}, as whoever chooses among them does, costs {_said(cost.composition)} at delta "
+        f"seeing these {runs}, as whoever chooses among them does, costs {_said(cost.composition)} at delta "
         f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_said(cost.single)}"
     )
     return told | {"short": short, "statement": " ".join([told["statement"], *notes, SIMULATED])}
