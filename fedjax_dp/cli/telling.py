@@ -1,6 +1,7 @@
 """How much is told: the result first, and in a box below it what it rests on; --quiet and --verbose fold and unfold."""
 
 import enum
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
@@ -75,19 +76,32 @@ def columns(
     wrapped  headers of those whose cells may wrap too.
     """
 
-    def drawn() -> Table:
+    unbounded = console.options.update(max_width=UNBOUNDED)
+
+    def drawn(names: Sequence[str], narrow: bool) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for name in shown:
-            least = 0 if name in wrapped else max(map(len, cells[name]), default=0)
-            table.add_column(name, justify="left" if name in left else "right", min_width=least)
-        for row in zip(*(cells[name] for name in shown), strict=True):
+        for name in names:
+            whole = () if name in wrapped else cells[name]
+            least = max(map(len, [*(name.split() if narrow else [name]), *whole]))
+            header = textwrap.fill(name, least, break_on_hyphens=False)
+            table.add_column(
+                header, justify="left" if name in left else "right", no_wrap=name not in wrapped, min_width=least
+            )
+        for row in zip(*(cells[name] for name in names), strict=True):
             table.add_row(*row)
         return table
 
-    shown, unbounded = list(cells), console.options.update(max_width=UNBOUNDED)
-    while len(shown) > first and Measurement.get(console, unbounded, drawn()).minimum > console.width:
+    def fits(table: Table) -> bool:
+        return Measurement.get(console, unbounded, table).minimum <= console.width
+
+    shown = list(cells)
+    table = drawn(shown, narrow=False)
+    if not fits(table):
+        table = drawn(shown, narrow=True)
+    while len(shown) > first and not fits(table):
         shown.pop()
-    console.print(drawn())
+        table = drawn(shown, narrow=True)
+    console.print(table, soft_wrap=not fits(table))
     if len(shown) < len(cells):
         hidden = ", ".join(list(cells)[len(shown) :])
         console.print(f" left out, as the terminal is {console.width} columns wide: {hidden}")
@@ -97,6 +111,7 @@ def _rows(lines: Lines) -> Table:
     """Labels, and beside them texts that go on below one another."""
     rows = Table.grid(padding=(0, 1))
     rows.add_column(min_width=LABEL - 1, no_wrap=True)
+    rows.add_column(overflow="fold")
     for label, text in lines:
         rows.add_row(label, text.strip())
     return rows
