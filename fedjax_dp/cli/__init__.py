@@ -15,7 +15,7 @@ _USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp run --resume DIR [--json]
        fedjax-dp run ... --coordinator HOST:PORT --processes P --process I
        fedjax-dp export RUN FILE.safetensors|FILE.npz
-       fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]
+       fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]
        fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
        fedjax-dp reproduce [NAME] [--scale smoke|small|full] [--seeds N] [--out DIR] [--json]
@@ -34,7 +34,7 @@ commands:
 
 fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version tells the version.
 
---quiet prints the result alone, --verbose all that is known of it (run, audit, account, calibrate).
+--quiet prints the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
 
 exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
 line; 3 the machine failed (disk or memory full), in one line, or a defect of this program, with its traceback;

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -35,7 +34,7 @@ from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.guarantee import PaperRow, Verdict
 from fedjax_dp.accounting.papers import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS
 from fedjax_dp.cli.options import PICTURE, PlotOption, missing, parse, picture_of, take_flag
-from fedjax_dp.cli.telling import Detail, columns, page, take_detail
+from fedjax_dp.cli.telling import columns, page
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
@@ -74,7 +73,9 @@ class Release(PlotOption):
         ),
     ] = None
     unit: Annotated[str, about("whose presence is hidden: record or client")] = "record"
-    view: Annotated[str, about("who looks: uploads, secure_sum, broadcast or final_model")] = "uploads"
+    view: Annotated[str, about("who looks: uploads (every noisy sum), secure_sum, broadcast or final_model")] = (
+        "uploads"
+    )
     cohort_size: Annotated[
         int | None,
         about("in other views: clients that each add such noise; with --local-steps"),
@@ -101,7 +102,7 @@ class CalibrateOptions(Release):
 def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
-    detail, arguments = take_detail(arguments)
+    quiet, arguments = take_flag(arguments, "--quiet")
     options, _ = parse(
         "account",
         arguments,
@@ -126,14 +127,27 @@ def account_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
-    _print_answers(header, "epsilon", [*answers, least], warnings, detail)
+    _print_answers(
+        header, "epsilon", [*answers, least], [*([] if quiet else _between(answers, least)), *_told(warnings)], quiet
+    )
     return 0
+
+
+def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
+    """Where the true epsilon lies, if that is known from both sides."""
+    known = [answer.number for answer in answers if answer.number is not None]
+    if least.number is None or not known:
+        return []
+    low, high = f"{least.number:.5g}", f"{min(known):.5g}"
+    if float(low) >= float(high):
+        return [f"the true epsilon is {high}"]
+    return [f"the true epsilon lies between {low} and {high}"]
 
 
 def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
-    detail, arguments = take_detail(arguments)
+    quiet, arguments = take_flag(arguments, "--quiet")
     options, _ = parse(
         "calibrate",
         arguments,
@@ -158,7 +172,7 @@ def calibrate_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
-    _print_answers(header, "noise multiplier", answers, warnings, detail)
+    _print_answers(header, "noise multiplier", answers, _told(warnings), quiet)
     return 0
 
 
@@ -238,9 +252,11 @@ def _statement(options: Release) -> str:
             f" ({options.local_steps} between uploads), {options.cohort_size} clients of whom "
             f"{options.colluders or 0} collude, {gain:.3g} times one client's noise"
         )
+    view = View(options.view)
+    whom = "whoever sees every noisy sum" if view is View.UPLOADS else view
     return (
         f"{times}, {_sampling(options)}, delta {options.delta:g}; unit: one {Unit(options.unit)}, "
-        f"{options.adjacency} neighbours, against {View(options.view)}"
+        f"{options.adjacency} neighbours, against {whom}"
     )
 
 
@@ -250,23 +266,26 @@ def _warnings(options: Release) -> list[str]:
     return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
 
 
-def _print_answers(header: str, what: str, answers: list[compare.Answer], warnings: list[str], detail: Detail) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    if detail is Detail.QUIET:
+def _told(warnings: list[str]) -> list[str]:
+    return [f"warning: {warning}" for warning in warnings]
+
+
+def _print_answers(header: str, what: str, answers: list[compare.Answer], notes: list[str], quiet: bool) -> None:
+    console = page()
+    if quiet:
         answers = [answer for answer in answers if answer.number is not None]
     else:
-        console.print(header, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("accountant")
-    table.add_column(what, justify="right")
-    if detail is not Detail.QUIET:
-        table.add_column("what it is, or why it has no answer")
-    for answer in answers:
-        number = "-" if answer.number is None else f"{answer.number:.5g}"
-        table.add_row(answer.accountant, number, *([answer.reason or answer.about] if len(table.columns) > 2 else []))
-    Console(highlight=False, markup=False).print(table)
-    for warning in warnings:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(header)
+    cells = {
+        "accountant": [answer.accountant for answer in answers],
+        what: ["-" if answer.number is None else f"{answer.number:.5g}" for answer in answers],
+    }
+    about = "what it is, or why it has no answer"
+    if not quiet:
+        cells[about] = [answer.reason or answer.about for answer in answers]
+    columns(console, cells, left=("accountant", about), wrapped=[about])
+    for note in notes:
+        console.print(note)
 
 
 def _curve_points(options: Release) -> tuple[str, list[int]]:

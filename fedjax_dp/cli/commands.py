@@ -45,9 +45,9 @@ COMMANDS = {
     ),
     "bench": Command("bench", "where the time of a round goes, and its floor", "FILE"),
     "account": Command(
-        "account", "the epsilon of noisy steps by every accountant, side by side", "", ("--json", *DETAIL)
+        "account", "the epsilon of noisy steps by every accountant, side by side", "", ("--json", "--quiet")
     ),
-    "calibrate": Command("account", "the noise multiplier that each accountant asks for", "", ("--json", *DETAIL)),
+    "calibrate": Command("account", "the noise multiplier that each accountant asks for", "", ("--json", "--quiet")),
     "claims": Command("account", "what the papers' theorems say on the papers' own settings, and what can be proved"),
     "catalogue": Command(
         "catalogue", "every algorithm: source, whom it hides from whom, what is kept, bytes per round"
