@@ -41,8 +41,6 @@ from fedjax_dp.options import about
 if TYPE_CHECKING:
     from fedjax_dp.pictures import Look
 
-JSON_TOO = " --json prints one JSON object on stdout and nothing else."
-QUIET_TOO = " --quiet prints the numbers alone."
 SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and the options that each takes
     "none": (FullBatch, ()),
     "poisson": (Poisson, ("rate",)),
@@ -107,7 +105,8 @@ def account_command(arguments: list[str]) -> int:
         "account",
         arguments,
         AccountOptions,
-        "The epsilon of noisy steps by every accountant." + JSON_TOO + QUIET_TOO,
+        "The epsilon of noisy steps by every accountant.\n\n"
+        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
     )
     look = picture_of(options)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
@@ -152,7 +151,8 @@ def calibrate_command(arguments: list[str]) -> int:
         "calibrate",
         arguments,
         CalibrateOptions,
-        "The noise multiplier that each accountant asks for." + JSON_TOO + QUIET_TOO,
+        "The noise multiplier that each accountant asks for.\n\n"
+        "usage: fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
     )
     look = picture_of(options)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")
@@ -332,7 +332,7 @@ def claims_command(arguments: list[str]) -> int:
         "claims",
         arguments,
         ClaimsOptions,
-        "The papers' theorems, and what can be proved." + JSON_TOO,
+        "The papers' theorems, and what can be proved.\n\nusage: fedjax-dp claims [--paper NAME] [OPTIONS] [--json]",
     )
     look = picture_of(options)
     with Screen().counter("claims") as count:

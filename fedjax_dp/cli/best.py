@@ -17,9 +17,8 @@ from fedjax_dp.sweeps.table import Best
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
 
-usage: fedjax-dp best SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep; --json prints one JSON object on stdout
-and nothing else. The best has the best mean over seeds at the last evaluated round; settings with a failed seed are
-not compared."""
+usage: fedjax-dp best SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep. The best has the best mean over seeds at
+the last evaluated round; settings with a failed seed are not compared."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ import json
 from fedjax_dp import citations, errors
 from fedjax_dp.cli.options import take_flag
 from fedjax_dp.cli.telling import Detail, columns, page, tell
+from fedjax_dp.cli.wrapping import wrapped
 
 USAGE = """usage: fedjax-dp catalogue [--json]
 
@@ -20,7 +21,7 @@ def catalogue_command(arguments: list[str]) -> int:
     if arguments and arguments[0] not in ("-h", "--help"):
         raise errors.refuse("argument", repr(arguments[0]), "--json or nothing for fedjax-dp catalogue")
     if arguments:
-        print(USAGE)
+        print(wrapped(USAGE))
         return 0
     table = catalogue_table.rows()
     if as_json:

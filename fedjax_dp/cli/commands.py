@@ -13,6 +13,12 @@ class Command(NamedTuple):
     valued: tuple[str, ...] = ()  # flags with a value that are no options of a run
 
 
+SWITCHES = {  # what flags without a value do
+    "--json": "print one JSON object on stdout and nothing else",
+    "--quiet": "print the result alone, without progress",
+    "--verbose": "print all that is known of it",
+    "--plan": "tell what would run, and stop there",
+}
 DETAIL = ("--quiet", "--verbose")
 GROUP = ("--coordinator", "--processes", "--process", "--timeout")  # of one run in several processes
 COMMANDS = {
@@ -43,7 +49,7 @@ COMMANDS = {
         "FILE",
         ("--json", *DETAIL),
     ),
-    "bench": Command("bench", "where the time of a round goes, and its floor", "FILE"),
+    "bench": Command("bench", "where the time of a round goes, and the least that it could take", "FILE"),
     "account": Command(
         "account", "the epsilon of noisy steps by every accountant, side by side", "", ("--json", "--quiet")
     ),

@@ -20,8 +20,7 @@ DESCRIPTION = """The tables and figures of the papers: as published, by the pape
 reading with the same budget, the epsilon that each proves, and a verdict.
 
 usage: fedjax-dp reproduce lists them; fedjax-dp reproduce NAME [OPTIONS] [--json] runs one, such as dpnfl/table2, and
-writes table.md, table.csv, table.json and figure.png; the same command goes on with one that was stopped. --json prints
-one JSON object on stdout and nothing else."""
+writes table.md, table.csv, table.json and figure.png; the same command goes on with one that was stopped."""
 OWN = "settings found by sweeps of this program, beside what the papers print"
 
 

@@ -24,9 +24,9 @@ from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 
 DESCRIPTION = """Run many configurations as few compiled programs.
 
-usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]; the same command goes on with a sweep that was stopped,
-and so does fedjax-dp sweep DIR; --plan tells what would run and stops there; --json prints one JSON object on stdout
-and nothing else. SWEEP.toml looks like this; fields are those of a run (fedjax-dp run --help):
+usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]; the same command goes on with a sweep
+that was stopped, and so does fedjax-dp sweep DIR. SWEEP.toml looks like this; fields are those of a run (fedjax-dp run
+--help):
 
     seeds = 5                                         # or a list
     [base]                                            # what all points share

@@ -30,8 +30,8 @@ class PrivacyTerms:
                    round, so that the budget is of each round by itself
     sigma_mode     per_client: each its own noise; common_worst: all that of the client that needs most; or what a
                    paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
-    view           who must learn nothing, unless given the strongest adversary that the algorithm hides from; uploads:
-                   the server sees every message, so sampling clients amplifies nothing; in the others the others' noise
+    view           the adversary, by default the strongest that the algorithm protects against; uploads: the server
+                   sees every message, so sampling clients amplifies nothing; in the others the others' noise
                    helps where it is known to add up
     colluders      clients of each cohort that help the adversary, in views other than uploads
     """
