@@ -14,6 +14,7 @@ from fedjax_dp.options import about, of_class
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 PRINTED = ("dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output")  # papers whose theorem prints a noise, see `paper_noise`
 SIGMA_MODES = ("per_client", "common_worst", *PRINTED)
+WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 
 
@@ -61,7 +62,7 @@ class PrivacyTerms:
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():
-            require_budget("epsilon", budget)
+            require_budget("epsilon", budget, WITHOUT)
         found: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
         return found
 
