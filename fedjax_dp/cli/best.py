@@ -76,7 +76,9 @@ def _told(best: Best, points: int, planned: int | None, statement: str | None, u
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
     left_out = table.excluded_in_words(best.excluded)
     reach = f"{best.metric} {best.mean:.4f}"
-    if best.seeds > 1:
+    if best.seeds == 1:
+        reach += ", of one seed"
+    else:
         reach += (
             f" +- {best.std:.4f}, the mean of {best.seeds} seeds, its 95% interval "
             f"{bounds(best.metric, best.low, best.high)}"

@@ -118,7 +118,7 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
     reasons = Counter(kept.sub("clients", r["reason"]) for r in found.records if r["status"] != "done")
     place = shlex.quote(str(out))
     lines = [
-        *((f"proved{name}", f"epsilon at {whose}") for whose, name in names.items()),
+        *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
         *(("lost", f"{counted(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
         *([("choosing", f"{found.choosing['short']}; {place}/selection.json says more")] if found.choosing else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
