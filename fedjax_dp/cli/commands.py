@@ -54,7 +54,7 @@ COMMANDS = {
         "account", "the epsilon of noisy steps by every accountant, side by side", "", ("--json", "--quiet")
     ),
     "calibrate": Command("account", "the noise multiplier that each accountant asks for", "", ("--json", "--quiet")),
-    "claims": Command("account", "what the papers' theorems say on the papers' own settings, and what can be proved"),
+    "claims": Command("claims", "what the papers' theorems say on the papers' own settings, and what can be proved"),
     "catalogue": Command(
         "catalogue", "every algorithm: source, whom it hides from whom, what is kept, bytes per round"
     ),

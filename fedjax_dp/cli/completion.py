@@ -75,7 +75,7 @@ def _listed(option: Option) -> tuple[str, ...]:
 
 def _options(name: str) -> Options:
     """The options of a command, those of a run included where it takes them."""
-    from fedjax_dp.cli import account, audit, bench, best, data, plot, reproduce, sweep, tracking
+    from fedjax_dp.cli import account, audit, bench, best, claims, data, plot, reproduce, sweep, tracking
     from fedjax_dp.experiments.config import options_of
 
     own: dict[str, type[Any]] = {
@@ -88,7 +88,7 @@ def _options(name: str) -> Options:
         "bench": bench.BenchOptions,
         "account": account.AccountOptions,
         "calibrate": account.CalibrateOptions,
-        "claims": account.ClaimsOptions,
+        "claims": claims.ClaimsOptions,
         "data": data.DataOptions,
     }
     found = of_class(own[name]) if name in own else {}
