@@ -15,7 +15,7 @@ import fedjax_dp
 from fedjax_dp import algorithms, cli
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.tracking import TrackOptions
-from fedjax_dp.experiments import build, config, population
+from fedjax_dp.experiments import build, config, environment, population
 from fedjax_dp.options import of_class
 from fedjax_dp.rounds import simulation
 
@@ -143,6 +143,13 @@ def test_version_help_and_exit_codes_are_told(capsys):
             cli.main(words)
         assert ended.value.code == 0
         assert "--epsilon-at-most" in capsys.readouterr().out
+
+
+def test_versions_are_those_that_run_whatever_an_older_installation_says(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"old {name}")
+    told = environment.versions()
+    assert told["fedjax-dp"] == fedjax_dp.__version__
+    assert told["jax"] == "old jax"
 
 
 def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
