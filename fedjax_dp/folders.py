@@ -118,6 +118,13 @@ def shown(path: str) -> str:
     return told if len(told) < 200 else f"{told[:60]}... of {len(told)} letters"
 
 
+def where_looked(path: pathlib.Path) -> str:
+    """The remedy for a path that is not there: one beside it that was probably meant, else where it was looked for."""
+    beside = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
+    near = errors.nearest(path.name, beside)
+    return f"did you mean {path.with_name(near[0])}?" if near else f"it is looked for in {path.absolute().parent}"
+
+
 class _Tried(Exception):
     """It went well: ends the attempt, so that nothing is left of it."""
 

@@ -37,7 +37,7 @@ def test_citations_are_those_that_are_known():
 
 
 def test_every_name_of_a_paper_is_cited():
-    assert set(PAPERS) == {*CITATIONS, "dp-fedavg"}  # the moments accountant, not of one paper
+    assert set(PAPERS) == {*CITATIONS, "moments"}  # the moments accountant, not of one paper
     assert set(PRESCRIBED) < set(CITATIONS)
     folders = list(dict.fromkeys(name.split("/")[0] for name in recipes()))
     assert folders == [*CITATIONS, BEST]

@@ -60,7 +60,7 @@ SHOWN = [
     ("cpfed", "Theorem 1, secure aggregation", "T=20, tau=10, B=m, K=T"),
     ("acs_pldp", "Theorem 1 with constant 1", "EMNIST, T*=26, epsilon 32"),
     ("dp_fedavg_output", "Theorem 1 (one round)", "MNIST, epsilon 5"),
-    ("dp-fedavg", "moments accountant on fixed-size batches", "q=0.01, T=1000"),
+    ("moments", "moments accountant on fixed-size batches", "q=0.01, T=1000"),
 ]
 
 

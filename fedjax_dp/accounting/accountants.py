@@ -81,7 +81,7 @@ ACCOUNTANTS = {
             functools.partial(_losses_of, pairs.dominating),
             2e-4,
         ),
-        Accountant("rdp", "Renyi DP of the same dominating pairs (rigorous, looser)", rdp.price, 1e-6),
+        Accountant("rdp", "Renyi DP of dominating pairs of neighbours (rigorous, looser)", rdp.price, 1e-6),
         Accountant("gaussian", "exact Gaussian mechanism (GDP)", gaussian.price, 1e-9),
         Accountant(
             "zcdp", "zCDP, sampling ignored, Canonne-Kamath-Steinke conversion (rigorous, looser)", zcdp.price, 1e-6

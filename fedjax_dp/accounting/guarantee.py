@@ -19,9 +19,19 @@ class Verdict(enum.StrEnum):
     """Whether a theorem may be believed for a configuration."""
 
     HOLDS = "holds"
-    CONDITIONAL = "conditional"  # the reason names the condition, and whether the configuration meets it
-    HEURISTIC = "heuristic"  # not proved, though the number is above the proved one here
-    WRONG = "wrong"  # the reason gives the number that contradicts it
+    CONDITIONAL = "conditional"
+    HEURISTIC = "heuristic"
+    WRONG = "wrong"
+
+    @property
+    def about(self) -> str:
+        """What it means."""
+        return {
+            Verdict.HOLDS: "proved for the setting",
+            Verdict.CONDITIONAL: "true under a condition, which the reason names, with whether the setting meets it",
+            Verdict.HEURISTIC: "not proved, though the number claimed is not below what can be proved here",
+            Verdict.WRONG: "false for the setting: the reason gives what contradicts it",
+        }[self]
 
 
 @dataclasses.dataclass(frozen=True)

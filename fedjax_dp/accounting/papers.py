@@ -22,6 +22,7 @@ from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
 from fedjax_dp.accounting.participation import acs_pldp_lemma1, participation_quantile, participation_tail
 
 RO = Adjacency.REPLACE_ONE
+LEAST_DELTA = 1e-300  # stands for a theorem's delta that is smaller
 
 
 def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | None = None) -> list[PaperRow]:
@@ -102,7 +103,7 @@ def _dpnfl_theorem5(setting: str, batch: int, records: int, participations: int,
         "one point of the curve, not a calibration: whatever the noise, its epsilon stays between the two bounds, so "
         f"the target {BUDGET_DPNFL[0]} is out of reach"
     )
-    claim = Claim("Theorem 5", epsilon, max(delta, 1e-300), Verdict.HOLDS, reason)  # a larger delta is as true
+    claim = Claim("Theorem 5", epsilon, max(delta, LEAST_DELTA), Verdict.HOLDS, reason)  # a larger delta is as true
     bounds = {"lowest_epsilon": limit / 2, "highest_epsilon": limit}
     return PaperRow("dpnfl", setting, claim, None, noise / batch, None, "sigma on the mean gradient, G = 1", bounds)
 
@@ -363,7 +364,7 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
         f"attain {attained:.4g} with the same noise"
     )
     claim = Claim("moments accountant on fixed-size batches", claimed, delta, verdict, reason)
-    return PaperRow("dp-fedavg", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")
+    return PaperRow("moments", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")
 
 
 PAPERS: dict[str, Callable[[], Tasks]] = {
@@ -372,5 +373,47 @@ PAPERS: dict[str, Callable[[], Tasks]] = {
     "cpfed": _cpfed,
     "acs_pldp": _acs,
     "dp_fedavg_output": _output,
-    "dp-fedavg": _moments,
+    "moments": _moments,
+}
+
+# What the papers' letters stand for in settings, units and reasons.
+SYMBOLS = {
+    "dpnfl": "T rounds; n records of a client; G bound on a record's gradient; sigma standard deviation of the noise",
+    "rfedavg": (
+        "T rounds; n records of a client; L batch size; C2 bound on a record's features; the noise on their mean has "
+        "standard deviation sigma2 C2 / L"
+    ),
+    "cpfed": (
+        "T rounds; tau local steps; B batch size; m records of a client; K rounds in which a client is drawn; L bound "
+        "on a record's gradient; sigma standard deviation of the noise"
+    ),
+    "acs_pldp": (
+        "T* draws of a client that are allowed for; K draws a round; R rounds; q chance that a draw takes the client; "
+        "tail: chance of more draws than the bound; C clip norm; m batch size; sigma_i noise of client i"
+    ),
+    "dp_fedavg_output": (
+        "K rounds in which a client is drawn; Q local steps; eta their learning rate; G bound on a gradient; q share "
+        "of its records that a client draws in a round; c0 a constant of the theorem"
+    ),
+    "moments": "T steps, in the setting of dpnfl rounds; B batch size; q batch size over records",
+}
+# What `PaperRow.details` are, by name.
+DETAILS = {
+    "attained_noise": "noise below which two real neighbours exceed the budget",
+    "rdp_noise": "noise that suffices by Renyi DP",
+    "rdp_wang_noise": "noise that suffices by the Renyi DP of Wang et al. 2019 for batches of fixed size",
+    "ratio_to_poisson": "the paper's noise / the noise that suffices for Poisson batches under add-remove",
+    "lowest_epsilon": "epsilon that the theorem exceeds, whatever the noise",
+    "highest_epsilon": "epsilon that the theorem stays below, whatever the noise",
+    "tight_every_round": "tight, for a client that is drawn in every round",
+    "epsilon_every_round": "provable, for a client that is drawn in every round",
+    "ratio_every_round": "noise / tight every round",
+    "tight_if_noises_added": "tight, if the cohort's noises added up over all local steps",
+    "ratio_if_noises_added": "noise / tight if noises added",
+    "attained_epsilon": "epsilon that two real neighbours attain with the paper's noise",
+    "bound": "draws of a client by the lemma",
+    "exact_quantile": "draws that a client exceeds with at most the chance tail",
+    "exact_tail": "chance of more draws than the bound",
+    "epsilon_at_sensitivity_2QG_eta": "provable, for releases of half the paper's sensitivity",
+    "c0": "the constant with which the theorem would claim what is provable",
 }

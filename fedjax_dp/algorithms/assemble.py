@@ -129,11 +129,19 @@ ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group=
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
     float | np.ndarray | jax.Array,
-    about("noise on the sum over the clip norm, instead of --epsilon", group="privacy", default="from epsilon"),
+    about(
+        "standard deviation of the noise on a sum of clipped gradients, over the clip norm; instead of --epsilon",
+        group="privacy",
+        default="from epsilon",
+    ),
 ]
 ClientNoiseMultiplier = Annotated[
     float,
-    about("noise on the sum over the clip norm, instead of --epsilon", group="privacy", default="from epsilon"),
+    about(
+        "standard deviation of the noise on the sum of clipped updates, over the clip norm; instead of --epsilon",
+        group="privacy",
+        default="from epsilon",
+    ),
 ]
 ServerRate = Annotated[float, about("of the server's step", group="server")]
 Momentum = Annotated[float, about("of the server: v <- momentum v + update", group="server")]

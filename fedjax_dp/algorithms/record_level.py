@@ -129,7 +129,7 @@ def cpfed(
     gradient_bound: Annotated[float | None, about("", group="privacy", beside={"clipping": "scale"})] = None,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """CPFed: noisy local steps, updates averaged through a secure sum (`secure=False` leaves it out).
+    """CPFed: noisy local steps, updates averaged through a secure sum, or plainly where secure is false.
 
     clipping        the paper assumes gradients below L = clip_norm without saying how: "record" clips them; "scale"
                     multiplies them by clip_norm / gradient_bound; "none" is as printed, which bounds nothing and has no

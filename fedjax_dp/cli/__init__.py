@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from fedjax_dp import __version__, errors, folders
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.watch import watched
+from fedjax_dp.cli.wrapping import wrapped
 
 _USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
        fedjax-dp run --resume DIR [--json]
        fedjax-dp run ... --coordinator HOST:PORT --processes P --process I
        fedjax-dp export RUN FILE.safetensors|FILE.npz
-       fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]
+       fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]
        fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
        fedjax-dp plot SWEEP [OPTIONS]
        fedjax-dp report RUN|SWEEP|AUDIT|REPRODUCTION [-o FILE.html]
@@ -37,13 +38,13 @@ commands:
 
 fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version tells the version.
 
---quiet prints the result alone, --verbose all that is known of it (run, audit, account, calibrate).
+--quiet prints the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
 
 exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
 line; 3 the machine failed (disk or memory full), in one line, or a defect of this program, with its traceback;
 130 interrupted
 """
-USAGE = _USAGE.format(commands="\n".join(f"  {name:<10} {command.about}" for name, command in COMMANDS.items()))
+USAGE = _USAGE.format(commands="\n".join(f"  {name:<12}{command.about}" for name, command in COMMANDS.items()))
 UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
 FULL = "RESOURCE_EXHAUSTED"  # as XLA tells of memory
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     the machine failed or a defect of this program, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
+        print(wrapped(USAGE), end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments == ["--version"]:
         print(f"fedjax-dp {__version__}")

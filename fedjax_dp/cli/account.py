@@ -1,16 +1,11 @@
-"""`fedjax-dp account`, `calibrate` and `claims`: accounting without running anything."""
+"""`fedjax-dp account` and `calibrate`: accounting without running anything."""
 
 import dataclasses
-import itertools
 import json
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
@@ -26,24 +21,18 @@ from fedjax_dp.accounting import (
     View,
     WithoutReplacement,
     WithReplacement,
-    claim_rows,
     compare,
     guarantee,
     seen,
 )
 from fedjax_dp.accounting.calibrate import require_budget
-from fedjax_dp.accounting.guarantee import PaperRow
-from fedjax_dp.accounting.papers import PAPERS
 from fedjax_dp.cli.options import PICTURE, PlotOption, missing, parse, picture_of, take_flag
-from fedjax_dp.cli.telling import Detail, take_detail
-from fedjax_dp.experiments.console import Screen
+from fedjax_dp.cli.telling import columns, page
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
     from fedjax_dp.pictures import Look
 
-JSON_TOO = " --json prints one JSON object on stdout and nothing else."
-QUIET_TOO = " --quiet prints the numbers alone."
 SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and the options that each takes
     "none": (FullBatch, ()),
     "poisson": (Poisson, ("rate",)),
@@ -74,7 +63,9 @@ class Release(PlotOption):
         ),
     ] = None
     unit: Annotated[str, about("whose presence is hidden: record or client")] = "record"
-    view: Annotated[str, about("who looks: uploads, secure_sum, broadcast or final_model")] = "uploads"
+    view: Annotated[str, about("who looks: uploads (every noisy sum), secure_sum, broadcast or final_model")] = (
+        "uploads"
+    )
     cohort_size: Annotated[
         int | None,
         about("in other views: clients that each add such noise; with --local-steps"),
@@ -101,12 +92,13 @@ class CalibrateOptions(Release):
 def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
-    detail, arguments = take_detail(arguments)
+    quiet, arguments = take_flag(arguments, "--quiet")
     options, _ = parse(
         "account",
         arguments,
         AccountOptions,
-        "The epsilon of noisy steps by every accountant." + JSON_TOO + QUIET_TOO,
+        "The epsilon of noisy steps by every accountant.\n\n"
+        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
     )
     look = picture_of(options)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
@@ -126,19 +118,33 @@ def account_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
-    _print_answers(header, "epsilon", [*answers, least], warnings, detail)
+    _print_answers(
+        header, "epsilon", [*answers, least], [*([] if quiet else _between(answers, least)), *_told(warnings)], quiet
+    )
     return 0
+
+
+def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
+    """Where the true epsilon lies, if that is known from both sides."""
+    known = [answer.number for answer in answers if answer.number is not None]
+    if least.number is None or not known:
+        return []
+    low, high = f"{least.number:.5g}", f"{min(known):.5g}"
+    if float(low) >= float(high):
+        return [f"the true epsilon is {high}"]
+    return [f"the true epsilon lies between {low} and {high}"]
 
 
 def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
     as_json, arguments = take_flag(arguments, "--json")
-    detail, arguments = take_detail(arguments)
+    quiet, arguments = take_flag(arguments, "--quiet")
     options, _ = parse(
         "calibrate",
         arguments,
         CalibrateOptions,
-        "The noise multiplier that each accountant asks for." + JSON_TOO + QUIET_TOO,
+        "The noise multiplier that each accountant asks for.\n\n"
+        "usage: fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
     )
     look = picture_of(options)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")
@@ -158,7 +164,7 @@ def calibrate_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
-    _print_answers(header, "noise multiplier", answers, warnings, detail)
+    _print_answers(header, "noise multiplier", answers, _told(warnings), quiet)
     return 0
 
 
@@ -238,9 +244,11 @@ def _statement(options: Release) -> str:
             f" ({options.local_steps} between uploads), {options.cohort_size} clients of whom "
             f"{options.colluders or 0} collude, {gain:.3g} times one client's noise"
         )
+    view = View(options.view)
+    whom = "whoever sees every noisy sum" if view is View.UPLOADS else view
     return (
         f"{times}, {_sampling(options)}, delta {options.delta:g}; unit: one {Unit(options.unit)}, "
-        f"{options.adjacency} neighbours, against {View(options.view)}"
+        f"{options.adjacency} neighbours, against {whom}"
     )
 
 
@@ -250,23 +258,26 @@ def _warnings(options: Release) -> list[str]:
     return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
 
 
-def _print_answers(header: str, what: str, answers: list[compare.Answer], warnings: list[str], detail: Detail) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    if detail is Detail.QUIET:
+def _told(warnings: list[str]) -> list[str]:
+    return [f"warning: {warning}" for warning in warnings]
+
+
+def _print_answers(header: str, what: str, answers: list[compare.Answer], notes: list[str], quiet: bool) -> None:
+    console = page()
+    if quiet:
         answers = [answer for answer in answers if answer.number is not None]
     else:
-        console.print(header, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("accountant")
-    table.add_column(what, justify="right")
-    if detail is not Detail.QUIET:
-        table.add_column("what it is, or why it has no answer")
-    for answer in answers:
-        number = "-" if answer.number is None else f"{answer.number:.5g}"
-        table.add_row(answer.accountant, number, *([answer.reason or answer.about] if len(table.columns) > 2 else []))
-    Console(highlight=False, markup=False).print(table)
-    for warning in warnings:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(header)
+    cells = {
+        "accountant": [answer.accountant for answer in answers],
+        what: ["-" if answer.number is None else f"{answer.number:.5g}" for answer in answers],
+    }
+    about = "what it is, or why it has no answer"
+    if not quiet:
+        cells[about] = [answer.reason or answer.about for answer in answers]
+    columns(console, cells, left=("accountant", about), wrapped=[about])
+    for note in notes:
+        console.print(note)
 
 
 def _curve_points(options: Release) -> tuple[str, list[int]]:
@@ -304,100 +315,3 @@ def _plot_calibrate(options: CalibrateOptions, noises: list[float], look: "Look"
 
 def _legend(options: Release) -> str:
     return f"one {Unit(options.unit)}, {options.adjacency}"
-
-
-def claims_command(arguments: list[str]) -> int:
-    """The papers' claims with their verdicts."""
-    as_json, arguments = take_flag(arguments, "--json")
-    options, _ = parse(
-        "claims",
-        arguments,
-        ClaimsOptions,
-        "The papers' theorems, and what can be proved." + JSON_TOO,
-    )
-    look = picture_of(options)
-    with Screen().counter("claims") as count:
-        rows = claim_rows(options.paper, count)
-    if options.plot:
-        from fedjax_dp.experiments import plots
-
-        plots.plot_claims(rows, options.plot, **look)
-    if as_json:
-        print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
-    else:
-        _print_claims(rows)
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class ClaimsOptions(PlotOption):
-    paper: Annotated[str | None, about("", choices=PAPERS, default="all")] = None
-
-
-def _print_claims(rows: list[PaperRow]) -> None:
-    console = Console(highlight=False, markup=False)
-    console.print(
-        "claimed   epsilon by the paper's theorem\n"
-        "provable  epsilon of the paper's noise by the rigorous accountant\n"
-        "noise     what the paper's calibration asks for; tight: what suffices; ratio: noise / tight\n"
-        "Unless a claim says otherwise: one record of one client, replace-one neighbours, a server that sees every "
-        "upload.\n",
-        soft_wrap=True,
-    )
-    for (paper, source), group in itertools.groupby(rows, lambda row: (row.paper, row.claim.source)):
-        _print_claim(console, paper, source, list(group))
-
-
-def _print_claim(console: Console, paper: str, source: str, rows: list[PaperRow]) -> None:
-    unit = next((row.noise_unit for row in rows if row.noise_unit), "")
-    deltas = {row.claim.delta for row in rows}
-    title = f"{paper}: {source}" + (f", delta {min(deltas):g}" if len(deltas) == 1 else "")
-    console.print(title + (f"; noise: {unit}" if unit else ""), style="bold", soft_wrap=True)
-    settings = [row.setting for row in rows]
-    console.print(
-        _table(
-            settings,
-            {
-                "verdict": [row.claim.verdict.value for row in rows],
-                "claimed": [_number(row.claim.epsilon) for row in rows],
-                "provable": [_provable(row) for row in rows],
-                "noise": [_number(row.noise) for row in rows],
-                "tight": [_number(row.tight) for row in rows],
-                "ratio": [_number(row.noise_ratio, 3) for row in rows],
-            },
-        )
-    )
-    details = list(dict.fromkeys(name for row in rows for name in row.details))
-    if details:
-        more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}
-        console.print(_table(settings, more))
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        reasons.setdefault(row.claim.reason, []).append(row.setting)
-    for reason, where in reasons.items():
-        place = "" if len(reasons) == 1 else f"{'; '.join(where[:3])}{' ...' if len(where) > 3 else ''}: "
-        console.print(f" {place}{reason}", soft_wrap=True)
-    console.print()
-
-
-def _table(settings: list[str], columns: dict[str, list[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("setting", no_wrap=True)
-    shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
-    for name, cells in shown.items():
-        table.add_column(name, justify="left" if name == "verdict" else "right", min_width=max(map(len, cells)))
-    for index, setting in enumerate(settings):
-        table.add_row(setting, *(cells[index] for cells in shown.values()))
-    return table
-
-
-def _provable(row: PaperRow) -> str:
-    if row.noise and row.provable == math.inf:
-        return ">700"  # losses above 700 are not resolved
-    return _number(row.provable)
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    if value is None:
-        return "-"
-    return "inf" if math.isinf(value) else f"{value:.{digits}g}"

@@ -5,11 +5,11 @@ import json
 from typing import Annotated, Any
 
 import jax
-from rich.console import Console
 
 from fedjax_dp import devices, errors
 from fedjax_dp.cli.options import PlotOption, picture_of, take_flag
 from fedjax_dp.cli.run_options import asked_with
+from fedjax_dp.cli.telling import Detail, page, tell
 from fedjax_dp.execution.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment
@@ -39,6 +39,14 @@ noise is calibrated, which would not change the time. --json prints one JSON obj
 be here, and what is told is read off the program: launches or cycles, memory, exchanges between --devices N (1 unless
 given), and the time that follows by formulas. Records are on the devices."""
 SHOWN_CHANGES = 2
+PARTS_TOLD = (
+    "clipping, noise, sampling, gradient and gather: the time saved by leaving it out too, in this order; server: "
+    "measured alone; aggregation: the rest, with the loop over steps; what is small or negative is measurement noise"
+)
+WAYS_TOLD = (
+    "a record's gradient of a weight is the sum, over the positions where the weight is used, of its input u times the "
+    "gradient v of its output; factored: the norm is found from u and v; direct: the gradient is built for every record"
+)
 MEASURING = ("turns", "evaluate_every")  # mean nothing where nothing runs
 
 
@@ -135,7 +143,7 @@ def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: 
 
 
 def _print_compiled(found: Compiled, name: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = page()
     target, times = found.target, found.times_ms
     unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
     step = found.step_cycles if found.cycles else found.step_launches
@@ -160,7 +168,7 @@ def _print_compiled(found: Compiled, name: str) -> None:
         listed = ", ".join(f"{one.times} x {one.kind} of {one.bytes:,} bytes" for one in found.collectives)
         lines.append(f"exchanges {listed or 'none'}")
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
@@ -177,25 +185,47 @@ def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
 
 
 def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = page()
     floor, device, told = found.floor, environment.device(), found.told
-    lines = [f"{name}: {found.headline}"]
+    first = f"{name}: {found.headline}"
     if not found.disturbed:
-        lines[0] += f"; {found.devices} {device['platform']} devices ({device['processor']})"
-    lines += [f"  {part:<12}{told(ms):>12}  {ms / found.total_ms:5.0%}" for part, ms in found.parts.items()]
-    lines += [
-        f"floor     {told(floor.ms)}, {floor.ms / found.round_ms:.0%} of the round: gradients {told(floor.flops_ms)} "
-        f"({floor.flops:.3g} operations), normals {told(floor.normals_ms)} ({floor.normals:.3g}), memory, meanwhile, "
-        f"{told(floor.bytes_ms)} ({floor.bytes:.3g} bytes), at the speeds of this machine",
+        first += f"; {found.devices} {device['platform']} devices ({device['processor']})"
+    console.print(first)
+    for part, ms in found.parts.items():
+        if part != "evaluation":
+            console.print(f"  {part:<12}{told(ms):>12}  {ms / found.round_ms:5.0%} of a round")
+    if found.parts["evaluation"]:
+        console.print(
+            f"  {'evaluation':<12}{told(found.parts['evaluation']):>12}  a round on top, as the mean over rounds"
+        )
+    noise = f" + noise {told(floor.normals_ms)} ({_number(floor.normals)} normals)" if floor.normals else ""
+    lines = [
+        (
+            "floor",
+            f"at least {told(floor.ms)} a round by this machine's speeds, {floor.ms / found.round_ms:.0%} of it: "
+            f"gradients {told(floor.flops_ms)} ({_number(floor.flops)} operations){noise}; memory traffic "
+            f"{told(floor.bytes_ms)} ({_number(floor.bytes)} bytes) overlaps",
+        ),
         *(
-            f"change    {change.setting}: {change.told}; saves about {told(change.saves_ms)}"
+            ("change", f"{change.setting}: {change.told}; saves about {told(change.saves_ms)}")
             for change in found.changes[:SHOWN_CHANGES]
         ),
-        f"gradients {how.summary}" + (f"; {how.cost(batch):,} bytes a batch" if batch else ""),
-        *(f"  {line}" for line in how.table),
-        f"compile   {found.compile_s:.1f} s; a second process finds the program on disk",
-        "parts are differences between rounds that lack one more part each, so they add up; below 0: within the "
-        "spread; aggregation is what is left at last, the loop over steps included",
+        ("gradients", how.summary + (f"; {how.cost(batch):,} bytes a batch" if batch else "")),
     ]
-    for line in lines:
-        console.print(line, markup=False)
+    tell(lines, (), (), Detail.USUAL)
+    for line in how.table:
+        console.print(f"  {line}")
+    rest = [
+        ("", WAYS_TOLD),
+        ("compile", f"{found.compile_s:.1f} s; a second process finds the program on disk"),
+        ("parts", PARTS_TOLD),
+    ]
+    tell(rest, (), (), Detail.USUAL)
+
+
+def _number(count: float) -> str:
+    """A count that need not be exact: 32,500 or 2.72 million."""
+    for size, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+        if count >= size:
+            return f"{count / size:.3g}{word}"
+    return f"{count:,.0f}"

@@ -12,13 +12,13 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import Record, read_records
+from fedjax_dp.sweeps.settings import BETTER, bounds
 from fedjax_dp.sweeps.table import Best
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
 
-usage: fedjax-dp best SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep; --json prints one JSON object on stdout
-and nothing else. The best has the best mean over seeds at the last evaluated round; settings with a failed seed are
-not compared."""
+usage: fedjax-dp best SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep. The best has the best mean over seeds at
+the last evaluated round; settings with a failed seed are not compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +76,19 @@ def _told(best: Best, points: int, planned: int | None, statement: str | None, u
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
     left_out = table.excluded_in_words(best.excluded)
     reach = f"{best.metric} {best.mean:.4f}"
-    if best.seeds > 1:
-        reach += f" +- {best.std:.4f}, 95% interval of the mean [{best.low:.4f}, {best.high:.4f}]"
+    if best.seeds == 1:
+        reach += ", of one seed"
+    else:
+        reach += (
+            f" +- {best.std:.4f}, the mean of {best.seeds} seeds, its 95% interval "
+            f"{bounds(best.metric, best.low, best.high)}"
+        )
+    if best.considered > 1:
+        way = "upwards" if BETTER[best.metric] > 0 else "downwards"
+        reach += f" (biased {way}: this setting was picked by this very number)"
     lines = [
-        f"{reach} over {best.seeds} seed{'s' * (best.seeds > 1)} (optimistic: it was chosen for this number)",
+        reach,
+        *([f"the configuration is that of seed {best.config['seed']}"] if best.config and best.seeds > 1 else []),
         best.guarantee.get("statement", "no Guarantee is known"),
         f"the best of {best.considered} setting{'s' * (best.considered != 1)} compared"
         + (f": {chosen}" if chosen else "")

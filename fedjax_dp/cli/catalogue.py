@@ -4,26 +4,41 @@ import json
 
 from fedjax_dp import citations, errors
 from fedjax_dp.cli.options import take_flag
+from fedjax_dp.cli.telling import Detail, columns, page, tell
+from fedjax_dp.cli.wrapping import wrapped
 
 USAGE = """usage: fedjax-dp catalogue [--json]
 
-Every algorithm: source, privacy, state and bytes per round; below, the papers cited in full."""
+Every algorithm: source, privacy, state and bytes per round; below, the papers cited in full. Markdown where stdout is
+no terminal."""
 
 
 def catalogue_command(arguments: list[str]) -> int:
-    """Print the catalogue as Markdown, or as JSON."""
+    """Print the catalogue: a table on a terminal, Markdown elsewhere, or JSON."""
     from fedjax_dp.experiments import catalogue_table  # loads JAX
 
     as_json, arguments = take_flag(arguments, "--json")
     if arguments and arguments[0] not in ("-h", "--help"):
         raise errors.refuse("argument", repr(arguments[0]), "--json or nothing for fedjax-dp catalogue")
     if arguments:
-        print(USAGE)
+        print(wrapped(USAGE))
         return 0
     table = catalogue_table.rows()
     if as_json:
         cited = [paper.to_dict() for paper in citations.CITATIONS.values()]
         print(json.dumps({"catalogue": [row._asdict() for row in table], "citations": cited}))
-    else:
-        print(f"{catalogue_table.markdown(table)}\n\n## Citations\n\n{citations.markdown()}")
+        return 0
+    console = page()
+    if not console.is_terminal:
+        print(f"{catalogue_table.markdown(table)}\n\n{catalogue_table.SHAPE}\n\n## Citations\n\n{citations.markdown()}")
+        return 0
+    told = zip(*map(catalogue_table.cells, table), strict=True)
+    columns(
+        console,
+        dict(zip(catalogue_table.HEADER, told, strict=True)),
+        left=catalogue_table.HEADER[:4],
+        wrapped=["source"],
+    )
+    console.print(f" {catalogue_table.SHAPE}\n")
+    tell([(name, str(paper)) for name, paper in citations.CITATIONS.items()], (), (), Detail.USUAL)
     return 0

@@ -13,6 +13,13 @@ class Command(NamedTuple):
     valued: tuple[str, ...] = ()  # flags with a value that are no options of a run
 
 
+SWITCHES = {  # what flags without a value do
+    "--json": "print one JSON object on stdout and nothing else",
+    "--quiet": "print the result alone, without progress",
+    "--verbose": "print all that is known of it",
+    "--plan": "tell what would run, and stop there",
+    "--serve": "follow it in a browser on this machine, instead of writing a file",
+}
 DETAIL = ("--quiet", "--verbose")
 GROUP = ("--coordinator", "--processes", "--process", "--timeout")  # of one run in several processes
 COMMANDS = {
@@ -50,12 +57,12 @@ COMMANDS = {
         "FILE",
         ("--json", *DETAIL),
     ),
-    "bench": Command("bench", "where the time of a round goes, and its floor", "FILE"),
+    "bench": Command("bench", "where the time of a round goes, and the least that it could take", "FILE"),
     "account": Command(
-        "account", "the epsilon of noisy steps by every accountant, side by side", "", ("--json", *DETAIL)
+        "account", "the epsilon of noisy steps by every accountant, side by side", "", ("--json", "--quiet")
     ),
-    "calibrate": Command("account", "the noise multiplier that each accountant asks for", "", ("--json", *DETAIL)),
-    "claims": Command("account", "what the papers' theorems say on the papers' own settings, and what can be proved"),
+    "calibrate": Command("account", "the noise multiplier that each accountant asks for", "", ("--json", "--quiet")),
+    "claims": Command("claims", "what the papers' theorems say on the papers' own settings, and what can be proved"),
     "catalogue": Command(
         "catalogue", "every algorithm: source, whom it hides from whom, what is kept, bytes per round"
     ),

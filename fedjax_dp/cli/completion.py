@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.options import take_path
+from fedjax_dp.cli.wrapping import wrapped
 from fedjax_dp.options import Option, Options, of_class
 
 DESCRIPTION = """Write a script with which your shell completes commands, options and the names that they may have.
@@ -37,7 +38,7 @@ def completion_command(arguments: list[str]) -> int:
     """Print the script of a shell."""
     rest = list(arguments)
     if {"-h", "--help"} & set(rest):
-        print(DESCRIPTION)
+        print(wrapped(DESCRIPTION))
         return 0
     shell = take_path(rest)
     if shell is None or rest:
@@ -74,7 +75,7 @@ def _listed(option: Option) -> tuple[str, ...]:
 
 def _options(name: str) -> Options:
     """The options of a command, those of a run included where it takes them."""
-    from fedjax_dp.cli import account, audit, bench, best, data, plot, report, reproduce, sweep, tracking
+    from fedjax_dp.cli import account, audit, bench, best, claims, data, plot, report, reproduce, sweep, tracking
     from fedjax_dp.experiments.config import options_of
 
     own: dict[str, type[Any]] = {
@@ -88,7 +89,7 @@ def _options(name: str) -> Options:
         "bench": bench.BenchOptions,
         "account": account.AccountOptions,
         "calibrate": account.CalibrateOptions,
-        "claims": account.ClaimsOptions,
+        "claims": claims.ClaimsOptions,
         "data": data.DataOptions,
     }
     found = of_class(own[name]) if name in own else {}

@@ -25,8 +25,7 @@ from fedjax_dp.options import about
 
 DESCRIPTION = """How a partition spreads a data set over clients.
 
-usage: fedjax-dp data [DATASET] [OPTIONS] [--plot FILE] [--json]; --json prints one JSON object on stdout and
-nothing else; options mean what they mean for fedjax-dp run;
+usage: fedjax-dp data [DATASET] [OPTIONS] [--plot FILE] [--json]; options mean what they mean for fedjax-dp run;
 fedjax-dp data convert DATASET [OPTIONS] --out DIR writes the clients into a store, which run takes as store:DIR."""
 
 

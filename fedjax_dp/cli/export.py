@@ -2,6 +2,7 @@
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import take_path
+from fedjax_dp.cli.wrapping import wrapped
 
 DESCRIPTION = """Write the parameters of a run to a file that other programs read.
 
@@ -15,7 +16,7 @@ def export_command(arguments: list[str]) -> int:
     """Export a run's parameters, and say where they are."""
     rest = list(arguments)
     if {"-h", "--help"} & set(rest):
-        print(DESCRIPTION)
+        print(wrapped(DESCRIPTION))
         return 0
     folder, file = take_path(rest), take_path(rest)
     if not folder or not file or rest:

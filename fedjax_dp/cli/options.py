@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
+import io
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 from fedjax_dp import errors, options
-from fedjax_dp.cli.commands import COMMANDS, HELP
+from fedjax_dp.cli.commands import COMMANDS, HELP, SWITCHES
+from fedjax_dp.cli.wrapping import wrapped
 from fedjax_dp.options import REQUIRED, Option, Options, about
 
 if TYPE_CHECKING:
@@ -108,11 +111,14 @@ def parse(
     Raises: ConfigurationError for flags that are none, and where a field without a default is left out.
     """
     taken = options.of_class(made, defaults)
+    owners = sorted(made.__mro__, key=lambda cls: cls in (PlotOption, LookOptions))  # its own first, pictures last
+    named = dict.fromkeys(name for cls in owners for name in vars(cls).get("__annotations__", {}))
     if set(arguments) & set(HELP):
-        print_help(command, {command: options.of_class(made, shown or defaults)}, description)
+        described = options.of_class(made, shown or defaults)
+        ordered = sorted((described[name] for name in named), key=lambda option: option.default is not REQUIRED)
+        print_help(command, {command: {option.name: option for option in ordered}}, description)
         raise SystemExit(0)
     said = flags(command, arguments, taken)
-    named = dict.fromkeys((*made.__annotations__, *taken))  # the command's own first, then what it shares with others
     lacking = [name for name in named if taken[name].default is REQUIRED and name not in said]
     if lacking:
         raise missing(*lacking)
@@ -151,35 +157,52 @@ def flags(command: str, arguments: list[str], taken: Options) -> dict[str, Any]:
 
 def print_help(command: str, groups: Mapping[str, Options], description: str) -> None:
     """All options of a command, a box for each group."""
-    boxes = {
-        group: dataclasses.make_dataclass(group, [_shown(option) for option in shown.values() if option.kinds])
-        for group, shown in groups.items()
-        if any(option.kinds for option in shown.values())
+    switches = [_switch(flag) for flag in COMMANDS[command].switches]
+    rows = {command: switches} | {
+        group: [_shown(option) for option in shown.values() if option.kinds] for group, shown in groups.items()
     }
+    rows[command] += switches if command in groups else []
+    boxes = {group: dataclasses.make_dataclass(group, fields) for group, fields in rows.items() if fields}
     fields = [(group, box, dataclasses.field(default_factory=box)) for group, box in boxes.items()]
     everything = dataclasses.make_dataclass(command, fields)
-    print(description, end="\n\n", flush=True)
-    with contextlib.suppress(SystemExit):
-        tyro.cli(
-            everything,
-            prog=f"fedjax-dp {command}",
-            args=["--help"],
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+    told = _Held()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(told):
+        tyro.cli(everything, args=["--help"], config=(tyro.conf.OmitArgPrefixes,))
+    listed = told.getvalue().partition("\n\n")[2]  # after tyro's usage: the description has its own
+    print(f"{wrapped(description)}\n\n{listed}", end="", flush=True)
+
+
+class _Held(io.StringIO):
+    """Holds what is printed, which looks as on stdout."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()
+
+
+def _switch(flag: str) -> tuple[str, Any, Any]:
+    """A field whose help tells of a flag without a value."""
+    about = tyro.conf.arg(help=SWITCHES[flag], help_behavior_hint="")
+    return (
+        flag.removeprefix("--"),
+        Annotated[bool, about, tyro.conf.FlagCreatePairsOff],
+        dataclasses.field(default=False),
+    )
 
 
 def _shown(option: Option) -> tuple[str, Any, Any]:
     """A field whose help tells of the option."""
     metavar = option.about.metavar or "|".join(_METAVARS[kind] for kind in option.kinds)
-    hint = f"(default: {_default(option)})"
+    hint = f"(default: {in_words(option)})"
     if option.choices:
-        hint = f"({', '.join(option.choices)}; default: {_default(option)})"
+        hint = f"({', '.join(option.choices)}; default: {in_words(option)})"
     about = tyro.conf.arg(help=option.about.text, help_behavior_hint=hint, metavar=metavar)
     return option.name, Annotated[str, about], dataclasses.field(default="")
 
 
-def _default(option: Option) -> str:
-    """The default in words."""
+def in_words(option: Option) -> str:
+    """Its default."""
     value = option.default
     if option.about.default or value is REQUIRED or value is None:
         return option.about.default or ("none" if value is None else "to be given")

@@ -1,17 +1,18 @@
 """`fedjax-dp reproduce`."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import shlex
 from typing import Annotated, Any
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from fedjax_dp.citations import CITATIONS
 from fedjax_dp.cli.options import parse, take_flag, take_path
+from fedjax_dp.cli.telling import page
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
@@ -19,9 +20,8 @@ DESCRIPTION = """The tables and figures of the papers: as published, by the pape
 reading with the same budget, the epsilon that each proves, and a verdict.
 
 usage: fedjax-dp reproduce lists them; fedjax-dp reproduce NAME [OPTIONS] [--json] runs one, such as dpnfl/table2, and
-writes table.md, table.csv, table.json and figure.png; the same command goes on with one that was stopped. --json prints
-one JSON object on stdout and nothing else."""
-WIDTH = 170  # of a table where there is no terminal
+writes table.md, table.csv, table.json and figure.png; the same command goes on with one that was stopped."""
+OWN = "settings found by sweeps of this program, beside what the papers print"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +74,20 @@ def _list(as_json: bool) -> None:
         ]
         print(json.dumps(told))
         return
-    table = Table("name", "what", "panels", box=box.SIMPLE_HEAD)
-    for one in known:
-        table.add_row(one.name, escape(one.title), escape(", ".join(panel.key for panel in one.panels)))
-    console = _console()
-    console.print(table)
-    console.print(" fedjax-dp reproduce NAME --scale small runs one; --scale smoke shows in seconds that it works")
+    console = page()
+    widest = max(len(one.name) for one in known)
+    for paper, group in itertools.groupby(known, lambda one: one.name.partition("/")[0]):
+        console.print(f"{paper}: {CITATIONS.get(paper, OWN)}", style="bold")
+        rows = Table.grid(padding=(0, 2, 0, 0))
+        rows.add_column(min_width=widest, no_wrap=True)
+        for one in group:
+            rows.add_row(one.name, one.title, ", ".join(panel.key for panel in one.panels))
+        console.print(rows)
+        console.print()
+    console.print(
+        "name, what it shows, and its panels, of which --panels takes some\n"
+        "fedjax-dp reproduce NAME --scale small runs one; --scale smoke shows in seconds that it works"
+    )
 
 
 def _print(done: Any) -> None:
@@ -87,7 +95,7 @@ def _print(done: Any) -> None:
     from fedjax_dp.reproductions import tables
     from fedjax_dp.reproductions.measures import MEASURES
 
-    console = _console()
+    console = page()
     along = any(row.place.x is not None for row in done.rows)
     for metric in done.recipe.metrics:
         header = ["panel", "method", *(["at"] if along else []), *tables.HEADER]
@@ -99,18 +107,11 @@ def _print(done: Any) -> None:
         )
         for row in (row for row in done.rows if row.metric == metric):
             cells = tables.texts(done.recipe, row)
-            table.add_row(*map(escape, cells if along else cells[:2] + cells[3:]))
+            table.add_row(*(cells if along else cells[:2] + cells[3:]))
         console.print(table)
     for claim in done.claims:
-        console.print(f" {claim.told} ({claim.reading}): {claim.verdict}", markup=False)
+        console.print(f' "{claim.told}", {claim.reading}: {claim.verdict}')
     for note in done.notes:
-        console.print(f" {note}", markup=False)
+        console.print(f" {note}")
     place = shlex.quote(str(pathlib.Path(done.folder)))
-    console.print(f" folder    {place} (table.md, table.csv, table.json, figure.png, runs/)", markup=False)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
+    console.print(f" folder    {place} (table.md, table.csv, table.json, figure.png, runs/)")

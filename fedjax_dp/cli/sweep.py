@@ -9,27 +9,24 @@ import shlex
 from collections import Counter
 from typing import Annotated, Any
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from fedjax_dp import errors
+from fedjax_dp.accounting import Unit, View
 from fedjax_dp.cli.options import parse, take_flag, take_path
+from fedjax_dp.cli.telling import Detail, columns, page, tell
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
 from fedjax_dp.sweeps.runner import counted
-from fedjax_dp.sweeps.settings import Setting, settings_of
+from fedjax_dp.sweeps.settings import Setting, bounds, settings_of
 from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 
 DESCRIPTION = """Run many configurations as few compiled programs.
 
-usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--json]; the same command goes on with a sweep that was stopped,
-and so does fedjax-dp sweep DIR; --plan tells what would run and stops there; --json prints one JSON object on stdout
-and nothing else. SWEEP.toml looks like this; fields are those of a run (fedjax-dp run --help):
+usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]; the same command goes on with a sweep
+that was stopped, and so does fedjax-dp sweep DIR. SWEEP.toml looks like this; fields are those of a run (fedjax-dp run
+--help):
 
     seeds = 5                                         # or a list
     [base]                                            # what all points share
@@ -45,7 +42,6 @@ lists, and from ranges without points; search_seed = 1 draws others. trials_law 
 asks for. What an algorithm on an axis does not take is left out of [base] for it."""
 METRIC = "test_accuracy"
 SHOWN = 5  # settings
-WIDTH = 160  # of a table where there is no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,56 +99,45 @@ def _summary(found: Sweep, out: pathlib.Path) -> dict[str, Any]:
 def _print(found: Sweep, out: pathlib.Path) -> None:
     """The best settings, and what was lost."""
     settings = settings_of(found.records, found.axes)
-    scores = sorted(((s.score(METRIC), s) for s in settings if s.done), key=lambda pair: -pair[0].mean)
-    kinds = {_whose(setting) for setting in settings} - {""}
-    apart, proved = len(kinds) > 1, "proved epsilon" + (f" ({kinds.copy().pop()})" if len(kinds) == 1 else "")
-    table = Table(
-        *found.axes,
-        "test accuracy",
-        "95% interval",
-        "seeds",
-        proved,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        title=f"{found.name}: the best of {counted(len(settings), 'setting')}",
-    )
-    for score, setting in scores[:SHOWN]:
-        interval = "-" if math.isnan(score.low) else f"{max(score.low, 0):.4f} to {min(score.high, 1):.4f}"
-        lost = f", {setting.failed} lost" if setting.failed else ""
-        epsilon = "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
-        table.add_row(
-            *(escape(_told(setting.values[axis])) for axis in found.axes),
-            f"{score.mean:.4f}",
-            interval,
-            f"{score.seeds}{lost}",
-            f"{epsilon} ({_whose(setting)})" if apart and _whose(setting) else epsilon,
-        )
-    for column in table.columns:
-        column.no_wrap = True
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
+    scores = sorted(((s.score(METRIC), s) for s in settings if s.done), key=lambda pair: -pair[0].mean)[:SHOWN]
+    kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _whose(setting))))
+    names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
+    cells = {axis: [_told(setting.values[axis]) for _, setting in scores] for axis in found.axes} | {
+        "test accuracy": [f"{score.mean:.4f}" for score, _ in scores],
+        "proved": [_proved(setting) + names.get(_whose(setting), "") for _, setting in scores],
+        "95% interval": [bounds(METRIC, score.low, score.high) or "-" for score, _ in scores],
+        "seeds": [
+            f"{score.seeds}" + (f", {setting.failed} lost" if setting.failed else "") for score, setting in scores
+        ],
+    }
+    console = page()
+    console.print(f"{found.name}: the best of {counted(len(settings), 'setting')}")
+    columns(console, cells, first=len(found.axes) + 2)
+    console.print(" mean over seeds at the last round; the interval is Student's t")
     kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
     reasons = Counter(kept.sub("clients", r["reason"]) for r in found.records if r["status"] != "done")
     place = shlex.quote(str(out))
     lines = [
-        " mean over seeds at the last round; the interval is Student's t",
-        *(f"lost      {counted(times, 'point')}: {reason}" for reason, times in reasons.most_common(3)),
-        *([f"choosing  {found.choosing['short']}; {place}/selection.json says more"] if found.choosing else []),
-        f"folder    {place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)",
-        f"next      fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws",
+        *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
+        *(("lost", f"{counted(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
+        *([("choosing", f"{found.choosing['short']}; {place}/selection.json says more")] if found.choosing else []),
+        ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
+        ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
     ]
-    for line in lines:
-        console.print(line, markup=False)
+    tell(lines, (), (), Detail.USUAL)
+
+
+def _proved(setting: Setting) -> str:
+    return "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
 
 
 def _whose(setting: Setting) -> str:
-    """What an epsilon of the setting is about: `delta 0.01, one record, replace-one, uploads`."""
+    """What an epsilon of the setting is about: its delta, whom it hides, among which neighbours, from whom."""
     told = setting.points[0]["guarantee"]
     if math.isinf(setting.epsilon) or told.get("delta") is None:
         return ""
-    return f"delta {told['delta']:g}, one {told['unit']}, {told['adjacency']}, {told['view']}"
+    whom = f"one {Unit(told['unit'])}, {told['adjacency']} neighbours"
+    return f"delta {told['delta']:g} for {whom}, against {View(told['view'])}"
 
 
 def _told(value: Any) -> str:

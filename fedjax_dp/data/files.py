@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.devices import cache_folder
 
 DATA_VARIABLE = "FEDJAX_DP_DATA"
@@ -36,10 +36,7 @@ def missing(name: str, folder: pathlib.Path, what: str, source: str) -> errors.M
 
 def absent(kind: str, path: pathlib.Path) -> errors.ConfigurationError:
     """The error for a file of the user's own that is not there; names one beside it that was probably meant."""
-    beside = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
-    near = errors.nearest(path.name, beside)
-    remedy = f"did you mean {path.with_name(near[0])}?" if near else f"it is looked for in {path.absolute().parent}"
-    return errors.refuse(f"{kind} file", str(path), "an existing file", remedy)
+    return errors.refuse(f"{kind} file", str(path), "an existing file", folders.where_looked(path))
 
 
 def damaged(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get the file again") -> Exception:

@@ -88,13 +88,32 @@ def _size(tree: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
+HEADER = (
+    "entry",
+    "source",
+    "hides",
+    "from",
+    "numbers the server keeps",
+    "numbers kept per client",
+    "bytes down",
+    "bytes up",
+)
+SHAPE = (
+    f"Of softmax regression on 784 features and 10 classes ({' and '.join(FEATURED)}: of a network with a hidden layer "
+    "of 64), in float32. Numbers are those beside the model; bytes are those of one client in a round."
+)
+
+
+def cells(row: EntryRow) -> list[str]:
+    """A row in words, below `HEADER`."""
+    numbers = (row.server, row.client, row.down, row.up)
+    return [row.entry, row.source, row.unit, row.view, *(f"{number:,}" for number in numbers)]
+
+
 def markdown(table: list[EntryRow]) -> str:
-    """The table as the README shows it."""
-    lines = [
-        "| entry | source | hides | from | server keeps | kept per client | bytes down | bytes up |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """The table as pages show it."""
+    lines = [f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
     for row in table:
-        numbers = " | ".join(f"{number:,}" for number in (row.server, row.client, row.down, row.up))
-        lines.append(f"| `{row.entry}` | {row.source} | {row.unit} | {row.view} | {numbers} |")
+        entry, *rest = cells(row)
+        lines.append(f"| `{entry}` | {' | '.join(rest)} |")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_dp import errors, own_code
+from fedjax_dp import errors, folders, own_code
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import kind_of
@@ -26,7 +26,7 @@ from fedjax_dp.experiments.population import PopulationConfig, population_of, re
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.models import ARCHITECTURES
 from fedjax_dp.options import Option, Options, about, of_class, require_meant, typed
-from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
 
 Said = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1  # what the rounds count with
@@ -67,7 +67,7 @@ class PrivacyConfig(PrivacyTerms):
         budgets: float | np.ndarray | None = low
         if low is not None and high is not None:
             for name, budget in (("epsilon", low), ("epsilon_high", high)):
-                require_budget(name, budget)
+                require_budget(name, budget, WITHOUT)
             if not high >= low:
                 raise errors.refuse("epsilon_high", high, f"at least epsilon, {low:g}")
             budgets = np.random.default_rng(seed).uniform(low, high, num_clients)
@@ -353,7 +353,7 @@ def table(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a TOML file says, unchecked."""
     path = pathlib.Path(errors.require_text("configuration file", os.fspath(path)))
     if not path.is_file():
-        raise errors.refuse("configuration file", str(path), "an existing TOML file")
+        raise errors.refuse("configuration file", str(path), "an existing TOML file", folders.where_looked(path))
     try:
         return tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -7,14 +7,15 @@ from typing import Any
 
 import jax
 
-from fedjax_dp import devices
+from fedjax_dp import __version__, devices
 
-PACKAGES = ("fedjax-dp", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 
 
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    own = {"python": platform.python_version(), "fedjax-dp": __version__}  # metadata may be of an older installation
+    return own | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def device() -> dict[str, Any]:

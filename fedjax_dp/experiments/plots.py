@@ -280,7 +280,7 @@ def plot_latency(
         ("the floor", 0.0, floor.ms, OBJECTIVE),
         ("gradients", 0.0, floor.flops_ms, "0.6"),
         ("normals", floor.flops_ms, floor.normals_ms, "0.6"),
-        ("memory, meanwhile", 0.0, floor.bytes_ms, "0.6"),
+        ("memory, overlapping", 0.0, floor.bytes_ms, "0.6"),
     ]
     with pictures.page(path, look, (9, 4.2), dpi=150) as page:
         (panel,) = page.panels

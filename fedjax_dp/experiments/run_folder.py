@@ -154,7 +154,7 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
             hand, or by another program.
     """
     if not path.is_dir():
-        wanted, remedy = "an existing folder", f"it is looked for in {path.absolute().parent}"
+        wanted, remedy = "an existing folder", folders.where_looked(path)
         raise errors.refuse("run folder", str(path), *(("a folder",) if path.exists() else (wanted, remedy)))
     if not (path / CONFIG).exists() and folders.holds_only(path, BEGINNING):
         got = f"{path}, where nothing was stored before the run was stopped"

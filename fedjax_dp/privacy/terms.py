@@ -14,6 +14,7 @@ from fedjax_dp.options import about, of_class
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 PRINTED = ("dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output")  # papers whose theorem prints a noise, see `paper_noise`
 SIGMA_MODES = ("per_client", "common_worst", *PRINTED)
+WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 
 
@@ -30,8 +31,8 @@ class PrivacyTerms:
                    round, so that the budget is of each round by itself
     sigma_mode     per_client: each its own noise; common_worst: all that of the client that needs most; or what a
                    paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
-    view           who must learn nothing, unless given the strongest adversary that the algorithm hides from; uploads:
-                   the server sees every message, so sampling clients amplifies nothing; in the others the others' noise
+    view           the adversary, by default the strongest that the algorithm protects against; uploads: the server
+                   sees every message, so sampling clients amplifies nothing; in the others the others' noise
                    helps where it is known to add up
     colluders      clients of each cohort that help the adversary, in views other than uploads
     """
@@ -61,7 +62,7 @@ class PrivacyTerms:
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():
-            require_budget("epsilon", budget)
+            require_budget("epsilon", budget, WITHOUT)
         found: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
         return found
 

@@ -170,7 +170,7 @@ class Claimed(NamedTuple):
     @property
     def verdict(self) -> str:
         if not self.cases:
-            return "nothing to compare"
+            return "no verdict, as one of the two is not there"
         if not self.holds:
             return "does not hold"
         return "holds" if self.holds == self.cases else f"holds in {self.holds} of {self.cases} cases"

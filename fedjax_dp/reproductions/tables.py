@@ -10,7 +10,7 @@ from fedjax_dp.reproductions.measures import MEASURES
 from fedjax_dp.reproductions.recipe import READINGS, Recipe
 from fedjax_dp.reproductions.rows import Claimed, Found, Row
 
-HEADER = ("published", "literal", "its epsilon", "correct", "its epsilon", "verdict")
+HEADER = ("published", "literal", "literal's epsilon", "correct", "correct's epsilon", "verdict")
 
 
 def titles(recipe: Recipe, row: Row) -> tuple[str, str, str]:

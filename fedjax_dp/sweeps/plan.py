@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors, own_code
+from fedjax_dp import errors, folders, own_code
 from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.experiments.config import OF_PRIVATE, RunConfig, entry_of, known_options, options_of, resolve
@@ -68,7 +68,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
     """The sweep that a TOML file describes, checked as far as that needs neither data nor algorithms."""
     path = pathlib.Path(path)
     if not path.is_file():
-        raise errors.refuse("sweep file", str(path), "an existing TOML file")
+        raise errors.refuse("sweep file", str(path), "an existing TOML file", folders.where_looked(path))
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -5,7 +5,7 @@ import os
 import pathlib
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 
 Record = dict[str, Any]
 
@@ -32,7 +32,8 @@ def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[R
     """
     folder = pathlib.Path(folder)
     if not (folder / ABOUT).is_file():
-        raise errors.refuse("sweep", str(folder), f"a sweep folder, which holds a {ABOUT}")
+        remedy = "" if folder.exists() else folders.where_looked(folder)
+        raise errors.refuse("sweep", str(folder), f"a sweep folder, which holds a {ABOUT}", remedy)
     try:
         about = json.loads((folder / ABOUT).read_bytes())
     except ValueError:  # also bytes that are no UTF-8

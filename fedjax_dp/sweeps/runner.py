@@ -70,23 +70,27 @@ class Plan(NamedTuple):
         """The plan in words."""
         if not self.groups:
             return ["nothing left to run"]
-        devices = self.groups[0].devices
-        points = sum(map(len, self.entries))
+        points, several = sum(map(len, self.entries)), len(self.groups) > 1
         total = (
-            f"plan: {counted(points, 'point')}, {counted(len(self.groups), 'program')} compiled and measured in "
-            f"{self.prepare_s:.1f} s, about {duration(sum(self.seconds))} to run on "
-            f"{counted(len(devices), f'{devices[0].platform} device')}"
+            f"plan: {counted(points, 'point')} in {counted(len(self.groups), 'program')}"
+            + ("" if several else f", {self._how(0)}")
+            + f"; compiled and measured in {self.prepare_s:.1f} s, about {duration(sum(self.seconds))} to run"
         )
-        return [total, *(self._line(number) for number in range(len(self.groups)))]
+        return [total, *(self._line(number) for number in range(len(self.groups)) if several)]
 
     def _line(self, number: int) -> str:
-        group, entries = self.groups[number], self.entries[number]
-        how = "all at once" if group.program.together else "one after another"
         return (
-            f"program {number + 1}: {self._apart(number)}{counted(len(entries), 'point')}; a device takes up to "
-            f"{group.program.slots} and runs them {how}; {group.compiled.bytes / 1e6:,.1f} MB a device, about "
-            f"{duration(self.seconds[number])}"
+            f"program {number + 1}: {self._apart(number)}{counted(len(self.entries[number]), 'point')}, "
+            f"{self._how(number)}; about {duration(self.seconds[number])}"
         )
+
+    def _how(self, number: int) -> str:
+        """`one after another on each of 2 cpu devices, 0.3 MB each`."""
+        group = self.groups[number]
+        order = f"up to {group.program.slots:,} at once" if group.program.together else "one after another"
+        many, platform = len(group.devices), group.devices[0].platform
+        where = f"on each of {many} {platform} devices" if many > 1 else f"on a {platform} device"
+        return f"{order} {where}, {group.compiled.bytes / 1e6:,.1f} MB" + (" each" if many > 1 else "")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: bytes of a device, estimated seconds."""
@@ -135,7 +139,6 @@ def planned(
     if not entries:
         return Plan([], [], [], 0.0)
     kinds = [[entries[index] for index in numbers] for numbers in grouped([entry.job for entry in entries])]
-    screen.say(f"{counted(len(entries), 'point')} in {counted(len(kinds), 'program')} to compile")
     shelf, began, groups, seconds = Shelf(), time.perf_counter(), [], []
     options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "shelf": shelf}
     with screen.bar("compiling", total=len(kinds)) as show:

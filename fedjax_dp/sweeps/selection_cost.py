@@ -85,9 +85,12 @@ def cost_of_choosing(
             f"That is for choosing among the private points alone: comparing them with the {others} points without "
             "privacy has no finite cost."
         )
-    one = f"one {cost.unit}, where one costs {_said(cost.single)}"
+    runs = f"{len(private)} private runs"
+    if len(set(seeds)) > 1 and len(private) == settings * len(set(seeds)):
+        runs += f" ({settings} settings x {len(set(seeds))} seeds)"
     short = (
-        f"seeing all {len(private)} private points costs {_said(cost.composition)} at delta {cost.delta:g} for {one}"
+        f"seeing these {runs}, as whoever chooses among them does, costs {_said(cost.composition)} at delta "
+        f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_said(cost.single)}"
     )
     return told | {"short": short, "statement": " ".join([told["statement"], *notes, SIMULATED])}
 

@@ -26,6 +26,7 @@ BETTER = {
     "worst_tenth": 1,
     "client_variance": -1,
 }
+SHARES = ("test_accuracy", "clipped", "client_mean", "worst_tenth")  # metrics that lie between 0 and 1
 CONFIDENCE = 0.95
 
 
@@ -91,6 +92,13 @@ def interval(numbers: Sequence[float]) -> Interval:
     std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (seeds - 1))
     half = float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(seeds)
     return Interval(mean, std, mean - half, mean + half, seeds)
+
+
+def bounds(metric: str, low: float, high: float) -> str:
+    """The ends of an interval as `0.7100 to 0.8400`, within what the metric can be; empty where there are none."""
+    if math.isnan(low):
+        return ""
+    return f"{max(low, 0.0):.4f} to {min(high, 1.0 if metric in SHARES else math.inf):.4f}"  # none is negative
 
 
 def same(value: Any) -> str:

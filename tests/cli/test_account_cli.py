@@ -105,7 +105,8 @@ def test_people_read_unit_adjacency_view_and_reasons(capsys):
     for words in (
         "one record of one client",
         "replace-one neighbours",
-        "a server that sees every upload",
+        "whoever sees every noisy sum",
+        "the true epsilon lies between",
         "delta 0.01",
         "10 of 600 without replacement",
         "lower bound",

@@ -13,13 +13,15 @@ import pytest
 
 import fedjax_dp
 from fedjax_dp import algorithms, cli
+from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.tracking import TrackOptions
-from fedjax_dp.experiments import build, config, population
+from fedjax_dp.experiments import build, config, environment, population
 from fedjax_dp.options import of_class
 from fedjax_dp.rounds import simulation
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
 TRACKING = of_class(TrackOptions)
+SWITCHES = set(COMMANDS["run"].switches)
 
 
 def command(*words):
@@ -143,6 +145,13 @@ def test_version_help_and_exit_codes_are_told(capsys):
         assert "--epsilon-at-most" in capsys.readouterr().out
 
 
+def test_versions_are_those_that_run_whatever_an_older_installation_says(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"old {name}")
+    told = environment.versions()
+    assert told["fedjax-dp"] == fedjax_dp.__version__
+    assert told["jax"] == "old jax"
+
+
 def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
     out = shown_by(capsys, monkeypatch, "--help")
     assert len(out.splitlines()) <= 40
@@ -154,16 +163,22 @@ def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
 def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypatch):
     out = shown_by(capsys, monkeypatch, "--help-all")
     everything = config.options_of() | TRACKING
-    assert flags_in(out) == {option.flag for option in everything.values()}
+    assert flags_in(out) == {option.flag for option in everything.values()} | SWITCHES
     assert len(re.findall(r"default:\s", out)) == len(everything)
-    assert "dp_fedavg: how fast it follows (default: 0.2)" in " ".join(out.replace("│", " ").split())
+    told = " ".join(out.replace("│", " ").split())
+    assert "dp_fedavg: how fast it follows (default: 0.2)" in told
+    assert "only their sum is seen (default: by algorithm: cpfed: true; else false)" in told
+    assert (
+        "dp_fedavg, dp_ftrl: C, L2 bound on a client's update (default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
+    )
+    assert "no epsilon (record, scale, none); acs_pldp:" in told
 
 
 @pytest.mark.parametrize("entry", algorithms.CATALOGUE)
 def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monkeypatch, entry):
     out = shown_by(capsys, monkeypatch, "--algorithm", entry, "--help")
     of_privacy = {f"--{name.replace('_', '-')}" for name in vars(config.PrivacyConfig())}
-    taken = {option.flag for option in (config.options_of(algorithms.CATALOGUE[entry]) | TRACKING).values()}
+    taken = {option.flag for option in (config.options_of(algorithms.CATALOGUE[entry]) | TRACKING).values()} | SWITCHES
     assert flags_in(out) == taken - (set() if algorithms.CATALOGUE[entry].private else of_privacy)
     defaults = config.resolve({"algorithm": entry}).flat()
     assert f"rounds T (default: {defaults['rounds']})" in out
@@ -208,7 +223,10 @@ BAD = [
     (["run", "--num-clients", "2000"], "num_clients must be at most the 1437 records"),
     (["run", "--learning-rate", "nan"], "learning_rate must be positive and finite, got nan"),
     (["run", "--clip-norm", "-1"], "clip_norm must be positive and finite, got -1.0"),
-    (["run", "--epsilon", "0"], "epsilon must be positive and finite, got 0.0"),
+    (
+        ["run", "--epsilon", "0"],
+        "epsilon must be positive and finite, got 0.0; for no privacy take an algorithm without",
+    ),
     (["run", "--delta", "1"], "delta must be strictly between 0 and 1, got 1.0"),
     (["run", "--epsilon", "1e-9", "--delta", "1e-12"], "epsilon must be reachable"),
     (["run", "--accountant", "tcdp"], "tCDP subsampling needs a batch rate in (0, 0.1], got 0.1399"),
@@ -221,7 +239,7 @@ BAD = [
     (["run", "--partition", "labels", "--labels-per-client", "11"], "labels_per_client must be between 1 and the 10"),
     (["run", "--dataset", "npz:absent.npz"], "npz file must be an existing file, got absent.npz"),
     (["run", "--dataset", "mnist", "--data-dir", "absent"], "data_dir must be an existing folder, got absent"),
-    (["run", "absent.toml"], "configuration file must be an existing TOML file, got absent.toml"),
+    (["run", "absent.toml"], "configuration file must be an existing TOML file, got absent.toml; it is looked for in"),
     (["run", "--resume", "absent"], "run folder must be an existing folder, got absent"),
     (["run", "--out", "full"], "out must be a new or empty folder, got full"),
     (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out for full batches"),

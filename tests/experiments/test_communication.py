@@ -86,7 +86,9 @@ def test_catalogue_command_prints_the_table(capsys):
     printed = json.loads(capsys.readouterr().out)["catalogue"]
     assert {row["entry"] for row in printed} == set(CATALOGUE)
     assert cli.main(["catalogue"]) == 0
-    assert capsys.readouterr().out.startswith("| entry |")
+    out = capsys.readouterr().out
+    assert out.startswith("| entry | source | hides | from | numbers the server keeps |")
+    assert catalogue_table.SHAPE in out
     assert cli.main(["catalogue", "dpnfl"]) == 2
     assert "--json or nothing" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Verdict, claim_rows
+from fedjax_dp.accounting import Verdict, claim_rows, papers
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_rfedavg_claims_nothing_and_gives_nothing(rows):
 
 
 def test_moments_accountant_on_fixed_size_batches_is_contradicted(rows):
-    (row, _, jax_privacy) = chosen(rows, "dp-fedavg", "moments accountant")
+    (row, _, jax_privacy) = chosen(rows, "moments", "moments accountant")
     assert row.claim.verdict is Verdict.WRONG
     assert printed(row.provable, "2.20")
     assert "attain 1.829" in row.claim.reason
@@ -220,6 +220,15 @@ def test_every_row_says_why_and_goes_into_json(rows):
         assert told["verdict"] in ("holds", "conditional", "heuristic", "wrong")
         assert len(told["reason"]) > 20
         assert all(value is None or not isinstance(value, float) or math.isfinite(value) for value in told.values())
+
+
+def test_verdicts_letters_and_details_are_told_and_a_heuristic_claim_is_not_below_what_is_proved(rows):
+    assert set(papers.SYMBOLS) == set(papers.PAPERS)
+    assert {name for row in rows for name in row.details} == set(papers.DETAILS)
+    assert all(verdict.about for verdict in Verdict)
+    heuristic = [row for row in rows if row.claim.verdict is Verdict.HEURISTIC]
+    assert heuristic
+    assert all(row.claim.epsilon >= row.provable for row in heuristic)
 
 
 def test_an_unknown_paper_is_refused():

@@ -311,7 +311,7 @@ def test_claims_compare_values_along_an_axis_and_mind_what_is_better():
 
 def test_a_claim_about_what_was_not_run_says_so():
     (claim, _) = claims_of(tiny(), table_of(tiny(), {(DPNFL, "literal"): [80.0]}))
-    assert claim.verdict == "nothing to compare"
+    assert claim.verdict == "no verdict, as one of the two is not there"
 
 
 def test_the_table_in_markdown():
@@ -322,7 +322,9 @@ def test_the_table_in_markdown():
     text = tables.markdown(recipe, rows, claims_of(recipe, rows), ["a note"])
     told = text.splitlines()
     assert told[0] == "# 999 Table I: accuracy of two methods"
-    assert "| panel | method | published | literal | its epsilon | correct | its epsilon | verdict |" in told
+    assert (
+        "| panel | method | published | literal | literal's epsilon | correct | correct's epsilon | verdict |" in told
+    )
     assert (
         "| digits | DPNFL | 80.00 ± 1.00 | 80.00 ± 1.41 | 2 (0.5 a round) | 85.00 | 4 | literal reproduced, correct "
         "higher: impossible because nobody knows the rate |"

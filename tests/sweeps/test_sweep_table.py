@@ -16,7 +16,7 @@ from fedjax_dp.experiments import config
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
-from fedjax_dp.sweeps.settings import BETTER, interval, pick, same, settings_of
+from fedjax_dp.sweeps.settings import BETTER, bounds, interval, pick, same, settings_of
 
 
 def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reason=None, config=None, **last):
@@ -380,10 +380,18 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
     assert winner == {"dataset": "digits", "seed": 0, "learning_rate": 0.3, "rounds": 4}
     assert config.resolve(winner).options["batch_size"] == 20
     low, high = stats.t.interval(0.95, 1, 0.805, stats.sem([0.8, 0.81]))
-    assert f"test_accuracy 0.8050 +- 0.0071, 95% interval of the mean [{low:.4f}, {high:.4f}] over 2 seeds" in out.err
+    assert f"test_accuracy 0.8050 +- 0.0071, the mean of 2 seeds, its 95% interval {low:.4f} to {high:.4f}" in out.err
+    assert "(biased upwards: this setting was picked by this very number)" in out.err
+    assert "the configuration is that of seed 0" in out.err
     assert "epsilon 1 and so on" in out.err
     assert "the best of 3 settings compared: learning_rate 0.3\n" in out.err
     assert "the privacy cost of choosing is not known before the sweep is complete" in out.err
+
+
+def test_an_interval_in_words_stays_within_what_the_metric_can_be():
+    assert bounds("test_accuracy", -0.09, 1.56) == "0.0000 to 1.0000"
+    assert bounds("test_loss", -0.09, 1.56) == "0.0000 to 1.5600"
+    assert bounds("test_accuracy", math.nan, math.nan) == ""
 
 
 def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
@@ -412,7 +420,7 @@ def test_best_as_json_is_one_object_without_infinities(capsys):
 
 BAD = [
     (["best"], "sweep must be the folder of a sweep, got nothing"),
-    (["best", "absent"], "sweep must be a sweep folder, which holds a sweep.json, got absent"),
+    (["best", "absent"], "sweep must be a sweep folder, which holds a sweep.json, got absent; it is looked for in"),
     (["best", "sweep", "--metrc", "test_loss"], "did you mean --metric?"),
     (["best", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
     (["best", "sweep", "--epsilon-at-most", "0.5"], "epsilon_at_most must be at least 1, the smallest of the sweep"),

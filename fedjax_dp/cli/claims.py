@@ -1,0 +1,124 @@
+"""`fedjax-dp claims`: the papers' theorems beside what can be proved."""
+
+import dataclasses
+import itertools
+import json
+import math
+from typing import Annotated
+
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_dp.accounting import claim_rows
+from fedjax_dp.accounting.guarantee import PaperRow, Verdict
+from fedjax_dp.accounting.papers import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS
+from fedjax_dp.cli.options import PlotOption, parse, picture_of, take_flag
+from fedjax_dp.cli.telling import columns, page
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.options import about
+
+
+def claims_command(arguments: list[str]) -> int:
+    """The papers' claims with their verdicts."""
+    as_json, arguments = take_flag(arguments, "--json")
+    options, _ = parse(
+        "claims",
+        arguments,
+        ClaimsOptions,
+        "The papers' theorems, and what can be proved.\n\nusage: fedjax-dp claims [--paper NAME] [OPTIONS] [--json]",
+    )
+    look = picture_of(options)
+    with Screen().counter("claims") as count:
+        rows = claim_rows(options.paper, count)
+    if options.plot:
+        from fedjax_dp.experiments import plots
+
+        plots.plot_claims(rows, options.plot, **look)
+    if as_json:
+        print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
+    else:
+        _print_claims(rows)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimsOptions(PlotOption):
+    paper: Annotated[
+        str | None, about("of one paper only, or of the moments accountant", choices=PAPERS, default="all")
+    ] = None
+
+
+def _print_claims(rows: list[PaperRow]) -> None:
+    console = page()
+    legend = {
+        "claimed": "epsilon by the paper's theorem",
+        "provable": "epsilon of the paper's noise by the rigorous accountant",
+        "noise": "what the paper's calibration asks for; tight: what suffices; ratio: noise / tight",
+    }
+    _print_legend(console, legend | {verdict.value: verdict.about for verdict in Verdict})
+    console.print(
+        "Unless a claim says otherwise: one record of one client, replace-one neighbours, a server that sees every "
+        "upload.\n"
+    )
+    for paper, of_paper in itertools.groupby(rows, lambda row: row.paper):
+        console.print(f"{paper}: {SYMBOLS[paper]}\n")
+        for _, group in itertools.groupby(of_paper, lambda row: row.claim.source):
+            _print_claim(console, list(group))
+
+
+def _print_legend(console: Console, legend: dict[str, str]) -> None:
+    widest = max(map(len, legend)) + 2
+    if not console.is_terminal:
+        for name, text in legend.items():
+            console.print(f"{name:<{widest}}{text}")
+        return
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True)
+    for name, text in legend.items():
+        rows.add_row(name, text)
+    console.print(rows)
+
+
+def _print_claim(console: Console, rows: list[PaperRow]) -> None:
+    unit = next((row.noise_unit for row in rows if row.noise_unit), "")
+    (paper, source), deltas = (rows[0].paper, rows[0].claim.source), {row.claim.delta for row in rows}
+    title = f"{paper}: {source}"
+    if len(deltas) == 1:
+        title += f", delta {'at most ' if deltas == {LEAST_DELTA} else ''}{min(deltas):g}"
+    console.print(title + (f"; noise: {unit}" if unit else ""), style="bold")
+    told = {
+        "verdict": [row.claim.verdict.value for row in rows],
+        "claimed": [_number(row.claim.epsilon) for row in rows],
+        "provable": [_provable(row) for row in rows],
+        "noise": [_number(row.noise) for row in rows],
+        "tight": [_number(row.tight) for row in rows],
+        "ratio": [_number(row.noise_ratio, 3) for row in rows],
+    }
+    settings = {"setting": [row.setting for row in rows]}
+    left = ("setting", "verdict")
+    columns(console, settings | {name: cells for name, cells in told.items() if set(cells) != {"-"}}, left=left)
+    details = list(dict.fromkeys(name for row in rows for name in row.details))
+    if details:
+        more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}
+        columns(console, settings | more, left=left)
+        _print_legend(console, {f" {name.replace('_', ' ')}": DETAILS[name] for name in details})
+        console.print()
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        reasons.setdefault(row.claim.reason, []).append(row.setting)
+    for reason, where in reasons.items():
+        place = "" if len(reasons) == 1 else f"{'; '.join(where[:3])}{' ...' if len(where) > 3 else ''}: "
+        console.print(f" {place}{reason}")
+    console.print()
+
+
+def _provable(row: PaperRow) -> str:
+    if row.noise and row.provable == math.inf:
+        return ">700"  # losses above 700 are not resolved
+    return _number(row.provable)
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    if value is None:
+        return "-"
+    return "inf" if math.isinf(value) else f"{value:.{digits}g}"
