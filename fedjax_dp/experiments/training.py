@@ -176,8 +176,8 @@ def train(
     """All rounds, or those after the state `start`, to which the evaluations in `ready.history` led."""
     if not distributed.first():
         callbacks = Callbacks()
-    callbacks.tell("on_start", ready)
     try:
+        callbacks.tell("on_start", ready)
         result = _trained(ready, screen, callbacks, keeper, start)
     except BaseException as error:
         callbacks.tell("on_stop", error)

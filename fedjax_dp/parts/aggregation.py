@@ -217,7 +217,7 @@ class BoundedMean:
     @property
     def equation(self) -> str:
         under = r"\sum_k q_k \omega_k" if self.least is None else r"\max(m W, \sum_{k \in S_t} \omega_k)"
-        weight = "1" if self.cap is None else r"\min(p_k / \hat w, 1)"
+        weight = "m_k" if self.cap is None else r"m_k \min(p_k / \hat w, 1)"
         return rf"\Delta = \frac{{\sum_{{k \in S_t}} \omega_k \Delta_k}}{{{under}}},\ \omega_k = {weight}"
 
     needs_loss = False
@@ -273,10 +273,13 @@ class FairRatio:
     q: float
     of_weighted: bool = structure(default=False)
 
-    equation = (
-        r"\Delta = \frac{\sum_{k \in S_t} F_k^q L \Delta_k}{\sum_{k \in S_t} h_k},\ "
-        r"h_k = q F_k^{q-1} \|L \Delta_k\|^2 + L F_k^q"
-    )
+    @property
+    def equation(self) -> str:
+        squared = r"\|F_k^q L \Delta_k\|^2" if self.of_weighted else r"\|L \Delta_k\|^2"
+        return (
+            r"\Delta = \frac{\sum_{k \in S_t} F_k^q L \Delta_k}{\sum_{k \in S_t} h_k},\ "
+            rf"h_k = q F_k^{{q-1}} {squared} + L F_k^q"
+        )
 
     needs_loss = True
     needs_rates = False

@@ -54,7 +54,9 @@ class Server:
     @property
     def equation(self) -> str:
         name = getattr(self.factory, "__name__", "a rule")
-        rule = MOMENTUM if self.hyperparameters.get("momentum") is not None else RULES.get(self.factory)
+        rule = RULES.get(self.factory)
+        if self.factory is optax.sgd and self.hyperparameters.keys() > {"learning_rate"}:
+            rule = MOMENTUM if self.hyperparameters.keys() == {"learning_rate", "momentum"} else None
         return rf"w_{{t+1}} = w_t + \text{{{name}}}(\Delta)" if rule is None else rule
 
     def init(self, params: Any) -> optax.OptState:

@@ -238,8 +238,7 @@ def _assumptions(
     algorithm, colluders = run.algorithm, run.terms.colluders
     participation = counted_as(algorithm, run.terms.participation)
     cohorts = {
-        "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public; "
-        "the seed may not",
+        "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
         "law": "cohorts are drawn by their law, independent of all data; delta is an average over the draw: once that "
         "is known, a client drawn often may have more than epsilon",
         "worst": "every client is accounted for all rounds",

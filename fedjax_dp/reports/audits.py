@@ -10,6 +10,7 @@ from fedjax_dp.reports.contents import Block, Facts, Figure, Grid, Prose, Report
 KIND = "audit"
 KEYS = frozenset({"violated", "verdict", "epsilon_stated", "epsilon_lower", "guarantee", "trials"})
 POINTS = 101  # of a curve
+LARGEST = 700.0  # epsilon whose exponential is a number; beyond it no curve can be told from the axes
 SEEN, AT_MOST = "seen in the trials", "proved to be at most"
 
 
@@ -132,7 +133,8 @@ def _region(content: Mapping[str, Any]) -> Rows:
 
 def least_error(epsilon: float, delta: float, rate: float) -> float:
     """The least rate of missed canaries at this rate of false alarms (Kairouz et al. 2015, Theorem 2.1)."""
-    return max(0.0, 1 - delta - math.exp(epsilon) * rate, math.exp(-epsilon) * (1 - delta - rate))
+    factor = math.exp(min(epsilon, LARGEST))
+    return max(0.0, 1 - delta - factor * rate, (1 - delta - rate) / factor)
 
 
 def _rates(errors: Mapping[str, Any]) -> Rows:

@@ -81,6 +81,6 @@ def _whole(told: str, read: Callable[[], Report]) -> Report:
         return report
     except errors.ConfigurationError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         why = f"{type(error).__name__} {error}"[:120]
         raise errors.refuse(told, f"something else ({why})", "as fedjax-dp wrote it", "write it anew") from None

@@ -178,6 +178,7 @@ def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: s
         {"clipped": "clipped fraction (probe)"},
         charts.axis("clipped fraction", ".0%", domain=[0, 1]),
         ".1%",
+        idle=guarantee["epsilon"] is None or guarantee["unit"] != "record",  # no record's gradient is clipped there
     )
     blocks += _figure(
         history,
@@ -187,6 +188,7 @@ def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: s
         "signal in few directions, and rounds average it out.",
         {"noise_to_signal": "noise to signal (probe)"},
         charts.axis("noise / signal"),
+        idle=True,
     )
     blocks += _figure(
         history,
@@ -215,10 +217,12 @@ def _figure(
     fields: Mapping[str, str],
     y: charts.Spec,
     number: str = ".4g",
+    *,
+    idle: bool = False,
 ) -> list[Block]:
-    """The figure of the fields that some evaluation knows; nothing where none does."""
-    known = {field: label for field, label in fields.items() if any(row.get(field) for row in history)}
-    if not known:  # unknown, or 0 throughout, as noise is where there is none
+    """The figure of the fields that some evaluation knows; nothing where none does, or `idle` and all are 0."""
+    known = {field: label for field, label in fields.items() if any(row.get(field) is not None for row in history)}
+    if not known or (idle and not any(row.get(field) for field in known for row in history)):
         return []
     probes = any("probe" in label for label in known.values())
     return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]

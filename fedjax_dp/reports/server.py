@@ -117,7 +117,11 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "fedjax-dp", ""
 
     def do_GET(self) -> None:
-        asked = urllib.parse.urlsplit(self.path)
+        try:
+            asked = urllib.parse.urlsplit(self.path)
+        except ValueError:  # what only looks like an address
+            self._refuse(HTTPStatus.BAD_REQUEST, "no address")
+            return
         if not self._at_home():
             self._refuse(HTTPStatus.FORBIDDEN, "asked for under another name")
         elif not self._has_token(asked.query):
@@ -135,7 +139,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
     def _at_home(self) -> bool:
         """Whether the browser means this machine: a page elsewhere may have made a name of its own lead here."""
         port = self.server.server_port
-        return self.headers.get("Host", "") in (f"{HOST}:{port}", f"localhost:{port}")
+        return self.headers.get_all("Host", []) in ([f"{HOST}:{port}"], [f"localhost:{port}"])
 
     def _has_token(self, query: str) -> bool:
         given = urllib.parse.parse_qs(query).get("token", [""])

@@ -17,6 +17,7 @@ from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data, checksum
+from fedjax_dp.own_code import is_own
 from fedjax_dp.privacy.guarantees import prepared, stated
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.reports.contents import Rows
@@ -34,7 +35,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     if about["made of"] != run_folder.CONFIGURED:
         raise _unknown("the run was made of values of Python, which its folder does not hold")
     said = about["config"]
-    if any(isinstance(value, str) and ".py" in value for value in said.values()):
+    if any(map(is_own, said.values())):
         raise _unknown("the run is made with code of its user, which a report does not run")
     config = configs.resolve(said | {"devices": "auto"})
     kind = kind_of(config.data.dataset)

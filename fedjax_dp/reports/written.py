@@ -35,6 +35,14 @@ def target_of(source: pathlib.Path, out: pathlib.Path | None) -> pathlib.Path:
         raise errors.refuse("out", told, f"a file name that ends in {SUFFIX}", "rename it")
     if target.exists() or target.is_symlink():
         raise errors.refuse("out", told, "a new file", "delete it, or give another --out")
+    try:
+        os.lstat(target.with_name(target.name + folders.DRAFT))
+    except FileNotFoundError:  # as it should be
+        pass
+    except OSError as error:
+        raise errors.refuse(
+            "out", told, "a name that a file can have", f"choose another ({folders.reason(error)})"
+        ) from None
     if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise errors.refuse("out", told, "in a folder that exists and can be written to", "choose another")
     return target
@@ -44,4 +52,4 @@ def _beside(source: pathlib.Path) -> pathlib.Path:
     """`runs/mine.html` for the folder runs/mine, `audit.html` for audit.json."""
     whole = source.resolve() if source.name in ("", ".", "..") else source
     stem = whole.stem if whole.suffix == ".json" else whole.name
-    return whole.with_name(f"{stem or 'report'}{SUFFIX}")
+    return whole.parent / f"{stem or 'report'}{SUFFIX}"

@@ -48,8 +48,8 @@ def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(ca
     assert labels == ["stated", "proved", "", "paper", "always", "noise", "attack", "untested", "errors", "time"]
     assert "one record of one client (replace-one neighbours)" in lines[1]
     assert "with confidence 95%; 800 runs counted, 400 more used to choose the attack" in lines[2]
-    assert "if noise and sampling are of the stated kind" in lines[3]
-    assert "canary gradient in record 0 of client 0, all other gradients opposite to it" in lines[7]
+    assert "if noise and sampling are as described" in lines[3]
+    assert "planted (the canary): gradient in record 0 of client 0, all other gradients opposite to it" in lines[7]
     assert "of 400 runs without it, missed in" in lines[9]
 
 
@@ -90,7 +90,7 @@ def test_one_run_with_many_canaries(capsys):
     assert cli.main(["audit", *RUN, "--lanes", "1", "--one-run", "60", "--plot", "one.png"]) == 0
     out = capsys.readouterr().out
     assert "by one run with 60 canaries, " in out.splitlines()[0]
-    assert "canary gradient in 60 records of client 0" in out
+    assert "planted (the canary): gradient in 60 records of client 0" in out
     assert is_picture("one.png")
 
 

@@ -334,6 +334,7 @@ def test_a_server_that_is_not_there_is_told_in_one_line_and_the_run_goes_on(monk
     assert json.loads(out)["rounds"] == 6
     (line,) = [line for line in err.splitlines() if line.startswith("fedjax-dp: ")]
     assert "MLflow() failed in on_start and is not called again" in line
+    assert "secret" not in out + err
     assert "Warning" not in err
     assert "Retrying" not in err
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ PATIENCE = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+_CREDENTIALS = re.compile(r"://[^/@\s]*@")
 LONGEST = 5000  # letters of a tag, at most
 
 
@@ -126,6 +128,11 @@ def _patiently() -> Iterator[None]:
     try:
         with told.aside():
             yield
+    except Exception as error:
+        clean = _CREDENTIALS.sub("://", str(error))  # MLflow tells the whole address
+        if clean == str(error):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {clean}") from None
     finally:
         retries.setLevel(level)
         for name in added:
