@@ -1,11 +1,12 @@
 """Options of `fedjax-dp run` that tell experiment trackers of it: they decide nothing, no configuration has them."""
 
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments.trackers.mlflow import MLflow
 from fedjax_dp.experiments.trackers.tensorboard import TensorBoard
@@ -50,6 +51,8 @@ def trackers_of(options: TrackOptions) -> list[Tracker]:
         errors.require_choice("track", name, TRACKERS)
     if folder is not None and not set(names) & set(IN_FOLDERS):
         raise errors.refuse("track_dir", folder, f"left out for {options.track}", SEEN_WITH)
+    if folder is not None and distributed.first():
+        folders.require_writable("track_dir", pathlib.Path(folder), "give another --track-dir")
     return [TRACKERS[name](folder) for name in names] if distributed.first() else []
 
 

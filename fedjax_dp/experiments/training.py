@@ -145,9 +145,11 @@ class Callbacks:
             call = one if plain else getattr(one, event, None)
             if call is None:
                 continue
+            # In the end all are told, and what one raises does not take the place of the run's own error.
+            failures = BaseException if event == "on_stop" else Exception
             try:
                 call(what)
-            except Exception as error:
+            except failures as error:
                 self._told.remove(one)
                 reason = (
                     f"callback {one!r:.60} failed in {event} and is not called again: {type(error).__name__}: {error}"

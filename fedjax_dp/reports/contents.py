@@ -61,10 +61,18 @@ def told(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return "∞" if math.isinf(value) else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return "∞" if math.isinf(value) else f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(map(told, value))
     return str(value)
+
+
+def chosen(value: Any) -> str:
+    """A value that somebody chose, whole: two that differ are told apart."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return told(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -18,6 +18,7 @@ from fedjax_dp.reports.contents import (
     Rows,
     Section,
     Tiles,
+    chosen,
     percent,
     seconds,
     told,
@@ -91,7 +92,7 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str |
                 "key": key,
                 "at": [places[name][same(setting.values[name])] for name in axes],
                 "setting": _called(setting, axes),
-                "group": "all settings" if group is None else f"{group} {told(setting.values[group])}",
+                "group": "all settings" if group is None else f"{group} {chosen(setting.values[group])}",
                 "epsilon": _finite(epsilon),
                 "private": math.isfinite(epsilon),
                 "accuracy": _finite(score.mean),
@@ -105,7 +106,7 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str |
 
 
 def _called(setting: Setting, axes: Sequence[str]) -> str:
-    return ", ".join(f"{name} {told(setting.values[name])}" for name in axes) or "the only setting"
+    return ", ".join(f"{name} {chosen(setting.values[name])}" for name in axes) or "the only setting"
 
 
 def _by_round(settings: Sequence[Setting], rows: Rows) -> Rows:
@@ -138,7 +139,7 @@ def _point(record: Record, axes: Sequence[str]) -> dict[str, Any]:
     last = record["history"][-1] if record["history"] else {}
     return {
         "point": record["point"],
-        "setting": ", ".join(f"{name} {told(record['values'].get(name))}" for name in axes),
+        "setting": ", ".join(f"{name} {chosen(record['values'].get(name))}" for name in axes),
         "seed": record["values"]["seed"],
         "status": record["status"],
         "epsilon": record["guarantee"].get("epsilon"),
@@ -185,7 +186,7 @@ def _result(
 
 
 def _values(settings: Sequence[Setting], axis: str) -> str:
-    values = [told(same_as[0].values[axis]) for same_as in by_value(settings, axis).values()]
+    values = [chosen(same_as[0].values[axis]) for same_as in by_value(settings, axis).values()]
     return ", ".join(values[:12]) + (f", ... {len(values)} in all" if len(values) > 12 else "")
 
 
@@ -193,7 +194,7 @@ def _privacy(
     settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, drawn: int
 ) -> list[Block]:
     """The front, under filters; the curves and the table of what they let through."""
-    named = {name: [told(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
+    named = {name: [chosen(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
     blocks: list[Block] = [Filters({name: values if len(values) <= FILTERED else [] for name, values in named.items()})]
     names = list(dict.fromkeys(row["group"] for row in rows))
     if any(row["epsilon"] is not None for row in rows):
@@ -214,7 +215,7 @@ def _privacy(
     best = {row["key"] for row in front(rows)}
     table = [
         [
-            *(told(settings[place].values[name]) for name in axes),
+            *(chosen(settings[place].values[name]) for name in axes),
             _number(rows[place]["accuracy"], 100),
             _between(rows[place]),
             rows[place]["epsilon"] if rows[place]["private"] else "∞",
@@ -318,7 +319,12 @@ def _curves_spec(names: Sequence[str], group: str | None) -> charts.Spec:
 
 def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:
     rows = [
-        [*(told(one["values"].get(name)) for name in axes), one["values"]["seed"], one["status"], one["reason"] or "–"]
+        [
+            *(chosen(one["values"].get(name)) for name in axes),
+            one["values"]["seed"],
+            one["status"],
+            one["reason"] or "–",
+        ]
         for one in lost
     ]
     line = f"{shared.counted(len(lost), 'point')} ended without a result. Their settings are not compared with others."
