@@ -13,12 +13,12 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.cli.options import parse, take_flag, take_path
 from fedjax_dp.cli.telling import Detail, columns, page, tell
+from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
-from fedjax_dp.sweeps.runner import counted
 from fedjax_dp.sweeps.settings import Setting, bounds, settings_of
 from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 
@@ -111,7 +111,7 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
         ],
     }
     console = page()
-    console.print(f"{found.name}: the best of {counted(len(settings), 'setting')}")
+    console.print(f"{found.name}: the best of {count(len(settings), 'setting')}")
     columns(console, cells, first=len(found.axes) + 2)
     console.print(" mean over seeds at the last round; the interval is Student's t")
     kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
@@ -119,7 +119,7 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
     place = shlex.quote(str(out))
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
-        *(("lost", f"{counted(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
+        *(("lost", f"{count(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
         *([("choosing", f"{found.choosing['short']}; {place}/selection.json says more")] if found.choosing else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_dp.display import count
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -59,7 +60,7 @@ def of_content(content: Mapping[str, Any]) -> Report:
     sections = [_result(content), Section("Published, literal, correct", blocks)]
     sections += [Section("What the numbers rest on", [Listing(content["notes"])]), _cost(content)]
     sections.append(shared.setting(_common(content), content, "Fields that all runs share"))
-    lead = f"{content['source']} at scale {content['scale']}, {shared.counted(len(content['seeds']), 'seed')}"
+    lead = f"{content['source']} at scale {content['scale']}, {count(len(content['seeds']), 'seed')}"
     return Report(KIND, f"{content['recipe']}: {content['title']}", lead, sections, data)
 
 
@@ -78,7 +79,7 @@ def _result(content: Mapping[str, Any]) -> Section:
     literal = sum(row["verdicts"]["literal"] == "reproduced" for row in rows)
     hold = [claim for claim in claims if claim["cases"]]
     items = [
-        ("numbers", told(len(rows)), f"{shared.counted(len(compared), 'number')} published"),
+        ("numbers", told(len(rows)), f"{count(len(compared), 'number')} published"),
         ("reproduced, correct", told(agree), "by the correct reading"),
         ("reproduced, literal", told(literal), "by the paper's own recipe"),
         (

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.display import count
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -93,7 +94,7 @@ def _report(
         data["epsilons"] = epsilons
     sections += [clients, _cost(result), shared.setting(config, about)]
     lead = (
-        f"A run with {shared.counted(int(config['num_clients']), 'client')}, seed {config['seed']}"
+        f"A run with {count(int(config['num_clients']), 'client')}, seed {config['seed']}"
         if (config.get("num_clients"))
         else f"A run, seed {config['seed']}"
     )
@@ -106,7 +107,7 @@ def _result(
 ) -> Section:
     """What a reader came for."""
     rounds = config["rounds"]
-    of = f"after {shared.counted(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
+    of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     items = [("test accuracy", percent(shared.latest(history, "test_accuracy")), of)]
     items += shared.tiles(guarantee)
     items.append(("test loss", told(shared.latest(history, "test_loss")), "cross-entropy, nats"))

@@ -122,11 +122,6 @@ def machine(device: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def counted(number: int, what: str) -> str:
-    """`1 seed`, `3 seeds`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def thinned(rows: Rows) -> Rows:
     """Evenly chosen rows, the first and the last among them, where there are more than can be told apart."""
     if len(rows) <= DRAWN:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedjax_dp.display import count
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -23,11 +24,10 @@ from fedjax_dp.reports.contents import (
     seconds,
     told,
 )
-from fedjax_dp.sweeps.records import Record, read_records
-from fedjax_dp.sweeps.settings import CONFIDENCE, Setting, by_value, interval, ranked, same, settings_of
+from fedjax_dp.sweeps.records import SELECTION, Record, read_records
+from fedjax_dp.sweeps.settings import CONFIDENCE, Interval, Setting, by_value, interval, ranked, same, settings_of
 
 KIND, FOLDER = "sweep", "sweep.json"
-SELECTION = "selection.json"
 METRIC = "test_accuracy"
 GROUPS = 8  # that colours and shapes can tell apart
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
@@ -62,7 +62,7 @@ def of_folder(path: pathlib.Path) -> Report:
     config = records[0]["config"] if records else {}
     common = {name: value for name, value in config.items() if all(one["config"].get(name) == value for one in records)}
     sections.append(shared.setting(common, about, "Fields that all points share"))
-    lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {shared.counted(planned, 'point')}"
+    lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
     progress = "finished" if finished else f"{len(records):,} of {planned:,} points"
     name = str(about.get("name", path.name))
     return Report(
@@ -96,8 +96,7 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str |
                 "epsilon": _finite(epsilon),
                 "private": math.isfinite(epsilon),
                 "accuracy": _finite(score.mean),
-                "low": _finite(score.low),
-                "high": _finite(score.high),
+                **_within(score),
                 "seeds": score.seeds,
                 "lost": setting.failed,
             }
@@ -129,7 +128,7 @@ def _by_round(settings: Sequence[Setting], rows: Rows) -> Rows:
             score = interval(numbers)
             found.append(
                 {name: row[name] for name in ("key", "setting", "group")}
-                | {"round": at, "accuracy": score.mean, "low": _finite(score.low), "high": _finite(score.high)}
+                | {"round": at, "accuracy": score.mean, **_within(score)}
             )
     return found
 
@@ -163,17 +162,19 @@ def _result(
     if known:
         best = known[0]
         score, row = best.score(METRIC), rows[[id(one) for one in settings].index(id(best))]
-        of = f"mean over {shared.counted(score.seeds, 'seed')}, the best setting"
+        of = f"mean over {count(score.seeds, 'seed')}, the best setting"
         if score.seeds > 1:
-            of += f"; 95% interval {percent(score.low)} to {percent(score.high)}"
+            of += f"; 95% interval {percent(row['low'])} to {percent(row['high'])}"
         items = [
             ("test accuracy", percent(score.mean), of),
             ("epsilon", told(best.epsilon), "of that setting, its worst seed"),
-            ("settings", told(len(settings)), f"{shared.counted(len(records), 'point')} of {planned:,}"),
+            ("settings", told(len(settings)), f"{count(len(records), 'point')} of {planned:,}"),
             ("on the Pareto front", told(len(front(rows))), "no other is better with at most as much epsilon"),
         ]
         blocks.append(Tiles(items))
-        blocks.append(Prose([f"Best: {row['setting']}. Its mean is optimistic, as it was chosen for it."]))
+        blocks.append(
+            Prose([f"Best: {row['setting']}. Its mean is biased upwards: it was chosen by this very number."])
+        )
     else:
         blocks.append(Prose(["No setting has all its seeds yet, so there is nothing to compare."], "Missing"))
     if len(records) < planned:
@@ -327,7 +328,7 @@ def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:
         ]
         for one in lost
     ]
-    line = f"{shared.counted(len(lost), 'point')} ended without a result. Their settings are not compared with others."
+    line = f"{count(len(lost), 'point')} ended without a result. Their settings are not compared with others."
     columns = [*axes, "seed", "status", "reason"]
     return Section("Points that were lost", [Prose([line], "Warning"), Grid("Lost points", columns, rows)])
 
@@ -366,6 +367,13 @@ def _cost(records: Sequence[Record]) -> Section:
         facts.append(("time of a point", seconds(total / len(records))))
     line = "A sweep does not count bytes: fedjax-dp run tells those of the configuration that fedjax-dp best prints."
     return Section("Time and bytes", [Facts(facts), Prose([line])])
+
+
+def _within(score: Interval) -> dict[str, float | None]:
+    """The ends of an interval, within what an accuracy can be."""
+    if not math.isfinite(score.low):
+        return {"low": None, "high": None}
+    return {"low": max(score.low, 0.0), "high": min(score.high, 1.0)}
 
 
 def _finite(number: float) -> float | None:

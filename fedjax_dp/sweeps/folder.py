@@ -11,9 +11,9 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments import environment, parameters
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.sweeps.records import ABOUT, POINTS, Record, read_records
+from fedjax_dp.sweeps.records import ABOUT, POINTS, SELECTION, Record, read_records
 
-SWEEP, LOCK, SELECTION, PARAMS = "sweep.toml", ".lock", "selection.json", "params"
+SWEEP, LOCK, PARAMS = "sweep.toml", ".lock", "params"
 
 
 def held(folder: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:

@@ -9,7 +9,7 @@ from fedjax_dp import errors, folders
 
 Record = dict[str, Any]
 
-ABOUT, POINTS = "sweep.json", "points.jsonl"
+ABOUT, POINTS, SELECTION = "sweep.json", "points.jsonl", "selection.json"
 STATUSES = ("done", "diverged", "failed")
 PARTS: dict[str, type | tuple[type, ...]] = {
     "point": str,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_dp.accounting import Guarantee
+from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.sweeps.axes import Values, told
@@ -72,7 +73,7 @@ class Plan(NamedTuple):
             return ["nothing left to run"]
         points, several = sum(map(len, self.entries)), len(self.groups) > 1
         total = (
-            f"plan: {counted(points, 'point')} in {counted(len(self.groups), 'program')}"
+            f"plan: {count(points, 'point')} in {count(len(self.groups), 'program')}"
             + ("" if several else f", {self._how(0)}")
             + f"; compiled and measured in {self.prepare_s:.1f} s, about {duration(sum(self.seconds))} to run"
         )
@@ -80,7 +81,7 @@ class Plan(NamedTuple):
 
     def _line(self, number: int) -> str:
         return (
-            f"program {number + 1}: {self._apart(number)}{counted(len(self.entries[number]), 'point')}, "
+            f"program {number + 1}: {self._apart(number)}{count(len(self.entries[number]), 'point')}, "
             f"{self._how(number)}; about {duration(self.seconds[number])}"
         )
 
@@ -208,11 +209,6 @@ class Watch:
         if self._best:
             texts["best so far"] = f"{self.metric} {self._best[0]:.4f} ({told(self._best[1])})"
         return texts
-
-
-def counted(number: int, what: str) -> str:
-    """`1 point`, `2 points`."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def duration(seconds: float) -> str:

@@ -81,6 +81,14 @@ def test_the_table_has_every_entry():
     assert [row.entry for row in catalogue_table.rows()] == list(CATALOGUE)
 
 
+@pytest.mark.parametrize("entry", CATALOGUE)
+def test_every_part_of_an_entry_says_its_equation(entry):
+    slots = {slot for slot, _ in catalogue_table.equations(catalogue_table.algorithm_of(entry))}
+    assert {"cohort", "batches", "privatizer", "local rule", "local", "upload", "transport", "estimator"} < slots
+    assert "server" in slots
+    assert ("noise source" in slots) == CATALOGUE[entry].private
+
+
 def test_catalogue_command_prints_the_table(capsys):
     assert cli.main(["catalogue", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["catalogue"]

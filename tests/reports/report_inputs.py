@@ -1,9 +1,13 @@
-"""A sweep written as the program writes one, and a name that a user should not give."""
+"""A sweep written as the program writes one, a server of a report, and a name that a user should not give."""
 
+import contextlib
 import itertools
 import json
+import threading
 
 import numpy as np
+
+from fedjax_dp.reports.server import Server
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>&amp;\u2028'\"${1}"
 
@@ -63,3 +67,15 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
     (folder / "points.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "selection.json").write_text(json.dumps({"short": "choosing costs", "statement": "choosing costs much"}))
     return folder
+
+
+@contextlib.contextmanager
+def serving(path):
+    with Server(path, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,19 +1,16 @@
 """Reports in a browser: what is drawn is what is in the files, by mouse, by keyboard, on a phone, in the dark."""
 
-import contextlib
 import itertools
 import json
-import threading
 import time
 
 import numpy as np
 import pytest
-from report_inputs import HOSTILE, write_sweep
+from report_inputs import HOSTILE, serving, write_sweep
 
 from fedjax_dp import cli
 from fedjax_dp.reports import kinds
 from fedjax_dp.reports.page import page
-from fedjax_dp.reports.server import Server
 
 SIZES = {"desk": (1280, 900), "phone": (400, 800)}
 DRAWN = "() => window.report && window.report.ready"
@@ -234,18 +231,6 @@ def until(made, words):
     while made.inner_text("#state") != words:
         assert time.monotonic() < deadline, made.inner_text("#state")
         time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def serving(path):
-    with Server(path, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.slow

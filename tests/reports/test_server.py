@@ -1,6 +1,5 @@
 """A live report answers whoever has its token, on this machine, and nobody else; and it follows what is written."""
 
-import contextlib
 import http.client
 import json
 import os
@@ -9,27 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
+from report_inputs import serving
 
 from fedjax_dp import errors
 from fedjax_dp.reports import kinds
 from fedjax_dp.reports.page import payload
 from fedjax_dp.reports.server import HOST, Server
-
-
-@contextlib.contextmanager
-def serving(path):
-    with Server(path, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def ask(server, path, method="GET", **headers):
