@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fedjax_dp import errors
-from fedjax_dp.data import Dataset, federate, power_law_sizes
+from fedjax_dp.data import Dataset, Vocabulary, federate, power_law_sizes
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.pytrees import structure, value
@@ -56,6 +56,28 @@ def scattered_data(kind=np.float32, tokens=False, tested=False):
     clients = np.split(order[order < 50], [1, 9, 12, 30])
     owners = rng.integers(0, len(clients), 10) if tested else None
     return federate(dataset, clients, shares=np.array([0.3, 0.1, 0.2, 0.15, 0.25]), test_clients=owners)
+
+
+def target_data(task, records=24, clients=3, shape=(4,), seed=0, tested=False):
+    """Ragged clients whose records have targets of a task: 3 outputs, 7 tokens, or a dictionary of arrays."""
+    rng = np.random.default_rng(seed)
+    tokens = task == "sequence"
+    x = rng.integers(0, 7, (records, *shape)) if tokens else rng.normal(size=(records, *shape)).astype(np.float32)
+    vocabulary = Vocabulary(7, pad=0, oov=(4,), bos=5, eos=6) if tokens else None
+    made = {
+        "classes": lambda: (rng.permutation(np.arange(records) % 3), 3),
+        "sequence": lambda: (rng.integers(0, 7, (records, *shape)), 7),
+        "multi_label": lambda: (rng.integers(0, 2, (records, 3)), 3),
+        "binary": lambda: (rng.permutation(np.arange(records) % 2), 1),
+        "regression": lambda: (rng.normal(size=(records, 3)), 3),
+        "own": lambda: ({"box": rng.normal(size=(records, 2, 2)).astype(np.float32), "kind": np.arange(records)}, 3),
+    }
+    y, outputs = made[task]()
+    tests = jax.tree.map(lambda a: a[: records // 3], y)
+    about = {"task": task, "vocabulary": vocabulary, "tokens": tokens, "classes": outputs}
+    dataset = Dataset(task, x, y, x[: records // 3], tests, **about)
+    parts = np.array_split(rng.permutation(records)[: records - 2], clients)
+    return federate(dataset, parts, test_clients=np.arange(records // 3) % clients if tested else None)
 
 
 @value

@@ -10,13 +10,17 @@ from fedjax_dp.data.partition import dirichlet, iid, natural, one_class_per_clie
 from fedjax_dp.data.sizes import equal_sizes, one_class_sizes, power_law_sizes, zipf_sizes
 from fedjax_dp.data.store import Client, Dataset, FederatedData, federate
 from fedjax_dp.data.summary import Summary, label_counts, summarise
+from fedjax_dp.data.targets import TARGETS, Targets, Vocabulary
 
 __all__ = [
     "DATASETS",
+    "TARGETS",
     "Client",
     "Dataset",
     "FederatedData",
     "Summary",
+    "Targets",
+    "Vocabulary",
     "dataset",
     "dirichlet",
     "equal_sizes",

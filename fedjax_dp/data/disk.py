@@ -1,6 +1,7 @@
 """Federated data in a folder: Arrow files that are memory-mapped, so that opening them reads nothing.
 
-records.arrow  x, a list of one record's numbers, and y: the records of client 0, then of client 1, ...
+records.arrow  x, a list of one record's numbers, and y, its target (likewise, where that is several): the records of
+               client 0, then of client 1, ...
 clients.arrow  sizes and shares of the clients
 test.arrow     x and y of the test set, and the clients whose parts they are, where that is known
 store.json     what else there is to know, and the version of this layout
@@ -20,11 +21,12 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary
 from fedjax_dp.pytrees import checksum
 
-VERSION = 2
+VERSION = 3
 BLOCK = 65_536  # records that are copied at once
-ABOUT = ("name", "classes", "largest", "tokens", "learnt", "scale", "shift")
+ABOUT = ("name", "task", "classes", "largest", "tokens", "learnt", "scale", "shift")
 REMEDY = "write it again with fedjax-dp data convert"
 Show = Callable[[float, str], None]
 
@@ -38,6 +40,9 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
     folder = pathlib.Path(folder)
     draft = folder.with_name(folder.name + ".part")
     check_place(folder)
+    if not hasattr(data.y, "dtype"):
+        wanted = "one array, for which a store has a column"
+        raise errors.refuse("targets", "several arrays", wanted, "keep them in memory")
     shutil.rmtree(draft, ignore_errors=True)
     with folders.storing(folder, "make room, or give another --out"), folders.making(draft):
         records = _records(data, draft, show)
@@ -54,10 +59,12 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         about = {
             "version": VERSION,
             **plain,
+            "vocabulary": None if data.vocabulary is None else data.vocabulary._asdict(),
             "record_shape": data.record_shape,
+            "target_shape": data.y.shape[1:],
             "clients": data.num_clients,
             "records": int(np.sum(data.sizes)),
-            "test_records": len(test["y"]),
+            "test_records": len(test["x"]),
             "checksum": noted,
         }
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -79,7 +86,9 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     about = _about(folder)
     shape = tuple(about["record_shape"])
     records, clients, test = (_read(folder / f"{name}.arrow") for name in ("records", "clients", "test"))
-    counted = {"records": len(records["y"]), "clients": len(clients["sizes"]), "test_records": len(test["y"])}
+    aims, vocabulary = tuple(about["target_shape"]), _vocabulary(folder, about)
+    y, y_test = (found["y"].reshape(-1, *aims) for found in (records, test))
+    counted = {"records": len(y), "clients": len(clients["sizes"]), "test_records": len(y_test)}
     for name, count in counted.items():
         if count != about[name]:
             raise errors.refuse(f"{folder}: {name}", f"{count:,}", f"{about[name]:,}, as in store.json", REMEDY)
@@ -89,16 +98,17 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
         raise errors.refuse(f"{folder}: sizes of clients", "others", "those that store.json counts", REMEDY)
     arrays: dict[str, Any] = {
         "x": records["x"].reshape(-1, *shape),
-        "y": records["y"],
+        "y": y,
         "rows": None,
         "offsets": ends - sizes,
         "sizes": sizes,
         "shares": clients["shares"],
         "x_test": test["x"].reshape(-1, *shape),
-        "y_test": test["y"],
+        "y_test": y_test,
         "test_clients": test.get("clients"),
     }
-    return FederatedData(**arrays, **{name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"])})
+    told = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
+    return FederatedData(**arrays, **told)
 
 
 @checks_arguments
@@ -120,10 +130,22 @@ def _about(folder: pathlib.Path) -> dict[str, Any]:
         raise errors.refuse(str(path), "something else", "the description of a store", str(error)) from None
     if version != VERSION:
         raise errors.refuse(f"version of {folder}", version, str(VERSION), REMEDY)
-    known = {*ABOUT, "record_shape", "clients", "records", "test_records", "checksum"}
+    known = {*ABOUT, "vocabulary", "record_shape", "target_shape", "clients", "records", "test_records", "checksum"}
     if known - about.keys():
         raise errors.refuse(str(path), "without " + ", ".join(sorted(known - about.keys())), "whole", REMEDY)
     return about
+
+
+def _vocabulary(folder: pathlib.Path, about: dict[str, Any]) -> Vocabulary | None:
+    """That of a store of sequences, once its task is known."""
+    errors.require_choice(f"{folder}: task", about["task"], TARGETS)
+    if about["vocabulary"] is None:
+        return None
+    try:
+        found = Vocabulary(**about["vocabulary"] | {"oov": tuple(about["vocabulary"]["oov"])})
+    except (TypeError, KeyError) as error:
+        raise errors.refuse(f"{folder}: vocabulary", "something else", "one that was written", str(error)) from None
+    return check_vocabulary(f"{folder}: vocabulary", found)
 
 
 def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str, np.ndarray]:
@@ -137,7 +159,7 @@ def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str,
             file.write(np.ascontiguousarray(x[order[at : at + BLOCK]]).data)
             show(min(1.0, (at + BLOCK) / len(order)), f"{min(at + BLOCK, len(order)):,} of {len(order):,} records")
     held = np.memmap(folder / "x", x.dtype, mode="r", shape=(len(order), *x.shape[1:]))
-    return {"x": held, "y": y[order].astype(np.int32)}
+    return {"x": held, "y": y[order]}
 
 
 def _write(path: pathlib.Path, columns: dict[str, np.ndarray]) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import generator
 from fedjax_dp.data.store import Dataset, row_lists
+from fedjax_dp.data.targets import rows_of
 
 
 @checks_arguments
@@ -33,9 +35,9 @@ def pooled(dataset: Dataset) -> Dataset:
     ids = dataset.client_ids, dataset.test_client_ids
     return dataset._replace(
         x_train=np.concatenate([dataset.x_train, dataset.x_test]),
-        y_train=np.concatenate([dataset.y_train, dataset.y_test]),
+        y_train=jax.tree.map(lambda *parts: np.concatenate(parts), dataset.y_train, dataset.y_test),
         x_test=dataset.x_test[:0],
-        y_test=dataset.y_test[:0],
+        y_test=rows_of(dataset.y_test, slice(0)),
         client_ids=None if ids[0] is None or ids[1] is None else np.concatenate([ids[0], ids[1]]),
         test_client_ids=None,
     )
@@ -55,5 +57,6 @@ def hold_out(
         raise errors.refuse("holdout", fraction, "used where some client has two records", "use fewer clients")
     rows = np.concatenate(test)
     owners = np.repeat(np.arange(len(test)), [len(part) for part in test])
-    held = dataset._replace(x_test=dataset.x_train[rows], y_test=dataset.y_train[rows], test_client_ids=None)
+    kept = rows_of(dataset.y_train, rows)
+    held = dataset._replace(x_test=dataset.x_train[rows], y_test=kept, test_client_ids=None)
     return held, train, owners

@@ -9,6 +9,7 @@ from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import rows_of
 
 
 @checks_arguments
@@ -42,7 +43,7 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
     if not tested.any():
         raise errors.refuse("min_records", min_records, "low enough that a client with test records is left")
     dataset = dataset._replace(
-        x_test=dataset.x_test[tested], y_test=dataset.y_test[tested], test_client_ids=test_ids[tested]
+        x_test=dataset.x_test[tested], y_test=rows_of(dataset.y_test, tested), test_client_ids=test_ids[tested]
     )
     return dataset, clients, np.searchsorted(names[kept], test_ids[tested]).astype(np.int32)
 

@@ -15,6 +15,7 @@ from jax import lax
 from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
+from fedjax_dp.data.targets import Vocabulary, as_arrays, rows_of, stored
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, structure, value
 
@@ -30,10 +31,10 @@ class Dataset(NamedTuple):
 
     name: str
     x_train: np.ndarray  # (records, ...)
-    y_train: np.ndarray  # (records,) int32 in [0, classes)
+    y_train: Any  # (records, *target_shape) of the task: for `classes` (records,) int32 in [0, classes)
     x_test: np.ndarray
-    y_test: np.ndarray
-    classes: int
+    y_test: Any
+    classes: int  # outputs of a model: classes, tokens of the vocabulary, labels, 1 for `binary`, numbers of a target
     scale: float = 1.0
     shift: float = 0.0
     client_ids: np.ndarray | None = None  # (records,) natural owners, where the data set has them
@@ -41,6 +42,8 @@ class Dataset(NamedTuple):
     tokens: bool = False  # features are indices into a vocabulary and reach the model as integers
     learnt: tuple[str, ...] = ()  # what of the features was computed from training records, without privacy
     notes: tuple[str, ...] = ()  # what its reader decided, for the user to know
+    task: str = "classes"  # what targets are, a name of `fedjax_dp.data.TARGETS`
+    vocabulary: Vocabulary | None = None  # of `sequence`
 
     @property
     def __advice__(self) -> str:
@@ -50,10 +53,10 @@ class Dataset(NamedTuple):
     def _card(self) -> Card:
         owners = "none" if self.client_ids is None else count(len(np.unique(self.client_ids)), "client")
         facts = {
-            "training": count(len(self.y_train), "record"),
-            "test": count(len(self.y_test), "record"),
+            "training": count(len(self.x_train), "record"),
+            "test": count(len(self.x_test), "record"),
             **_looks(self.x_train, self.tokens),
-            "classes": str(self.classes),
+            **_aims(self.task, self.y_train, self.classes),
             "natural owners": owners,
         }
         return Card(f"data set {self.name}", facts | _notes(self.notes))
@@ -73,27 +76,29 @@ class FederatedData:
     """Records of all clients, and the global test set.
 
     Client i holds the records rows[offsets[i]], ..., rows[offsets[i] + sizes[i] - 1] of x and y.
-    Shapes: x (records, ...), y (records,), rows (records of all clients,), offsets, sizes and shares (num_clients,),
-            test_clients (test records,).
+    Shapes: x (records, ...), y (records, *target_shape) or a pytree of such, rows (records of all clients,), offsets,
+            sizes and shares (num_clients,), test_clients (test records,).
     """
 
     x: jax.Array
-    y: jax.Array
+    y: Any
     rows: Any  # or None: the records stand in the order of the clients
     offsets: jax.Array
     sizes: jax.Array
     shares: jax.Array  # p_i, public weights in the objective, sum to 1
     x_test: jax.Array
-    y_test: jax.Array
+    y_test: Any
     scale: float
     shift: float
     test_clients: jax.Array | None = None  # client whose part of the test set a record is; None: no such parts
-    classes: int = structure()
+    classes: int = structure()  # outputs of a model, as in `Dataset`
     largest: int = structure()  # records of the largest client
     tokens: bool = structure(default=False)  # features stay integers
     learnt: tuple[str, ...] = structure(default=())  # as in `Dataset`
     name: str = structure(default="")
     notes: tuple[str, ...] = structure(default=())  # as in `Dataset`
+    task: str = structure(default="classes")  # likewise
+    vocabulary: Vocabulary | None = structure(default=None)  # likewise
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
@@ -102,9 +107,9 @@ class FederatedData:
             "clients": f"{len(sizes):,}",
             "training": count(int(sizes.sum()), "record"),
             "of a client": f"{sizes[0]:,} to {count(int(sizes[-1]), 'record')}, median {middle:,}",
-            "test": count(len(self.y_test), "record"),
+            "test": count(len(self.x_test), "record"),
             **_looks(self.x, self.tokens),
-            "classes": str(self.classes),
+            **_aims(self.task, self.y, self.classes),
         }
         own = {} if self.test_clients is None else {"test parts": "each client has its own"}
         return Card(f"federated data {self.name}".strip(), facts | own | _notes(self.notes))
@@ -120,7 +125,7 @@ class FederatedData:
     @property
     def row_numbers(self) -> np.ndarray:
         """Of the records of client 0, then of client 1, ... `(records of all clients,)`."""
-        return np.arange(len(self.y)) if self.rows is None else np.asarray(self.rows)
+        return np.arange(len(self.x)) if self.rows is None else np.asarray(self.rows)
 
     @property
     def checksum(self) -> str:
@@ -135,17 +140,25 @@ class FederatedData:
     def client(self, client_id: jax.Array) -> Client:
         return Client(client_id, self.offsets[client_id], self.sizes[client_id])
 
-    def gather(self, client: Client, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Features and labels of the records at `positions` within a client."""
+    def gather(self, client: Client, positions: jax.Array) -> tuple[jax.Array, Any]:
+        """Features and targets of the records at `positions` within a client."""
         rows = self.at(client, positions)
-        return self.features(self.x[rows]), self.y[rows]
+        return self.features(self.x[rows]), self.targets(rows)
+
+    def targets(self, rows: Any) -> Any:
+        """Targets of the records in these rows of x and y."""
+        return rows_of(self.y, rows)
+
+    def blank_targets(self, records: int) -> Any:
+        """The shapes and types of the targets of so many records."""
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((records, *a.shape[1:]), a.dtype), self.y)
 
     def at(self, client: Client, positions: jax.Array) -> jax.Array:
         """Rows of x and y of the records at `positions` within a client."""
         rows = client.offset + positions
         return rows if self.rows is None else self.rows[rows]
 
-    def mean_over_records(self, client: Client, of: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+    def mean_over_records(self, client: Client, of: Callable[[jax.Array, Any], jax.Array]) -> jax.Array:
         """Mean over all of a client's records of the rows that `of(x, y)` gives, a block of records at a time."""
         rows = min(BLOCK, self.largest)
         positions = jnp.arange(math.ceil(self.largest / rows) * rows, dtype=jnp.int32).reshape(-1, rows)
@@ -179,22 +192,24 @@ def federate(
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client.
     Raises ConfigurationError if a row is used twice, a client has no record, or the data set is none.
     """
-    dataset = dataset._replace(y_train=np.asarray(dataset.y_train), y_test=np.asarray(dataset.y_test))
+    dataset = dataset._replace(y_train=as_arrays(dataset.y_train), y_test=as_arrays(dataset.y_test))
     ids = dataset.client_ids, dataset.test_client_ids
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
-    check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids)
+    about: dict[str, Any] = {name: getattr(dataset, name) for name in ("task", "vocabulary", "tokens")}
+    check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids, **about)
     parts = row_lists(clients)
     sizes = np.array([len(rows) for rows in parts], np.int32)
     if sizes.size == 0 or sizes.min() < 1:
         empty = int(np.argmin(sizes)) if sizes.size else 0
         raise errors.refuse(f"client {empty}'s records", 0, "at least 1", "use fewer clients or another partition")
     order = np.concatenate(parts).astype(np.int64)
-    if order.min() < 0 or order.max() >= len(dataset.y_train) or np.unique(order).size != order.size:
+    if order.min() < 0 or order.max() >= len(dataset.x_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
     if test_clients is not None:
         test_clients = np.asarray(test_clients)
-        wanted = f"{len(dataset.y_test)} client numbers below {len(sizes)}"
-        if test_clients.shape != dataset.y_test.shape or test_clients.min() < 0 or test_clients.max() >= len(sizes):
+        tests = len(dataset.x_test)
+        wanted = f"{tests} client numbers below {len(sizes)}"
+        if test_clients.shape != (tests,) or test_clients.min() < 0 or test_clients.max() >= len(sizes):
             raise errors.refuse("test_clients", f"shape {test_clients.shape} or numbers out of range", wanted)
         test_clients = test_clients.astype(np.int32)
     public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
@@ -202,13 +217,13 @@ def federate(
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
     held: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
         "x": dataset.x_train,
-        "y": dataset.y_train.astype(np.int32),
+        "y": stored(dataset.task, dataset.y_train),
         "rows": order.astype(np.int32),
         "offsets": (np.cumsum(sizes) - sizes).astype(np.int32),
         "sizes": sizes,
         "shares": public.astype(np.float32),
         "x_test": dataset.x_test,
-        "y_test": dataset.y_test.astype(np.int32),
+        "y_test": stored(dataset.task, dataset.y_test),
         "test_clients": test_clients,
     }
     return FederatedData(
@@ -217,7 +232,7 @@ def federate(
         shift=dataset.shift,
         classes=dataset.classes,
         largest=int(sizes.max()),
-        tokens=dataset.tokens,
+        **about,
         learnt=dataset.learnt,
         name=dataset.name,
         notes=dataset.notes,
@@ -253,6 +268,14 @@ def row_lists(clients: Any) -> list[np.ndarray]:
 
 def _looks(x: Any, tokens: bool) -> dict[str, str]:
     return {"a record": f"{x.dtype} of shape {tuple(x.shape[1:])}" + (", tokens" if tokens else "")}
+
+
+def _aims(task: str, y: Any, outputs: int) -> dict[str, str]:
+    """What its target is, where it is not a class."""
+    if task == "classes":
+        return {"classes": str(outputs)}
+    kinds = ", ".join(f"{a.dtype} of shape {tuple(a.shape[1:])}" for a in jax.tree.leaves(y))
+    return {"task": task, "a target": kinds, "outputs": str(outputs)}
 
 
 def _notes(notes: tuple[str, ...]) -> dict[str, str]:

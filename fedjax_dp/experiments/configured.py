@@ -182,7 +182,7 @@ def _about(config: RunConfig, ready: Ready) -> list[str]:
         lines.append(words)
         if clips_records(algorithm):
             params = jax.eval_shape(ready.model.init, run_key(ready.seed))
-            rows = (data.features(jnp.asarray(data.x[:1])), jnp.zeros(1, jnp.int32))
+            rows = (data.features(jnp.asarray(data.x[:1])), data.blank_targets(1))
             lines.append(f"clipping by {gradients.describe(ready.model, params, *rows)}")
     lines.append(str(traffic(algorithm, ready.model, data)))
     return lines

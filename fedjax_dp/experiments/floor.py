@@ -70,7 +70,7 @@ def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> Work:
     size, record = size_of(model), int(np.prod(data.record_shape))
     params = jax.eval_shape(model.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((rows, *data.record_shape), jnp.int32 if data.tokens else jnp.float32)
-    y, mask = jax.ShapeDtypeStruct((rows,), jnp.int32), jax.ShapeDtypeStruct((rows,), bool)
+    y, mask = data.blank_targets(rows), jax.ShapeDtypeStruct((rows,), bool)
     plain = jax.jit(lambda p, x, y, m: gradients.plain_sum(model, p, x, y, m).total).lower(params, x, y, mask).compile()
     counted = plain.cost_analysis() or {}
     flops = float(counted.get("flops", 0.0)) * steps * members

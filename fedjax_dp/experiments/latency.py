@@ -94,9 +94,15 @@ _nothing.defvjp(
 )
 
 
+def _bits(a: jax.Array) -> Any:
+    """The sum of what is stored, which, unlike that of floats, may be taken in any order."""
+    bits = jax.lax.bitcast_convert_type(a, jnp.int32) if a.dtype == jnp.float32 else a.astype(jnp.int32)
+    return bits.sum()
+
+
 @dataclasses.dataclass(frozen=True)
 class Idle:
-    """The parameters of a model whose gradient is read off the records, or their labels: without its arithmetic.
+    """The parameters of a model whose gradient is read off the records, or their targets: without its arithmetic.
 
     reads  whether a record's features are looked at, once each.
     """
@@ -107,11 +113,10 @@ class Idle:
     def init(self, key: jax.Array) -> Any:
         return self.model.init(key)
 
-    def loss(self, params: Any, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
-        if not self.reads:
-            return y.astype(jnp.float32) * _nothing(params)
-        bits = jax.lax.bitcast_convert_type(x, jnp.int32)  # whose sum, unlike that of floats, may be taken in any order
-        return (bits.sum() + y).astype(jnp.float32) * _nothing(params)
+    def loss(self, params: Any, x: jax.Array, y: Any, key: jax.Array | None) -> jax.Array:
+        seen = jax.tree.leaves((x, y) if self.reads else y)
+        loss: jax.Array = sum(map(_bits, seen)).astype(jnp.float32) * _nothing(params)
+        return loss
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return self.model.logits(params, x)

@@ -13,8 +13,8 @@ from jax import lax
 
 from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.data.checks import MOST_CLASSES
 from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.data.targets import MOST_CLASSES
 from fedjax_dp.few import FEW, written_log_sum_exp, written_sum
 from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
 from fedjax_dp.gradients.analysis import plan_of

@@ -17,7 +17,7 @@ class Records(NamedTuple):
     """The records of one batch as the model sees them."""
 
     x: jax.Array  # (rows, ...) features
-    y: jax.Array  # (rows,) int32 labels
+    y: Any  # (rows, *target_shape) targets of the task, such as int32 labels; or a pytree of such
     mask: jax.Array  # (rows,) bool; False is padding
     divisor: jax.Array  # the public batch size
     keys: jax.Array | None = None  # (rows,), of each record in this step, for dropout

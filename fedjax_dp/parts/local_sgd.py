@@ -204,7 +204,7 @@ class LocalSgd(LocalTraining):
 
         def looked_up(batch: Batch) -> _Drawn:
             rows = data.at(client, batch.positions)
-            return _Drawn(batch, rows, data.y[rows])
+            return _Drawn(batch, rows, data.targets(rows))
 
         def privatized(params: jax.Array, index: Any, now: _Drawn) -> tuple[jax.Array, StepReport, Records]:
             batch = now.batch
@@ -326,7 +326,7 @@ class _Drawn(NamedTuple):
 
     batch: Batch
     rows: jax.Array  # of x and y (steps, rows)
-    y: jax.Array
+    y: Any
 
 
 def _record_keys(key: jax.Array, step: jax.Array, batch: Batch) -> jax.Array:

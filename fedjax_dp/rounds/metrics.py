@@ -109,13 +109,13 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
 
     F_i is the mean loss over client i's records. A record of client i weighs p_i / n_i, so clients need no loop.
     """
-    records = (data.y if data.rows is None else data.rows).shape[0]
+    records = (data.x if data.rows is None else data.rows).shape[0]
     shares, sizes = jnp.asarray(data.shares), jnp.asarray(data.sizes)
     weights = jnp.repeat(shares / sizes, sizes, total_repeat_length=records)
 
     def block(total: tuple[jax.Array, Any], at: jax.Array, real: jax.Array) -> tuple[tuple[jax.Array, Any], None]:
         rows = at if data.rows is None else data.rows[at]
-        x, y = data.features(data.x[rows]), data.y[rows]
+        x, y = data.features(data.x[rows]), data.targets(rows)
 
         def loss(params: Any) -> jax.Array:
             return jnp.vdot(jnp.where(real, weights[at], 0.0), gradients.losses(model, params, x, y))
@@ -163,7 +163,7 @@ def rows_per_block(model: Model, params: Any, data: FederatedData, records: int)
 
     def numbers(rows: int) -> int:
         x = jax.ShapeDtypeStruct((rows, *data.record_shape), data.x.dtype)
-        y = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        y = data.blank_targets(rows)
         program = jax.make_jaxpr(lambda params, x, y: gradients.losses(model, params, data.features(x), y))(
             params, x, y
         )

@@ -52,7 +52,7 @@ class Feed:
         members, usual = cohort.members(data.num_clients), cohort.usual(data.num_clients)
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
         self._homes = Deal(members, execution, size, usual, not cohort.fixed).homes
-        record = np.asarray(data.x[:1]).nbytes + 4
+        record = sum(np.asarray(a[:1]).nbytes for a in jax.tree.leaves((data.x, data.y)))
         # Bytes of a round on a device.
         needed = (record * float(np.mean(data.sizes)) + kept) * usual / execution.groups
         self._kept = kept
@@ -76,7 +76,7 @@ class Feed:
     def beside(self, at: int) -> float:
         """Bytes of a device that come beside the block of round `at`, once that is there: two more, and rows lent."""
         block = self.block(at)
-        held = sum(part.nbytes for part in block.fed.held) / self._execution.groups
+        held = sum(part.nbytes for part in jax.tree.leaves(block.fed.held)) / self._execution.groups
         return float(2 * held + block.room * self._kept)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Feed:
         if needed > self._room:
             self._room = math.ceil(needed * GROWTH)
         blocks = {group: self._copied(at) for group, at in rows.items()}
-        held = Held(*(self._spread({group: block[i] for group, block in blocks.items()}) for i in range(2)))
+        held = jax.tree.map(lambda *parts: self._spread(dict(zip(blocks, parts))), *blocks.values())
         clients, places = np.zeros(0, np.int64), None
         if self._kept:
             clients, places = np.unique(ids, return_inverse=True)
@@ -117,12 +117,13 @@ class Feed:
         start, offsets, places = self._execution.place((np.int32(first), offsets, places))
         return Block(first, first + self._several, Fed(start, offsets, places, held), clients, ids.size)
 
-    def _copied(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        x = np.zeros((1, self._room, *self._data.record_shape), self._data.x.dtype)
-        y = np.zeros((1, self._room), np.int32)
-        np.take(self._data.x, rows, axis=0, out=x[0, : len(rows)], mode="clip")
-        np.take(self._data.y, rows, axis=0, out=y[0, : len(rows)], mode="clip")
-        return x, y
+    def _copied(self, rows: np.ndarray) -> Held:
+        def copied(a: Any) -> Any:
+            room = np.zeros((1, self._room, *a.shape[1:]), a.dtype)
+            np.take(a, rows, axis=0, out=room[0, : len(rows)], mode="clip")
+            return room
+
+        return Held(copied(self._data.x), jax.tree.map(copied, self._data.y))
 
     def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
         """Arrays `(1, ...)`, one for each group of devices that this process has some of, as a part of one array."""
@@ -176,8 +177,8 @@ def settle(lent: ServerState, tables: list[HostTable], block: Block) -> ServerSt
 
 def without_records(data: FederatedData) -> FederatedData:
     """What devices hold of data whose records come by blocks."""
-    x = np.zeros((0, *data.record_shape), data.x.dtype)
-    return changed(data, x=x, y=np.zeros(0, np.int32), rows=None)
+    x, y = jax.tree.map(lambda a: np.zeros((0, *a.shape[1:]), a.dtype), (data.x, data.y))
+    return changed(data, x=x, y=y, rows=None)
 
 
 def check(algorithm: Algorithm, train_metrics: bool) -> None:

@@ -100,7 +100,7 @@ class Held(NamedTuple):
     """Records that a device holds, in the order of their clients."""
 
     x: jax.Array  # (records, ...)
-    y: jax.Array  # (records,)
+    y: Any  # (records, *target_shape), or a pytree of such
 
 
 class Fed(NamedTuple):

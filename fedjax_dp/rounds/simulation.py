@@ -102,7 +102,8 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
         if isinstance(model, NetworkModel):
             model.check(data.record_shape, data.tokens)
             _check_scores(model, data.classes)
-        _check_loss(model, data.record_shape, data.tokens)
+        leaves, structure = jax.tree.flatten(data.blank_targets(1))
+        _check_loss(model, data.record_shape, data.tokens, structure, tuple(leaves))
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,10 +125,12 @@ def _check_scores(model: NetworkModel, classes: int) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _check_loss(model: Model, record_shape: tuple[int, ...], tokens: bool) -> None:
+def _check_loss(
+    model: Model, record_shape: tuple[int, ...], tokens: bool, structure: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]
+) -> None:
     """Refuse a loss of which no gradient of a single record can be made: traced here, where no devices are in sight."""
     x = jax.ShapeDtypeStruct((1, *record_shape), jnp.int32 if tokens else jnp.float32)
-    y, keys = jax.ShapeDtypeStruct((1,), jnp.int32), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
+    y, keys = jax.tree.unflatten(structure, leaves), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
     gradients.loss_plan(model, jax.eval_shape(model.init, jax.random.key(0)), x, y, keys)
 
 
@@ -256,9 +259,9 @@ def on_devices(
     on_host: bool = False,
 ) -> tuple[Rounds, ServerState]:
     """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
-    if not on_host and data.y.shape[0] > MOST_ON_DEVICES:
+    if not on_host and data.x.shape[0] > MOST_ON_DEVICES:
         raise errors.refuse(
-            "records", f"{data.y.shape[0]:,} on devices", f"at most {MOST_ON_DEVICES:,}", "keep them on the host"
+            "records", f"{data.x.shape[0]:,} on devices", f"at most {MOST_ON_DEVICES:,}", "keep them on the host"
         )
     key, algorithm = run_key(seed), numbers(algorithm)
     if start is not None and not on_host:

@@ -43,5 +43,5 @@ def records_of(data: FederatedData, largest: int) -> FederatedData:
 
 def base_of(data: FederatedData) -> tuple[float, ...]:
     """Tells the records of one data set from those of another."""
-    arrays = tuple(id(array) for array in (data.x, data.y, data.x_test, data.y_test))
+    arrays = tuple(id(array) for array in jax.tree.leaves((data.x, data.y, data.x_test, data.y_test)))
     return (*arrays, float(data.scale), float(data.shift))

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_dp import errors
@@ -53,10 +54,12 @@ class Sources:
 
     def share(self, data: FederatedData) -> FederatedData:
         """The same data, with the very arrays of records of an equal data set that was met before."""
-        arrays = [np.ascontiguousarray(a) for a in (data.x, data.y, data.x_test, data.y_test)]
-        key = tuple((a.shape, a.dtype.str, zlib.crc32(a.view(np.uint8).reshape(-1).data)) for a in arrays)
+        leaves, shape = jax.tree.flatten((data.x, data.y, data.x_test, data.y_test))
+        arrays = [np.ascontiguousarray(a) for a in leaves]
+        key = (shape, *((a.shape, a.dtype.str, zlib.crc32(a.view(np.uint8).reshape(-1).data)) for a in arrays))
         first = self._records.setdefault(key, data)
-        if not all(map(np.array_equal, (first.x, first.y, first.x_test, first.y_test), arrays)):
+        held = jax.tree.leaves((first.x, first.y, first.x_test, first.y_test))
+        if not all(map(np.array_equal, held, arrays)):
             return data
         return changed(data, x=first.x, y=first.y, x_test=first.x_test, y_test=first.y_test)
 

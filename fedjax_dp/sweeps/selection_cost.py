@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_dp import errors
@@ -122,7 +124,7 @@ def _moving(entries: Sequence[Entry]) -> bool:
         data is not first
         and not (
             data.x is first.x
-            and data.y is first.y
+            and all(map(operator.is_, jax.tree.leaves(data.y), jax.tree.leaves(first.y)))
             and np.array_equal(data.rows, first.rows)
             and np.array_equal(data.offsets, first.offsets)
         )

@@ -112,7 +112,7 @@ def damaged(folder, how):
         ("no folder", "store.json"),
         ("not json", "description of a store"),
         ("a list", "description of a store"),
-        ("another version", "must be 2, got 99"),
+        ("another version", "must be 3, got 99"),
         ("a key less", "whole"),
         ("truncated", "records.arrow"),
         ("half a file", "records.arrow"),

@@ -1,0 +1,232 @@
+"""What the targets of records may be, task by task. Losses and metrics of the tasks stand in `fedjax_dp.tasks`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp import errors
+
+MOST_CLASSES = 1_000_000  # a model has an output for each
+BLOCK = 1 << 24  # numbers that are looked at together
+RENUMBER = "np.unique(labels, return_inverse=True)[1] numbers them from 0"
+OWN = "own"  # the task of targets that no other describes
+
+
+class Vocabulary(NamedTuple):
+    """The tokens of `sequence` data: ids from 0 to `size - 1`, of which some stand for no word.
+
+    pad       fills a record up, and is predicted nowhere; oov: words that are not in the vocabulary;
+    bos, eos  begin and end a text.
+    """
+
+    size: int
+    pad: int = 0
+    oov: tuple[int, ...] = ()
+    bos: int | None = None
+    eos: int | None = None
+
+
+class Targets(NamedTuple):
+    """Of one task: one target for each record, `(records, *target_shape)`."""
+
+    check: Callable[[str, Any], None]  # refuse, under that name, what cannot be targets of this task
+    outputs: Callable[[str, Any, Any, int | None, Vocabulary | None], int]  # outputs of a model; refuses others
+    shape: tuple[str, ...] | None  # of one target, in words; None: any, of several arrays too
+    kind: Any = None  # that they are stored as; None: as they are
+
+    @property
+    def in_words(self) -> str:
+        """The shape of all targets."""
+        sizes = ("...",) if self.shape is None else self.shape
+        return f"({', '.join(('records', *sizes))})" if sizes else "(records,)"
+
+
+def targets_of(task: str) -> Targets:
+    """What is known of a task's targets, by its name."""
+    errors.require_choice("task", task, TARGETS)
+    return TARGETS[task]
+
+
+def count_records(y: Any) -> int:
+    """How many records some targets are of."""
+    return int(jax.tree.leaves(y)[0].shape[0])
+
+
+def rows_of(y: Any, rows: Any) -> Any:
+    """The targets in some rows."""
+    return jax.tree.map(lambda a: a[rows], y)
+
+
+def as_arrays(y: Any) -> Any:
+    """Targets as arrays of NumPy; lists of numbers are one, dictionaries and tuples are pytrees of several."""
+    return jax.tree.map(np.asarray, y, is_leaf=lambda part: isinstance(part, list))
+
+
+def stored(task: str, y: Any) -> Any:
+    """Targets as a store keeps them."""
+    kind = TARGETS[task].kind
+    return y if kind is None else jax.tree.map(lambda a: a.astype(kind), y)
+
+
+def check_vocabulary(what: str, vocabulary: Any) -> Vocabulary:
+    """Refuse what is no vocabulary, and ids outside of it."""
+    if not isinstance(vocabulary, Vocabulary):
+        remedy = "fedjax_dp.data.Vocabulary(size=...) says how many tokens there are"
+        raise errors.refuse(what, "nothing" if vocabulary is None else repr(vocabulary)[:60], "a Vocabulary", remedy)
+    errors.require_integer(f"{what}: size", vocabulary.size, 2, MOST_CLASSES)
+    said = [("pad", vocabulary.pad), ("bos", vocabulary.bos), ("eos", vocabulary.eos)]
+    for name, one in said + [("oov", one) for one in vocabulary.oov]:
+        if one is not None:
+            errors.require_integer(f"{what}: {name}", one, 0, vocabulary.size - 1)
+    return vocabulary
+
+
+def check_labels(what: str, y: np.ndarray) -> None:
+    """Integers from 0."""
+    wanted = "integer labels from 0"
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise errors.refuse(what, "NaN or infinity", wanted, "drop records without a label")
+    if y.dtype.kind == "b" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
+        raise errors.refuse(what, y.dtype, wanted, ".astype(int)")
+    if y.dtype.kind == "f":
+        raise errors.refuse(what, f"{y.dtype} with fractions", wanted, "np.digitize makes classes of numbers")
+    if y.dtype.kind not in "iu":
+        raise errors.refuse(what, y.dtype, wanted, RENUMBER)
+    if y.size and y.min() < 0:
+        raise errors.refuse(what, f"{y.dtype} from {y.min()}", wanted, RENUMBER)
+
+
+def _count_labels(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+    if given is None:
+        return _counted(where, np.union1d(y_train, y_test))
+    errors.require_integer(f"{where}classes", given, 1, MOST_CLASSES)
+    for name, y in (("y_train", y_train), ("y_test", y_test)):
+        if y.max() >= given:
+            wanted = f"labels 0 to {given - 1} of {given} classes"
+            raise errors.refuse(f"{where}{name}", f"label {y.max()}", wanted, f"give more classes, or {RENUMBER}")
+    return int(given)
+
+
+def _counted(where: str, present: np.ndarray) -> int:
+    """The number of classes where nobody says it: every label from 0 to the largest occurs, else one was miscounted."""
+    most, known = int(present[-1]), "or give classes"
+    if present[0] > 0 and len(present) == most - present[0] + 1:
+        remedy = f"subtract {present[0]} from y_train and y_test, {known}"
+        raise errors.refuse(f"{where}labels", f"{present[0]} to {most}", "counted from 0", remedy)
+    if len(present) != most + 1:
+        absent = int(np.argmax(present != np.arange(len(present))))
+        got = f"{len(present)} labels up to {most} without {absent}"
+        raise errors.refuse(f"{where}labels", got, "every number from 0 to the largest", f"{RENUMBER}, {known}")
+    return most + 1
+
+
+def _zeros_and_ones(what: str, y: np.ndarray) -> None:
+    wanted = "0 or 1"
+    if y.dtype.kind == "f" and not finite(y):
+        raise errors.refuse(what, "NaN or infinity", wanted, "drop records without a label")
+    if y.dtype.kind not in "biu":
+        raise errors.refuse(what, y.dtype, f"integers, {wanted}", "y > 0.5 makes them of numbers")
+    if y.size and (y.min() < 0 or y.max() > 1):
+        outside = int(y.min() if y.min() < 0 else y.max())
+        raise errors.refuse(what, f"label {outside}", wanted, "y == 1 makes them of two classes")
+
+
+def _rows(what: str, y: np.ndarray) -> None:
+    wanted = "finite numbers"
+    if y.dtype.kind not in "biuf":
+        raise errors.refuse(what, y.dtype, wanted)
+    with np.errstate(over="ignore"):
+        if not finite(y.astype(np.float32)):
+            raise errors.refuse(what, "NaN or infinity in float32", wanted, "drop records without a target")
+
+
+def _ids(what: str, y: np.ndarray) -> None:
+    if y.dtype.kind not in "iu":
+        raise errors.refuse(what, y.dtype, "ids of tokens, integers", "fill records up with the vocabulary's pad")
+
+
+def _count_width(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+    """An output for each number of a target."""
+    width = int(y_train.shape[1])
+    if y_test.shape[1] != width:
+        raise errors.refuse(f"{where}y_test", tuple(y_test.shape), f"(records, {width}), as y_train")
+    if given is not None and given != width:
+        raise errors.refuse(f"{where}classes", given, f"{width}, one for each number of a target", "leave it out")
+    return width
+
+
+def _count_one(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+    if given not in (None, 1):
+        wanted = "1 for task binary, whose models have one output"
+        raise errors.refuse(f"{where}classes", given, wanted, "leave it out, or take task classes")
+    return 1
+
+
+def _count_tokens(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+    size = check_vocabulary(f"{where}vocabulary", vocabulary).size
+    if given not in (None, size):
+        raise errors.refuse(f"{where}classes", given, f"{size}, the size of the vocabulary", "leave it out")
+    _count_length(where, y_train, y_test)
+    for name, y in (("y_train", y_train), ("y_test", y_test)):
+        check_tokens(f"{where}{name}", y, size)
+    return size
+
+
+def check_tokens(what: str, ids: Any, size: int) -> None:
+    """Refuse ids outside of a vocabulary."""
+    if np.size(ids) and (np.min(ids) < 0 or np.max(ids) >= size):
+        outside = int(np.min(ids) if np.min(ids) < 0 else np.max(ids))
+        remedy = "an id of its own, the vocabulary's oov, stands for unknown words"
+        raise errors.refuse(what, f"id {outside}", f"ids 0 to {size - 1} of the vocabulary", remedy)
+
+
+def _count_length(where: str, y_train: Any, y_test: Any) -> None:
+    if y_test.shape[1] != y_train.shape[1]:
+        wanted = f"(records, {y_train.shape[1]}), as y_train"
+        raise errors.refuse(f"{where}y_test", tuple(y_test.shape), wanted, "cut or fill up all records alike")
+
+
+def _anything(what: str, y: Any) -> None:
+    leaves = jax.tree.leaves(y)
+    if not leaves:
+        raise errors.refuse(what, "nothing", "arrays (records, ...)")
+    for leaf in leaves:
+        if not hasattr(leaf, "dtype") or leaf.dtype.kind not in "biuf" or leaf.ndim < 1:
+            got = f"{getattr(leaf, 'dtype', type(leaf).__name__)} {getattr(leaf, 'shape', '')}".strip()
+            raise errors.refuse(what, got, "arrays of numbers (records, ...)")
+        if len(leaf) != len(leaves[0]):
+            raise errors.refuse(what, f"arrays of {len(leaves[0])} and {len(leaf)} records", "one for every record")
+        if leaf.dtype.kind == "f" and not finite(np.asarray(leaf)):
+            raise errors.refuse(what, "NaN or infinity", "finite", "clean the array")
+
+
+def _count_said(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+    looks = [[(a.shape[1:], a.dtype) for a in jax.tree.leaves(y)] for y in (y_train, y_test)]
+    structures: list[Any] = [jax.tree.structure(y) for y in (y_train, y_test)]
+    if structures[0] != structures[1] or looks[0] != looks[1]:
+        raise errors.refuse(f"{where}y_test", "targets of another structure", "those of y_train")
+    outputs = errors.require_given(f"{where}classes", given)
+    errors.require_integer(f"{where}classes", outputs, 1, MOST_CLASSES)
+    return outputs
+
+
+def finite(x: np.ndarray) -> bool:
+    """Whether there is neither NaN nor infinity, a block at a time. A finite sum has neither in it."""
+    rows = max(1, BLOCK // max(1, x[:1].size))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return all(
+            np.isfinite(block.sum()) or bool(np.isfinite(block).all())
+            for block in (x[at : at + rows] for at in range(0, len(x), rows))
+        )
+
+
+TARGETS: dict[str, Targets] = {
+    "classes": Targets(check_labels, _count_labels, (), np.int32),
+    "sequence": Targets(_ids, _count_tokens, ("tokens",), np.int32),
+    "multi_label": Targets(_zeros_and_ones, _count_width, ("labels",), np.uint8),
+    "binary": Targets(_zeros_and_ones, _count_one, (), np.int32),
+    "regression": Targets(_rows, _count_width, ("numbers",), np.float32),
+    OWN: Targets(_anything, _count_said, None),
+}
