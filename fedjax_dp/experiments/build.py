@@ -16,10 +16,11 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import ExecutionConfig, RunConfig
-from fedjax_dp.models import ARCHITECTURES, NetworkModel, mlp, model
+from fedjax_dp.models import ARCHITECTURES, NetworkModel, model
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
+SIZES = ("width", "layers", "heads", "patch")  # of transformers
 WIDTHS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -38,10 +39,10 @@ def build_model(config: RunConfig, data: FederatedData | Records) -> NetworkMode
         digests = tuple(own_code.checksums(asked.model, what="model").items())
         made = _own_model(str(asked.model), digests, Records(data.record_shape, data.classes, data.tokens))
     else:
-        make = ARCHITECTURES[asked.model or "logistic"]
+        sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(asked, name)) is not None}
         if asked.hidden is not None:
-            make = functools.partial(mlp, hidden=_widths(asked.hidden))
-        made = make(data.record_shape, data.classes)
+            sizes["hidden"] = _widths(asked.hidden)
+        made = ARCHITECTURES[asked.model or "logistic"](data.record_shape, data.classes, **sizes)
     return dataclasses.replace(made, dtype=WIDTHS[asked.dtype]) if asked.dtype else made
 
 

@@ -32,6 +32,7 @@ Said = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1  # what the rounds count with
 TINY, HUGE = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
 WIDTHS = ("float32", "bfloat16")
+TRANSFORMERS = {"model": ("vit", "gpt")}  # beside which their sizes mean something
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,12 +42,20 @@ class TrainingConfig:
     rounds  rounds T
     model   the architecture, or FILE.py:NAME; logistic unless data set or algorithm ask for another
     hidden  widths of mlp's hidden layers, such as 1200 or 64,32; 64 unless given
+    width   of a transformer's vectors, a multiple of heads; its hidden layers are 4 x as wide
+    layers  its blocks
+    heads   of its attention
+    patch   pixels a side of the squares that vit cuts an image into
     dtype   bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
     """
 
     rounds: int
     model: Annotated[str | None, about("", choices=ARCHITECTURES, own=True, default="logistic")] = None
     hidden: Annotated[str | None, about("", beside={"model": "mlp"}, metavar="INT,...", default="64")] = None
+    width: Annotated[int | None, about("", beside=TRANSFORMERS, default="64")] = None
+    layers: Annotated[int | None, about("", beside=TRANSFORMERS, default="2")] = None
+    heads: Annotated[int | None, about("", beside=TRANSFORMERS, default="4")] = None
+    patch: Annotated[int | None, about("", beside={"model": "vit"}, default="4")] = None
     dtype: Annotated[str | None, about("", choices=WIDTHS, default="float32")] = None
 
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from fedjax_dp.gradients import FeatureModel, Model
 from fedjax_dp.models.dense import logistic_regression, mlp
-from fedjax_dp.models.model import NetworkModel, cross_entropy, explain_gradients, mean_loss, model
+from fedjax_dp.models.model import NetworkModel, cross_entropy, explain_gradients, mean_loss, model, next_token_loss
 from fedjax_dp.models.networks import Linen
-from fedjax_dp.models.text import Frozen, lstm, random_embedding
+from fedjax_dp.models.text import Frozen, char_lstm, lstm, random_embedding, word_lstm
+from fedjax_dp.models.transformers import gpt, vit
 from fedjax_dp.models.vision import cnn, group_norm_cnn
 
 __all__ = [
@@ -16,16 +17,21 @@ __all__ = [
     "Linen",
     "Model",
     "NetworkModel",
+    "char_lstm",
     "cnn",
     "cross_entropy",
     "explain_gradients",
+    "gpt",
     "group_norm_cnn",
     "logistic_regression",
     "lstm",
     "mean_loss",
     "mlp",
     "model",
+    "next_token_loss",
     "random_embedding",
+    "vit",
+    "word_lstm",
 ]
 
 ARCHITECTURES: dict[str, Callable[..., NetworkModel]] = {
@@ -34,4 +40,8 @@ ARCHITECTURES: dict[str, Callable[..., NetworkModel]] = {
     "cnn": cnn,
     "group_norm_cnn": group_norm_cnn,
     "lstm": lstm,
+    "vit": vit,
+    "gpt": gpt,
+    "word_lstm": word_lstm,
+    "char_lstm": char_lstm,
 }

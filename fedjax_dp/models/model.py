@@ -73,6 +73,18 @@ def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]
     return found
 
 
+def next_token_loss(scores: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean cross-entropy of a record in nats: scores `(length, tokens)`, integer targets `(length,)`, 0 is padding.
+
+    A record of padding alone has loss zero.
+    """
+    if scores.ndim != 2 or targets.shape != scores.shape[:1]:
+        wanted = f"one for each of the {scores.shape[0]} positions of a record"
+        raise errors.refuse("targets", f"shape {tuple(targets.shape)}", wanted, "use a model that scores whole records")
+    real = targets != 0
+    return jnp.sum(cross_entropy(scores, jnp.where(real, targets, -1))) / jnp.maximum(jnp.sum(real), 1)
+
+
 def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:
     """Mean loss over all of a client's records: F_k."""
     return data.mean_over_records(client, lambda x, y: losses(model, params, x, y))

@@ -3,15 +3,19 @@
 import json
 import pathlib
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
+from flax import nnx
 from helpers import quick
 from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import gradients
+from fedjax_dp.pytrees import path_name
 
 CASES = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "model_gradients.json").read_text())["gradients"]
 
@@ -95,11 +99,54 @@ def loss_of(name, options):
     return cross_entropy
 
 
+# Modules of frameworks that hold the parameters
+
+
+def linen_holder(params, forward):
+    class Holder(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            own = {name: self.param(name, lambda _, name=name: jnp.asarray(params[name])) for name in params}
+            return jax.vmap(lambda x: forward(own, x))(x)
+
+    return Holder()
+
+
+def nnx_holder(params, forward):
+    class Holder(nnx.Module):
+        def __init__(self):
+            for name, numbers in params.items():
+                setattr(self, name, nnx.Param(jnp.asarray(numbers)))
+
+        def __call__(self, x):
+            return jax.vmap(lambda x: forward({name: getattr(self, name)[...] for name in params}, x))(x)
+
+    return Holder()
+
+
+def equinox_holder(params, forward):
+    class Holder(eqx.Module):
+        held: dict
+
+        def __call__(self, x):
+            return forward(self.held, x)
+
+    return Holder({name: jnp.asarray(numbers) for name, numbers in params.items()})
+
+
+HOLDERS = {
+    "functions": lambda params, forward: (lambda key: params, forward),
+    "linen": linen_holder,
+    "nnx": nnx_holder,
+    "equinox": equinox_holder,
+}
 LATER = {"attention_block", "tied_embedding", "conv1d", "gru", "lora_dense", "stacked_layers"}
+GIVEN = [f"{kind} {name}" for kind in HOLDERS for name in CASES]
 
 
-@pytest.mark.parametrize("name", quick(CASES, set(CASES) - LATER))
-def test_gradients_equal_the_given_ones(name):
+@pytest.mark.parametrize("given", quick(GIVEN, {f"functions {name}" for name in set(CASES) - LATER}))
+def test_gradients_equal_the_given_ones(given):
+    kind, name = given.split()
     case = CASES[name]
     params, frozen = (
         {name: np.asarray(numbers, np.float32) for name, numbers in case[which].items()}
@@ -111,11 +158,9 @@ def test_gradients_equal_the_given_ones(name):
     y = y.astype(np.int32 if y.dtype.kind == "i" else np.float32)
     forward = globals()[name]
     with jax.numpy_rank_promotion("allow"):
-        model = fdp.model(
-            (lambda key: params, lambda p, x: forward(p, frozen, x, case["options"])),
-            x[0],
-            loss=loss_of(name, case["options"]),
-        )
+        network = HOLDERS[kind](params, lambda p, x: forward(p, frozen, x, case["options"]))
+        model = fdp.model(network, x[0], loss=loss_of(name, case["options"]))
+        params = model.init(jax.random.key(0))
         found = gradients.clipped_sum(model, params, x, y, np.ones(len(x), bool), case["clip_norm"])
     wanted = case["expected"]
     np.testing.assert_allclose(found.losses, wanted["losses"], rtol=1e-5)
@@ -124,4 +169,67 @@ def test_gradients_equal_the_given_ones(name):
     size = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(found.total)))
     np.testing.assert_allclose(size, wanted["clipped_sum_norm"], rtol=1e-5)
     for path, leaf in found.total.items():
+        path = path.removeprefix("held/").removesuffix("/value")
         np.testing.assert_allclose(leaf, np.asarray(wanted["clipped_sum"][path]), rtol=1e-4, atol=1e-5 * size)
+
+
+# Layers of the frameworks themselves
+
+
+class Attention(nn.Module):
+    """The attention block, of Flax's own layers; names are those of the case."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.LayerNorm(epsilon=1e-6, name="ln")(x)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2, name="mha")(h)
+        return nn.Dense(3, name="head")(x.mean(1))
+
+    of_case = staticmethod(
+        lambda path: (
+            path.replace("mha/", "").replace("query", "q").replace("key/", "k/").replace("value", "v").replace("/", "_")
+        )
+    )
+
+
+class Gru(nn.Module):
+    """The GRU, by Flax's own cell."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2, name="head")(nn.RNN(nn.GRUCell(3, name="cell"))(x)[:, -1])
+
+    of_case = staticmethod(
+        lambda path: path.replace("cell/", "").replace("/kernel", "_kernel" * ("head" in path)).replace("/", "_")
+    )
+
+
+class Causal(nn.Module):
+    """The causal convolution, by Flax's own layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2, name="head")(jnp.tanh(nn.Conv(3, (3,), padding="CAUSAL", name="conv")(x)).mean(1))
+
+    of_case = staticmethod(lambda path: path.replace("conv/", "").replace("/", "_"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "module"), [("attention_block", Attention()), ("gru", Gru()), ("conv1d", Causal())])
+def test_gradients_of_flax_layers_equal_the_given_ones(name, module):
+    case = CASES[name]
+    x, y = np.asarray(case["x"], np.float32), np.asarray(case["y"], np.int32)
+    model = fdp.model(module, x[0])
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+
+    def given(numbers):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: np.asarray(numbers[module.of_case(path_name(path))], np.float32).reshape(leaf.shape),
+            shapes,
+        )
+
+    found = gradients.clipped_sum(model, given(case["params"]), x, y, np.ones(len(x), bool), case["clip_norm"])
+    np.testing.assert_allclose(found.norms, case["expected"]["norms"], rtol=1e-5)
+    wanted = given(case["expected"]["clipped_sum"])
+    for leaf, numbers in zip(jax.tree.leaves(found.total), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(leaf, numbers, rtol=1e-4, atol=1e-5 * case["expected"]["clipped_sum_norm"])

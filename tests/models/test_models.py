@@ -172,6 +172,7 @@ def test_records_that_do_not_fit_the_model_are_refused_before_anything_compiles(
         "--model cnn --cohort-size 2 --local-steps 2",
         "--model group_norm_cnn",
         "--model mlp --hidden 20,10 --pca 12",
+        "--model vit --width 16 --layers 1 --heads 2 --patch 2",
         "--dataset sent140 --model lstm --cohort-size 2 --local-steps 2",
     ],
 )
