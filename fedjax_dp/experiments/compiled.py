@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, gradients
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fitting, no_room
@@ -211,7 +211,10 @@ def lowered(algorithm: Algorithm, data: FederatedData, model: Model, execution: 
     algorithm = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), algorithm)
     until = jax.ShapeDtypeStruct((), jnp.int32)
     placed = execution.place((algorithm, shapes, key, until))
-    run = jax.jit(simulation.run_rounds, static_argnames=("model", "execution"), donate_argnames=("state",))
+    structure, frozen = gradients.split(model)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), frozen)
+    model = gradients.joined(structure, execution.place_models(shapes))
+    run = gradients.JitOfModel(simulation.run_rounds, ("execution",), donate_argnums=1)
     return run.lower(placed[0], place(state, execution), *placed[1:], model=model, execution=execution)
 
 

@@ -110,6 +110,14 @@ class Idle:
     model: Model
     reads: bool
 
+    @property
+    def frozen(self) -> Any:
+        return getattr(self.model, "frozen", None)
+
+    def holding(self, frozen: Any) -> "Idle":
+        model: Any = self.model
+        return dataclasses.replace(self, model=model.holding(frozen))
+
     def init(self, key: jax.Array) -> Any:
         return self.model.init(key)
 
@@ -288,7 +296,7 @@ def _server(
 ) -> Callable[[], float]:
     """Only the server's moves."""
     value = simulation.numbers(algorithm)
-    state = simulation.begin(value, model, data, simulation.run_key(seed))
+    state = simulation.begin(value, data, simulation.run_key(seed), model=model)
     params, optimizer, server = execution.place((state.params, state.optimizer, value.server))
     rounds = 100
 
@@ -305,7 +313,10 @@ def _server(
 
 def _evaluation(data: FederatedData, model: Model, execution: Execution) -> Callable[[], float]:
     """One evaluation on the test set."""
-    params, stored = execution.on_one_device(execution.place((model.init(jax.random.key(0)), data)))
+    structure, frozen = gradients.split(model)
+    placed = execution.place((model.init(jax.random.key(0)), frozen, data))
+    params, frozen, stored = execution.on_one_device(placed)
+    model = gradients.joined(structure, frozen)
     return repeated(lambda: metrics.look(params, stored, model=model, train=False), 1)
 
 

@@ -11,21 +11,25 @@ from fedjax_dp.gradients.clipped import (
     plain_sum,
 )
 from fedjax_dp.gradients.explain import Explanation, describe, explain
-from fedjax_dp.gradients.model import FeatureModel, Model, require_model
+from fedjax_dp.gradients.model import FeatureModel, JitOfModel, Model, PartlyFrozenModel, joined, require_model, split
 
 __all__ = [
     "BatchGradient",
     "Explanation",
     "FeatureModel",
+    "JitOfModel",
     "Model",
+    "PartlyFrozenModel",
     "clip_factors",
     "clipped_sum",
     "describe",
     "explain",
     "features",
+    "joined",
     "logits",
     "loss_plan",
     "losses",
     "plain_sum",
     "require_model",
+    "split",
 ]

@@ -21,6 +21,7 @@ from jax.extend import core
 
 from fedjax_dp import errors
 from fedjax_dp.gradients import program
+from fedjax_dp.gradients.model import joined, split
 from fedjax_dp.gradients.program import Sites
 from fedjax_dp.gradients.views import View, leaf_view, moved, narrowed
 from fedjax_dp.gradients.walls import Convolution, Geometry, Operand, Shift, Wall, recognised
@@ -90,19 +91,19 @@ class GradientPlan(NamedTuple):
     features: tuple[Path, Any, bool] | None  # of the last product with parameters that stands outside of loops: where,
     #                                          its other operand, and whether that depends on parameters
 
-    def run(self, leaves: Sequence[Any], record: Any, probes: Any = None) -> tuple[Any, Any]:
+    def run(self, leaves: Sequence[Any], frozen: Any, record: Any, probes: Any = None) -> tuple[Any, Any]:
         """Outputs, and what was read at the sites that `probes` names."""
-        sites = self.products if probes is None else _merged(self.walls, self.products)
-        arguments = [*leaves, *jax.tree.leaves(record)]
+        sites = self.products if probes is None else merged(self.walls, self.products)
+        arguments = [*leaves, *jax.tree.leaves((frozen, record))]
         made, seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, probes or {})
         return jax.tree.unflatten(jax.tree.structure(self.out), made), seen
 
-    def look(self, leaves: Sequence[Any], record: Any) -> Any:
+    def look(self, leaves: Sequence[Any], frozen: Any, record: Any) -> Any:
         """What the last product with parameters reads."""
         assert self.features is not None
         path, operand, _ = self.features
-        sites = _merged(program.nested({path: operand}), self.products)
-        arguments = [*leaves, *jax.tree.leaves(record)]
+        sites = merged(program.nested({path: operand}), self.products)
+        arguments = [*leaves, *jax.tree.leaves((frozen, record))]
         seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, program.nested({path: None}))[1]
         return program.at(seen, path)
 
@@ -117,30 +118,31 @@ class GradientPlan(NamedTuple):
 def _analysed(
     model: Any, method: str, settings: tuple[Any, ...], structure: Any, shapes: tuple[tuple[Any, Any], ...]
 ) -> GradientPlan:
-    params, record = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
+    params, frozen, record = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
     leaves, treedef = jax.tree.flatten(params)
 
-    def function(leaves: list[Any], record: Any) -> Any:
-        return getattr(model, method)(jax.tree.unflatten(treedef, leaves), *record)
+    def function(leaves: list[Any], frozen: Any, record: Any) -> Any:
+        return getattr(joined(model, frozen), method)(jax.tree.unflatten(treedef, leaves), *record)
 
-    closed, out = program.trace(function, leaves, record)
+    closed, out = program.trace(function, leaves, frozen, record)
     names = tuple(path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-    return _Walk(closed, tuple(leaves), names).plan(out)
+    return _Walk(closed, tuple(leaves), len(jax.tree.leaves(frozen)), names).plan(out)
 
 
 def plan_of(model: Any, method: str, params: Any, record: Any) -> GradientPlan:
     """The plan of `model.method(params, *record)` for one record of these shapes; made once for all calls alike."""
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, (params, record)))
+    model, frozen = split(model)
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, (params, frozen, record)))
     config = jax.config.values
     settings = (config["jax_enable_x64"], config["jax_default_matmul_precision"], jax.sharding.get_abstract_mesh())
     return _analysed(model, method, settings, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
 
-def _merged(one: Sites, other: Sites) -> Sites:
+def merged(one: Sites, other: Sites) -> Sites:
     """All sites of both."""
     found = dict(other)
     for number, site in one.items():
-        found[number] = _merged(site, other.get(number, {})) if isinstance(site, dict) else site
+        found[number] = merged(site, other.get(number, {})) if isinstance(site, dict) else site
     return found
 
 
@@ -155,7 +157,7 @@ def _positions(wall: Wall, blocks: int, outs: int) -> int:
 class _Walk:
     """One walk through a program, from parameters to outputs."""
 
-    def __init__(self, closed: core.ClosedJaxpr, leaves: tuple[Any, ...], names: tuple[str, ...]):
+    def __init__(self, closed: core.ClosedJaxpr, leaves: tuple[Any, ...], frozen: int, names: tuple[str, ...]):
         self.closed, self.leaves, self.names = closed, leaves, names
         self.direct: dict[int, str] = {}
         self.walls: dict[Path, Wall] = {}
@@ -166,7 +168,7 @@ class _Walk:
         self.elements = firsts[-1]
         views = [leaf_view(at, leaf.shape, firsts[at]) for at, leaf in enumerate(leaves)]
         jaxpr = closed.jaxpr
-        rest = [Kind.RECORD] * (len(jaxpr.invars) - len(leaves))
+        rest = [Kind.CONSTANT] * frozen + [Kind.RECORD] * (len(jaxpr.invars) - len(leaves) - frozen)
         for out in self.walk(jaxpr, [Kind.CONSTANT] * len(jaxpr.constvars), [*views, *rest], (), ()):
             self.spoil(out, "is part of the result")
 

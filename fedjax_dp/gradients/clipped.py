@@ -14,7 +14,7 @@ from jax import lax
 from fedjax_dp import errors
 from fedjax_dp.gradients import norms, program
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
-from fedjax_dp.gradients.model import Model
+from fedjax_dp.gradients.model import Model, split
 
 MEMORY = 2**28  # bytes of per-record gradients that are held at once
 TINY = 1e-12  # below this norm a gradient counts as zero in the clip factor
@@ -58,7 +58,7 @@ def clipped_sum(
     round_up     norms may come out too large by what rounding could hide, never too small; see `norms.squares`.
     Raises:      ConfigurationError for a model without such a loss.
     """
-    plan = loss_plan(model, params, x, y, keys)
+    plan, frozen = loss_plan(model, params, x, y, keys), split(model)[1]
     records = mask.shape[0]
     rows = min(records, microbatch or max(1, MEMORY // max(1, plan.bytes_per_record)))
 
@@ -67,7 +67,7 @@ def clipped_sum(
             return a if at is None else a[at % records]
 
         real = mask if at is None else mask[at % records] & (at < records)
-        return _part(plan, params, jax.tree.map(some, (x, y, keys)), real, clip_norm, round_up)
+        return _part(plan, params, frozen, jax.tree.map(some, (x, y, keys)), real, clip_norm, round_up)
 
     def add(sum_: Any, at: jax.Array) -> tuple[Any, Any]:
         done = part(at)
@@ -82,7 +82,13 @@ def clipped_sum(
 
 
 def _part(
-    plan: GradientPlan, params: Any, record: Any, mask: jax.Array, clip_norm: jax.Array | float, round_up: bool
+    plan: GradientPlan,
+    params: Any,
+    frozen: Any,
+    record: Any,
+    mask: jax.Array,
+    clip_norm: jax.Array | float,
+    round_up: bool,
 ) -> BatchGradient:
     """The clipped sum over records that are looked at together."""
     leaves, structure = jax.tree.flatten(params)
@@ -91,7 +97,7 @@ def _part(
     def one(record: Any) -> tuple[jax.Array, Any, Any, list[jax.Array]]:
         def loss(probes: Any, direct: list[jax.Array]) -> tuple[jax.Array, Any]:
             own = dict(zip(plan.direct, direct))
-            return plan.run([own.get(at, leaf) for at, leaf in enumerate(leaves)], record, probes)
+            return plan.run([own.get(at, leaf) for at, leaf in enumerate(leaves)], frozen, record, probes)
 
         found, pull, seen = jax.vjp(loss, probes, [leaves[at] for at in plan.direct], has_aux=True)
         return found, seen, *pull(jnp.ones_like(found))
@@ -154,29 +160,29 @@ def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None 
 
 def losses(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> jax.Array:
     """Losses of all records `(records,)`; without keys as the model is looked at, not trained."""
-    return _over_records(loss_plan(model, params, x, y, keys), params, (x, y, keys))
+    return _over_records(model, loss_plan(model, params, x, y, keys), params, (x, y, keys))
 
 
 def logits(model: Model, params: Any, x: Any) -> jax.Array:
     """Scores of all records `(records, classes)`."""
-    return _over_records(plan_of(model, "logits", params, _one((x,))), params, (x,))
+    return _over_records(model, plan_of(model, "logits", params, _one((x,))), params, (x,))
 
 
 def features(model: Model, params: Any, x: Any) -> jax.Array:
     """What goes into the last product with parameters `(records, k)`, or the model's own `features`."""
     if hasattr(model, "features"):
-        return _over_records(plan_of(model, "features", params, _one((x,))), params, (x,))
+        return _over_records(model, plan_of(model, "features", params, _one((x,))), params, (x,))
     plan = plan_of(model, "logits", params, _one((x,)))
     if plan.features is None:
         raise errors.refuse("model", "one without a product of features and parameters", "a dense layer at the end")
-    leaves = jax.tree.leaves(params)
-    read: jax.Array = jax.vmap(lambda record: plan.look(leaves, record).reshape(-1).astype(jnp.float32))((x,))
+    leaves, frozen = jax.tree.leaves(params), split(model)[1]
+    read: jax.Array = jax.vmap(lambda record: plan.look(leaves, frozen, record).reshape(-1).astype(jnp.float32))((x,))
     return read
 
 
-def _over_records(plan: GradientPlan, params: Any, record: Any) -> jax.Array:
-    leaves = jax.tree.leaves(params)
-    made: jax.Array = jax.vmap(lambda one: plan.run(leaves, one)[0])(record)
+def _over_records(model: Model, plan: GradientPlan, params: Any, record: Any) -> jax.Array:
+    leaves, frozen = jax.tree.leaves(params), split(model)[1]
+    made: jax.Array = jax.vmap(lambda one: plan.run(leaves, frozen, one)[0])(record)
     return made
 
 

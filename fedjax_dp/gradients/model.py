@@ -1,19 +1,23 @@
 """What is trained: a function of one record."""
 
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 from fedjax_dp import doors, errors
 
 Params = Any
+T = TypeVar("T")
 
 
 class Model(Protocol):
     """Structure, not numbers: compared and hashed, and passed to compiled functions as a static argument.
 
     Everything is said of one record; batches are made by `vmap`, so records cannot mix. `fedjax_dp.model` makes one of
-    a network; a frozen dataclass with these methods is one too.
+    a network; a frozen dataclass with these methods is one too. One that uses values which it never trains, and wants
+    them traced, is a `PartlyFrozenModel`.
     """
 
     def __hash__(self) -> int:
@@ -35,6 +39,65 @@ class Model(Protocol):
     def logits(self, params: Params, x: Any) -> jax.Array:
         """Scores `(classes,)` of one record, of which the largest is what the model says; traced."""
         ...
+
+
+class PartlyFrozenModel(Model, Protocol):
+    """A model that uses values which are not trained: held once on a device, and no part of a program.
+
+    `init`, `loss` and `logits` are of the trained parameters alone: those are clipped, noised, sent and kept.
+    """
+
+    @property
+    def frozen(self) -> Any:
+        """A pytree of arrays that it uses and never trains."""
+        ...
+
+    def holding(self, frozen: Any) -> Model:
+        """The same model with these values in the place of its own, as they are traced; None: its structure alone."""
+        ...
+
+
+def split(model: Model) -> tuple[Model, Any]:
+    """The structure of a model, to be compared and hashed, and the values that it uses and never trains."""
+    frozen = getattr(model, "frozen", None)
+    if frozen is None:
+        return model, ()
+    partly: Any = model
+    return partly.holding(None), frozen
+
+
+def joined(structure: Model, frozen: Any) -> Model:
+    """The model of such a structure and values."""
+    if isinstance(frozen, tuple) and not frozen:
+        return structure
+    partly: Any = structure
+    whole: Model = partly.holding(frozen)
+    return whole
+
+
+class JitOfModel:
+    """`jax.jit` of a function with an argument `model`: its structure is static, its frozen values are traced."""
+
+    def __init__(self, function: Callable[..., T], static: Sequence[str] = (), **options: Any):
+        def whole(*args: Any, structure: Model, frozen: Any, **given: Any) -> T:
+            return function(*args, model=joined(structure, frozen), **given)
+
+        functools.update_wrapper(self, function)
+        whole.__name__ = whole.__qualname__ = getattr(function, "__name__", "function")
+        self._jit: Any = jax.jit(whole, static_argnames=("structure", *static), **options)
+
+    def __call__(self, *args: Any, model: Model, **given: Any) -> Any:
+        structure, frozen = split(model)
+        return self._jit(*args, structure=structure, frozen=frozen, **given)
+
+    def lower(self, *args: Any, model: Model, **given: Any) -> Any:
+        """As `jax.jit`'s."""
+        structure, frozen = split(model)
+        return self._jit.lower(*args, structure=structure, frozen=frozen, **given)
+
+    def _cache_size(self) -> int:
+        size: int = self._jit._cache_size()
+        return size
 
 
 def require_model(model: Any) -> None:

@@ -91,9 +91,10 @@ def _refuse(equation: Any, why: str) -> NoReturn:
 def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:
     """Results of the program, and what was read at the sites that have a probe.
 
-    sites   equations that are run by `site.bind(equation, values, look)`, which returns outputs and what it has read;
-    probes  nested like `sites`: an array of zeros that joins the first output of a site, so that the derivative with
-            respect to it is the cotangent there; None: the site is only looked at; left out: neither.
+    sites   equations that are run by `site.bind(equation, values, probe)`, which returns outputs and what it has read;
+    probes  nested like `sites`, what each site is given, of loops one for each step: a wall is given an array of zeros
+            that joins its first output, so that the derivative with respect to it is the cotangent there; None: the
+            site is only looked at; left out: it is given None, and nobody looks.
     """
     known = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
 
@@ -110,11 +111,9 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
             if more:
                 seen[number] = more
         else:
-            made, looked = site.bind(equation, values, number in probes and probes[number] is not None)
+            made, looked = site.bind(equation, values, probes.get(number))
             if number in probes:
                 seen[number] = looked
-                if probes[number] is not None:
-                    made[0] = made[0] + probes[number].astype(made[0].dtype)
         known.update(zip(equation.outvars, made))
     return [read(variable) for variable in jaxpr.outvars], seen
 

@@ -26,8 +26,8 @@ class Geometry(Protocol):
     def lookup(self) -> bool: ...  # whether u is given by the row that it picks: one-hot vectors
 
     def bind(
-        self, equation: Any, values: list[Any], probed: bool
-    ) -> tuple[list[Any], Any]: ...  # outputs, what it read
+        self, equation: Any, values: list[Any], probed: bool | None
+    ) -> tuple[list[Any], Any]: ...  # outputs, what it read; `probed`: what it reads must be finite
 
     def matrix(self, x: Any) -> Any: ...  # parameters (s, *shape) -> (s, blocks, k, o), in NumPy or JAX
 
@@ -47,8 +47,11 @@ class Wall(NamedTuple):
     out: Any  # shape and type of its first output
     name: str
 
-    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
-        return self.geometry.bind(equation, values, probed)
+    def bind(self, equation: Any, values: list[Any], probe: Any) -> tuple[list[Any], Any]:
+        made, read = self.geometry.bind(equation, values, probe is not None)
+        if probe is not None:
+            made[0] = made[0] + probe.astype(made[0].dtype)
+        return made, read
 
     @property
     def probe(self) -> jax.Array:
@@ -117,7 +120,7 @@ def _as_it_is(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return finite(*primals), tangents[0]
 
 
-def _clean(x: jax.Array, probed: bool) -> jax.Array:
+def _clean(x: jax.Array, probed: bool | None) -> jax.Array:
     return finite(x) if probed and jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
@@ -131,7 +134,7 @@ class Product:
     other: tuple[tuple[int, ...], ...]  # axes of the other operand likewise
     lookup = False
 
-    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+    def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         values = list(values)
         values[1 - self.side] = _clean(values[1 - self.side], probed)
         return [equation.primitive.bind(*values, **equation.params)], values[1 - self.side]
@@ -152,6 +155,16 @@ class Product:
         else:
             batches, outs, positions = _runs(counts[0], counts[2], counts[1])
         return _grouped(read, (batch, free, contracted)), _grouped(e, (batches, positions, outs))
+
+    def rows(self, read: jax.Array) -> jax.Array:
+        """What is multiplied with the parameters `(blocks, positions, k)`."""
+        batch, contracted, free = self.other
+        rows: jax.Array = _grouped(read[None], (batch, free, contracted))[0]
+        return rows
+
+    def made(self, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """`(blocks, positions, o)` in the shape of what the equation makes."""
+        return (y.swapaxes(1, 2) if self.side == 0 else y).reshape(shape)
 
 
 def _runs(*counts: int) -> list[tuple[int, ...]]:
@@ -184,7 +197,7 @@ class Convolution:
     groups: int
     lookup = False
 
-    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+    def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         x, kernel = values
         x = _clean(x, probed)
         seen = self.windows(x)  # (records, *space, groups, k)
@@ -246,7 +259,7 @@ class Lookup:
     clip: bool  # an index outside picks the last row; else nothing
     lookup = True
 
-    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+    def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         read = values[1] if equation.primitive.name == "gather" else jnp.stack(values[1:], -1)
         return [equation.primitive.bind(*values, **equation.params)], read
 
@@ -276,7 +289,7 @@ class Shift:
     repeated: tuple[int, ...]  # axes of what is made
     lookup = False
 
-    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+    def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         return [equation.primitive.bind(*values, **equation.params)], ()
 
     def matrix(self, x: Any) -> Any:
@@ -296,7 +309,7 @@ class Operand:
 
     side: int
 
-    def bind(self, equation: Any, values: list[Any], probed: bool) -> tuple[list[Any], Any]:
+    def bind(self, equation: Any, values: list[Any], probe: Any) -> tuple[list[Any], Any]:
         return [equation.primitive.bind(*values, **equation.params)], values[self.side]
 
 

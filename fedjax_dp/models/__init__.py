@@ -2,25 +2,31 @@
 
 from collections.abc import Callable
 
-from fedjax_dp.gradients import FeatureModel, Model
+from fedjax_dp.gradients import FeatureModel, Model, PartlyFrozenModel
+from fedjax_dp.models.adaptation import Origin
 from fedjax_dp.models.dense import logistic_regression, mlp
+from fedjax_dp.models.freezing import freeze
 from fedjax_dp.models.model import NetworkModel, cross_entropy, explain_gradients, mean_loss, model, next_token_loss
 from fedjax_dp.models.networks import Linen
-from fedjax_dp.models.text import Frozen, char_lstm, lstm, random_embedding, word_lstm
+from fedjax_dp.models.starts import Start, read_start
+from fedjax_dp.models.text import char_lstm, lstm, random_embedding, word_lstm
 from fedjax_dp.models.transformers import gpt, vit
 from fedjax_dp.models.vision import cnn, group_norm_cnn
 
 __all__ = [
     "ARCHITECTURES",
     "FeatureModel",
-    "Frozen",
     "Linen",
     "Model",
     "NetworkModel",
+    "Origin",
+    "PartlyFrozenModel",
+    "Start",
     "char_lstm",
     "cnn",
     "cross_entropy",
     "explain_gradients",
+    "freeze",
     "gpt",
     "group_norm_cnn",
     "logistic_regression",
@@ -30,6 +36,7 @@ __all__ = [
     "model",
     "next_token_loss",
     "random_embedding",
+    "read_start",
     "vit",
     "word_lstm",
 ]

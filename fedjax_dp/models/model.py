@@ -17,10 +17,14 @@ from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.data.targets import MOST_CLASSES
 from fedjax_dp.few import FEW, written_log_sum_exp, written_sum
 from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
-from fedjax_dp.gradients.analysis import plan_of
+from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Params
+from fedjax_dp.models import low_rank
+from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.batch_axis import first_row, require_records_apart
-from fedjax_dp.models.networks import Network, network_of
+from fedjax_dp.models.low_rank import Pair
+from fedjax_dp.models.networks import Network, named, network_of, unnamed
+from fedjax_dp.prng import role_key
 
 T = TypeVar("T")
 
@@ -98,7 +102,10 @@ class NetworkModel:
     tokens   records are indices into a vocabulary, int32;
     dtype    of the forward and backward pass of layers that set none of their own: float32, or bfloat16 for devices
              that multiply it faster. Parameters, losses, norms, clipped sums and noise are float32 with either: what is
-             rounded is the gradient, before its norm is taken, so the clip norm holds as before.
+             rounded is the gradient, before its norm is taken, so the clip norm holds as before;
+    adaptation  which parameters are trained; None: all. `models.freeze` decides it. `init`, `loss` and `scores` are of
+             the trained ones alone then, a dictionary by path;
+    held     the values of all others.
     """
 
     network: Network
@@ -106,10 +113,47 @@ class NetworkModel:
     loss_of: Callable[[Any, jax.Array], jax.Array] = cross_entropy
     tokens: bool = False
     dtype: Any = jnp.float32
+    adaptation: Adaptation | None = None
+    held: Frozen | None = None
+
+    @property
+    def frozen(self) -> FrozenValues | None:
+        """Values that it uses and never trains, see `gradients.PartlyFrozenModel`."""
+        return None if self.held is None else self.held.values
+
+    def holding(self, frozen: FrozenValues | None) -> "NetworkModel":
+        """The same model with other frozen values; None: its structure alone."""
+        return dataclasses.replace(self, held=None if frozen is None else Frozen(frozen))
+
+    @property
+    def base(self) -> "NetworkModel":
+        """The same network with all its parameters trained."""
+        return dataclasses.replace(self, adaptation=None, held=None)
 
     def init(self, key: jax.Array) -> Params:
-        blank = jnp.zeros(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
-        return self._told(lambda: self.network.init(key, blank))
+        if self.adaptation is None:
+            blank = jnp.zeros(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
+            return self._told(lambda: self.network.init(key, blank))
+        start, asked = self._frozen().start, self.adaptation.low_rank
+        new = named(self.base.init(key)) if set(self.adaptation.trained) - set(start) else {}
+        params = {name: jnp.asarray(start[name] if name in start else new[name]) for name in self.adaptation.trained}
+        if asked is not None:
+            kernels = low_rank.kernels_of(self._plan(None))
+            for name in asked.names:
+                if asked.both:
+                    own = role_key(key, f"low rank {name}")
+                    params[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], asked.rank)
+                params[f"{name}/{low_rank.B}"] = jnp.zeros(low_rank.shapes(kernels[name], asked.rank)[1])
+        return params
+
+    def whole(self, params: Params) -> Params:
+        """All parameters of the network, low-rank terms added: W + (alpha / r) A B. For evaluation, export, a start."""
+        if self.adaptation is None:
+            return params
+        leaves, structure = jax.tree.flatten(self._own(params))
+        return jax.tree.unflatten(
+            structure, low_rank.added(self._plan(None), leaves, self._pairs(params), self._frozen().scale)
+        )
 
     def check(self, record_shape: tuple[int, ...], tokens: bool) -> None:
         """Refuse data whose records the model was not made for, and a network in which records of a batch mix."""
@@ -121,10 +165,15 @@ class NetworkModel:
                 f"{self.record_shape}{wanted} for this model",
                 "use another model, or make this one for these records",
             )
-        _check_batch(self)
+        _check_batch(self.base)
 
     def scores(self, params: Params, x: jax.Array, key: jax.Array | None = None) -> Any:
         """What the network makes of one record; with a key as it is trained."""
+        if self.adaptation is not None:
+            if self.adaptation.low_rank is None:
+                return self.base.scores(self._own(params), x, key)
+            leaves, record = jax.tree.leaves(self._own(params)), (x,) if key is None else (x, key)
+            return low_rank.run(self._plan(key, x), leaves, record, self._pairs(params), self._frozen().scale)
         narrow, seen = jax.tree.map(self._narrow, (params, x))
         if not self.network.for_batches:
             return jax.tree.map(_wide, self._told(lambda: self.network.run(narrow, seen, key)))
@@ -138,6 +187,31 @@ class NetworkModel:
     def loss(self, params: Params, x: jax.Array, y: jax.Array, key: jax.Array | None = None) -> jax.Array:
         scores = self.scores(params, x, key)
         return self._told(lambda: self.loss_of(scores, y), "the loss")
+
+    def _frozen(self) -> FrozenValues:
+        if self.frozen is None:
+            raise TypeError("the structure of a partly frozen model holds no values: see gradients.joined")
+        return self.frozen
+
+    def _own(self, params: Params) -> Params:
+        """The parameters of the network itself, trained and frozen."""
+        assert self.adaptation is not None
+        trained = {name: params[name] for name in self.adaptation.trained}
+        return unnamed({**self._frozen().values, **trained}, _structure(self.base))
+
+    def _pairs(self, params: Params) -> dict[str, Pair]:
+        """Factors of the low-rank terms by kernel."""
+        assert self.adaptation is not None
+        every = {**self._frozen().values, **params}
+        names = () if self.adaptation.low_rank is None else self.adaptation.low_rank.names
+        return {name: Pair(every[f"{name}/{low_rank.A}"], every[f"{name}/{low_rank.B}"]) for name in names}
+
+    def _plan(self, key: jax.Array | None, x: Any = None) -> GradientPlan:
+        """The network as a traced program of all its parameters and one record."""
+        base = self.base
+        params = jax.eval_shape(base.init, jax.random.key(0))
+        seen = self.blank if x is None else x
+        return plan_of(base, "scores", params, (seen,) if key is None else (seen, key))
 
     def _narrow(self, a: jax.Array) -> jax.Array:
         return a.astype(self.dtype) if a.dtype == jnp.float32 else a
@@ -227,6 +301,11 @@ def explain_gradients(model: NetworkModel, label: Any = None) -> Explanation:
     given = jnp.zeros((), jnp.int32) if label is None else label if hasattr(label, "dtype") else jnp.asarray(label)
     batch = [jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for one in (model.blank, given)]
     return explain(model, params, batch[0], batch[1])
+
+
+@functools.lru_cache(maxsize=64)
+def _structure(made: NetworkModel) -> Any:
+    return jax.tree.structure(jax.eval_shape(made.init, jax.random.key(0)))
 
 
 @functools.lru_cache(maxsize=64)

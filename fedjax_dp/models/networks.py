@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -95,13 +95,13 @@ class Nnx:
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         from flax import nnx
 
-        return _named(nnx.split(self.build(key), nnx.Param, ...)[1])
+        return named(nnx.split(self.build(key), nnx.Param, ...)[1])
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
         from flax import nnx
 
         graph, structure, rest = self._parts
-        module = nnx.merge(graph, _unnamed(params, structure), rest, copy=True)
+        module = nnx.merge(graph, unnamed(params, structure), rest, copy=True)
         module = nnx.view(module, deterministic=key is None, raise_if_not_found=False)
         if key is not None:
             streams = {part.key.tag for _, part in nnx.iter_graph(module) if isinstance(part, nnx.RngStream)}
@@ -138,13 +138,13 @@ class Equinox:
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         import equinox as eqx
 
-        return _named(eqx.filter(self.build(key), eqx.is_inexact_array))
+        return named(eqx.filter(self.build(key), eqx.is_inexact_array))
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
         import equinox as eqx
 
         structure, static, keyed = self._parts
-        module = eqx.nn.inference_mode(eqx.combine(_unnamed(params, structure), static), key is None)
+        module = eqx.nn.inference_mode(eqx.combine(unnamed(params, structure), static), key is None)
         return module(x, **({"key": key} if keyed else {}), **_flag(self.mode, key is not None))
 
 
@@ -263,16 +263,16 @@ def _flag(mode: str | None, trained: bool) -> dict[str, Any]:
     return {} if mode is None else {mode: trained == MODES.get(mode, True)}
 
 
-def _named(tree: Any) -> dict[str, jax.Array]:
+def named(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their paths, so that parameters look alike whatever they come from."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _unnamed(named: dict[str, jax.Array], structure: Any) -> Any:
+def unnamed(leaves: Mapping[str, Any], structure: Any) -> Any:
     """And back."""
     blank = jax.tree.unflatten(structure, range(structure.num_leaves))
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(blank)]
-    return jax.tree.unflatten(structure, [named[path] for path in paths])
+    return jax.tree.unflatten(structure, [leaves[path] for path in paths])
 
 
 def _is_variable(leaf: Any) -> bool:

@@ -11,25 +11,19 @@ from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.models.freezing import with_frozen
 from fedjax_dp.models.model import NetworkModel, next_token_loss, require_sizes
 from fedjax_dp.models.networks import Linen
 
 VOCABULARY, WIDTH = 3000, 300  # of rfedavg's text model
 
 
-class Frozen:
-    """An array that a model uses and never trains; equal to itself only, so that a model can be compared and hashed."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = np.asarray(array, np.float32)
-
-
 @functools.lru_cache(maxsize=4)
-def random_embedding(vocabulary: int = VOCABULARY, width: int = WIDTH, seed: int = 0) -> Frozen:
-    """Fixed Gaussian word vectors, token 0 (padding) at zero, for where no trained ones are at hand."""
+def random_embedding(vocabulary: int = VOCABULARY, width: int = WIDTH, seed: int = 0) -> np.ndarray:
+    """Gaussian word vectors `(vocabulary, width)`, token 0 (padding) at zero, for where no trained ones are at hand."""
     table = np.random.default_rng(seed).normal(scale=0.4, size=(vocabulary, width))  # about the spread of GloVe 6B 300d
     table[0] = 0.0
-    return Frozen(table)
+    return table.astype(np.float32)
 
 
 def _states(weights: Any, x: jax.Array) -> jax.Array:
@@ -58,16 +52,17 @@ def _recurrent(cell: nn.OptimizedLSTMCell, x: jax.Array, starts: bool) -> Any:
 
 
 class _Lstm(nn.Module):
-    """Frozen word vectors, stacked LSTM layers, the state at the last word, class scores."""
+    """Word vectors, stacked LSTM layers, the state at the last word, class scores."""
 
-    embedding: Frozen
+    table: tuple[int, int]  # shape of the word vectors
     classes: int
     hidden: int
     layers: int
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x: Any = jnp.take(jnp.asarray(self.embedding.array), tokens, axis=0)
+        table = self.param("embedding", nn.initializers.zeros, self.table)
+        x: Any = jnp.take(table, tokens, axis=0)
         for _ in range(self.layers):
             x = _recurrent(nn.OptimizedLSTMCell(self.hidden), x, self.is_initializing())
         last = jnp.maximum(jnp.sum(tokens != 0, -1) - 1, 0)
@@ -77,15 +72,18 @@ class _Lstm(nn.Module):
 
 @checks_arguments
 def lstm(
-    record_shape: tuple[int, ...], classes: int, embedding: Frozen | None = None, hidden: int = 256, layers: int = 2
+    record_shape: tuple[int, ...], classes: int, embedding: Any = None, hidden: int = 256, layers: int = 2
 ) -> NetworkModel:
     """rfedavg's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, PyTorch keeps two.
 
-    embedding  word vectors `Frozen((vocabulary, width))`, such as GloVe 6B 300d; unless given, random ones.
+    embedding  word vectors `(vocabulary, width)`, such as GloVe 6B 300d, which are frozen; unless given, random ones.
     """
     _require_tokens(record_shape)
-    network = _Lstm(embedding or random_embedding(), classes, hidden, layers)
-    return NetworkModel(Linen(network), tuple(record_shape), tokens=True)
+    vectors = random_embedding() if embedding is None else np.asarray(embedding, np.float32)
+    if vectors.ndim != 2:
+        raise errors.refuse("embedding", f"shape {vectors.shape}", "(vocabulary, width)")
+    network = _Lstm(vectors.shape, classes, hidden, layers)
+    return with_frozen(NetworkModel(Linen(network), tuple(record_shape), tokens=True), {"embedding": vectors})
 
 
 class _NextToken(nn.Module):

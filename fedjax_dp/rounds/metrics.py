@@ -1,6 +1,5 @@
 """What is measured of a model: on the test set, by client, over all training records, and along a run's history."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -83,7 +82,7 @@ class Fairness(NamedTuple):
     variance: float  # over clients (divided by their number, not one less), in squared fractions
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@gradients.JitOfModel
 def evaluate(params: Any, data: FederatedData, *, model: Model) -> Scores:
     """Accuracy, mean loss and right answers by client on the test set, in one pass."""
     records = data.y_test.shape[0]
@@ -103,7 +102,7 @@ def evaluate(params: Any, data: FederatedData, *, model: Model) -> Scores:
     return Scores(total[0] / records, total[1] / records, correct)
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@gradients.JitOfModel
 def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Array, jax.Array]:
     """The objective sum_i p_i F_i(w) and the norm of its gradient: one pass over all training records, probes.
 

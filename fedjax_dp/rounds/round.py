@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_dp import gradients
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.models import Model, mean_loss
@@ -131,6 +132,7 @@ class _Shared(NamedTuple):
     data: FederatedData
     key: jax.Array
     state: ServerState  # without what is of no use to a client
+    frozen: Any  # values that the model uses and never trains
     ids: jax.Array
     invited: jax.Array
 
@@ -139,7 +141,7 @@ class _Round(NamedTuple):
     """What the three parts of a round have in common."""
 
     algorithm: Algorithm
-    model: Model
+    model: Model  # its structure
     data: FederatedData
     key: jax.Array
     state: ServerState
@@ -186,6 +188,7 @@ def _assembled(
     fed: Fed | None,
 ) -> _Round:
     """The cohort of a round, what its members hold, and the shape of what they will send."""
+    model, frozen = gradients.split(model)
     members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
     rates = algorithm.cohort.rates(data.shares)
     clients, places = data.client(members.ids), members.ids
@@ -202,7 +205,7 @@ def _assembled(
         algorithm.local.send(Memory(state.shared, state.clients), members),
     )
     light = state._replace(optimizer=(), clients=())
-    shared = _Shared(algorithm, data, key, light, members.ids, members.invited)
+    shared = _Shared(algorithm, data, key, light, frozen, members.ids, members.invited)
 
     def first() -> Any:
         held = None if fed is None else jax.tree.map(lambda a: a[0], fed.held)
@@ -220,10 +223,11 @@ def _holding(shared: _Shared, held: Held | None) -> _Shared:
 
 
 def _visit(
-    model: Model, shared: _Shared, member: _Member, spread: Callable[[jax.Array], jax.Array] = lambda flat: flat
+    structure: Model, shared: _Shared, member: _Member, spread: Callable[[jax.Array], jax.Array] = lambda flat: flat
 ) -> tuple[Any, LocalResult]:
     """A client's round: the parts of its message (its contribution to the mean, and what else is summed), and more."""
-    algorithm, data, key, state, ids, _ = shared
+    algorithm, data, key, state, frozen, ids, _ = shared
+    model = gradients.joined(structure, frozen)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)
     own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
     received = Received(state.params, state.shared, member.own, member.extra)
@@ -250,7 +254,7 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
 
     def client(shared: Any, member: _Member) -> tuple[Any, Any]:
         shared = shared if now.fed is None else _holding(*shared)
-        algorithm, _, key, state, ids, invited = shared
+        algorithm, _, key, state, _, ids, invited = shared
         parts, result = _visit(now.model, shared, member, now.execution.spread)
         message = ravel_numbers(parts)
         heard = () if now.listen is None else now.listen(state.params, jnp.where(member.present, message, 0.0))
@@ -337,11 +341,14 @@ def _exchange(now: _Round, params: Any, memory: Memory) -> Memory:
 
     def look(see: Callable[..., Any], ids: jax.Array) -> Any:
         def one(shared: Any, client_id: jax.Array) -> tuple[Any, Any]:
-            data, params, key = shared
-            return (), see(jax.random.fold_in(key, client_id), params, data.client(client_id), data, model)
+            data, params, frozen, key = shared
+            whole = gradients.joined(model, frozen)
+            return (), see(jax.random.fold_in(key, client_id), params, data.client(client_id), data, whole)
 
         own_key = jax.random.fold_in(role_key(key, "exchange"), state.round)
-        return sum_over_clients(one, (data, params, own_key), ids, execution, sum(tensor_sizes(params)))[1]
+        return sum_over_clients(
+            one, (data, params, now.shared.frozen, own_key), ids, execution, sum(tensor_sizes(params))
+        )[1]
 
     def upcoming() -> Members:
         return draw_cohort(algorithm.cohort, key, state.round + 1, data.shares)

@@ -22,6 +22,7 @@ from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.memory import fitting, free_memory
 from fedjax_dp.execution.mesh import Execution, all_devices
+from fedjax_dp.gradients import JitOfModel, joined, split
 from fedjax_dp.models import Model, NetworkModel, cross_entropy, logistic_regression
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import changed, tensor_sizes
@@ -141,7 +142,9 @@ def numbers(algorithm: Algorithm) -> Algorithm:
 
 
 # Compiled: the state before round 0.
-begin = jax.jit(initial_state, static_argnames=("model",))
+@JitOfModel
+def begin(algorithm: Algorithm, data: FederatedData, key: jax.Array, *, model: Model) -> ServerState:
+    return initial_state(algorithm, model, data, key)
 
 
 def run_rounds(
@@ -171,9 +174,7 @@ def run_rounds(
 
 
 # Compiled; the memory of `state` is used for the new one, so a state can be passed once.
-advance = jax.jit(
-    run_rounds, static_argnames=("model", "execution"), donate_argnames=("state",), compiler_options=COMPILER_OPTIONS
-)
+advance = JitOfModel(run_rounds, ("execution",), donate_argnums=1, compiler_options=COMPILER_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +275,8 @@ def on_devices(
         size, kept = sum(tensor_sizes(state.params)), sum(table.row_bytes for table in feeds.tables_of(state))
         feed, data = Feed(algorithm, data, execution, key, size, kept), feeds.without_records(data)
     algorithm, data, key = execution.place((algorithm, data, key))
+    structure, frozen = split(model)
+    model = joined(structure, execution.place_models(frozen))
     return Rounds(algorithm, data, key, model, execution, feed).fitted(state), state
 
 
@@ -284,8 +287,8 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
         data = feeds.without_records(data)
     if on_host and algorithm.local.apart:
         alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
-        return feeds.tables_on_host(begin(algorithm, model, alone, key), data.num_clients)
-    state: ServerState = begin(algorithm, model, data, key)
+        return feeds.tables_on_host(begin(algorithm, alone, key, model=model), data.num_clients)
+    state: ServerState = begin(algorithm, data, key, model=model)
     return state
 
 
@@ -361,8 +364,10 @@ def simulate(
                     done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist()
                 )
             if done % every == 0 or done == rounds:
-                params, records = execution.on_one_device((state.params, run.data))
-                history.append(metrics.measured(done, params, records, report, model=model, train=train_metrics))
+                structure, frozen = split(run.model)
+                params, frozen, records = execution.on_one_device((state.params, frozen, run.data))
+                seen = joined(structure, frozen)
+                history.append(metrics.measured(done, params, records, report, model=seen, train=train_metrics))
                 if not math.isfinite(history[-1].test_loss):
                     raise errors.DivergedError(done - 1, [])
             if on_pause:

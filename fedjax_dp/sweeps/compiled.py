@@ -12,6 +12,7 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.targets import compiled_for, devices_of, execution_on, target_of
 from fedjax_dp.experiments.compiled import Compiled, compiling, read_off, require_room, times
 from fedjax_dp.experiments.floor import size_of, work_of
+from fedjax_dp.gradients import split
 from fedjax_dp.models import Model, logistic_regression
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps import program as programs
@@ -38,14 +39,15 @@ def compiled_sweep(
     model = logistic_regression(data.record_shape, data.classes) if model is None else model
     mesh, share = Mesh(devices_of(chosen, devices), (programs.AXIS,)), math.ceil(points / devices)
     require_room(chosen, model)
+    structure, frozen = split(model)
     members = algorithm.cohort.members(data.num_clients)
     there, size = execution_on(chosen, 1, chunk_size, parts=devices), size_of(model)
     portion = there.portion(members, size)
     alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
 
     def compile_in(slots: int) -> programs.Compiled:
-        program = programs.Program(mesh, model, alone, train_metrics=False, together=True, slots=slots, marks=1)
-        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest))
+        program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
+        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest), frozen)
         return compiled_for(chosen, lambda options: program.compile(*shapes, options))
 
     with compiling(target):

@@ -23,6 +23,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments.floor import size_of
+from fedjax_dp.gradients import split
 from fedjax_dp.models import Model
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.pytrees import changed
@@ -141,6 +142,7 @@ class Group:
     ):
         self.jobs, self.devices = list(jobs), jax.local_devices()
         self._numbers = [_numbers(job) for job in self.jobs]
+        self._frozen: Any = None  # placed when they are first needed
         self._shelf = shelf or Shelf()
         self._largest = max(job.data.largest for job in self.jobs)
         self._options: dict[str, Any] = {"memory": memory, "parts": parts, "shelf": self._shelf}
@@ -153,7 +155,7 @@ class Group:
         limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(
             mesh=Mesh(self.devices, (AXIS,)),
-            model=first.model,
+            model=split(first.model)[0],
             train_metrics=first.train_metrics,
             execution=execution,
             together=together,
@@ -183,14 +185,14 @@ class Group:
         """The executables for so many points of a device."""
         program, first = dataclasses.replace(self.program, slots=slots), self.jobs[0]
         records = records_of(first.data, self._largest)
-        return program.compile(*program.shapes(first.algorithm, first.data.partition, records))
+        return program.compile(*program.shapes(first.algorithm, first.data.partition, records, split(first.model)[1]))
 
     def sample(self) -> "Sample":
         """Seconds of a round and of an evaluation, and what the first points show after two rounds."""
         lanes = [[at % len(self.jobs) for at in range(d, d + LOOKED_AT)] for d in range(len(self.devices))]
         lanes = [lane[: self.program.slots] for lane in lanes]
-        points, records, count = self._place(lanes)
-        running = self.compiled.begin(points, records, count)
+        points, records, frozen, count = self._place(lanes)
+        running = self.compiled.begin(points, records, frozen, count)
         one = jnp.ones_like(count)
 
         def visited(rounds: int, count: jax.Array) -> tuple[float, Seen]:
@@ -198,13 +200,13 @@ class Group:
             marks = jax.device_put(np.full(points.marks.shape, rounds, np.int32), points.marks.sharding)
             began = time.perf_counter()
             running, seen = self.compiled.visit(
-                points._replace(marks=marks), running, records, count, np.int32(0), np.int32(1)
+                points._replace(marks=marks), running, records, frozen, count, np.int32(0), np.int32(1)
             )
             seen = jax.tree.map(lambda a: np.asarray(a)[:, 0], seen)
             return time.perf_counter() - began, seen
 
         _, seen = visited(2, count)  # the first time also touches memory
-        running = self.compiled.begin(points, records, count)
+        running = self.compiled.begin(points, records, frozen, count)
         visited(1, one)
         look_s, _ = visited(1, one)  # already there: an evaluation alone
         both_s, _ = visited(2, one)
@@ -268,8 +270,8 @@ class Group:
 
     def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any], with_params: bool) -> list[PointEnd]:
         """The jobs in the lanes, in their order, from their first mark to their last."""
-        points, records, count = self._place(lanes)
-        running = self.compiled.begin(points, records, count)
+        points, records, frozen, count = self._place(lanes)
+        running = self.compiled.begin(points, records, frozen, count)
         jobs = [self.jobs[index] for lane in lanes for index in lane]
         slots = [d * self.program.slots + s for d, lane in enumerate(lanes) for s in range(len(lane))]
         marks = max(len(job.marks) for job in jobs)
@@ -277,7 +279,7 @@ class Group:
         while at < marks:
             until = min(at + stride, marks)
             began = time.perf_counter()
-            running, seen = self.compiled.visit(points, running, records, count, np.int32(at), np.int32(until))
+            running, seen = self.compiled.visit(points, running, records, frozen, count, np.int32(at), np.int32(until))
             windows.append(jax.tree.map(lambda a: np.asarray(a)[slots, at:until], seen))  # noqa: B023
             stride = max(1, int(DISPATCH_S * (until - at) / (time.perf_counter() - began)))
             at = until
@@ -289,13 +291,15 @@ class Group:
         params = jax.tree.map(np.asarray, running.state.params)
         return [end._replace(params=jax.tree.map(lambda a: a[slot], params)) for slot, end in zip(slots, ends)]  # noqa: B023
 
-    def _place(self, lanes: list[list[int]]) -> tuple[Points, FederatedData, jax.Array]:
+    def _place(self, lanes: list[list[int]]) -> tuple[Points, FederatedData, Any, jax.Array]:
         """The arrays of jobs in the slots of each device."""
         host, count = jax.device_put(self._points(lanes), NamedSharding(self.program.mesh, P(AXIS)))
         spare = next(lane[0] for lane in lanes if lane)
         datas = [self.jobs[lane[0] if lane else spare].data for lane in lanes]
         records = self._shelf.records(datas, self._largest, self.program.mesh)
-        return Points(host.algorithm, _keys(host.words), host.partition, host.marks), records, count
+        if self._frozen is None:
+            self._frozen = jax.device_put(split(self.jobs[0].model)[1], NamedSharding(self.program.mesh, P()))
+        return Points(host.algorithm, _keys(host.words), host.partition, host.marks), records, self._frozen, count
 
     def _points(self, lanes: list[list[int]]) -> tuple[_HostPoints, np.ndarray]:
         """Jobs in slots and their number on each device, on the host; empty slots hold a point of no rounds."""

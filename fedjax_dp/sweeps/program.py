@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.gradients import joined
 from fedjax_dp.models import Model
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
@@ -62,20 +63,20 @@ class Program:
     """
 
     mesh: Mesh
-    model: Model
+    model: Model  # its structure; values that it never trains are given to each call, the same for all points
     execution: Execution  # of one point, on one device
     train_metrics: bool
     together: bool
     slots: int
     marks: int
 
-    def begin(self, points: Points, records: FederatedData, count: jax.Array) -> Running:
+    def begin(self, points: Points, records: FederatedData, frozen: Any, count: jax.Array) -> Running:
         """A device's first `count[0]` points before round 0, `(slots, ...)`."""
-        shared = jax.tree.map(lambda a: a[0], records)
+        shared, model = jax.tree.map(lambda a: a[0], records), joined(self.model, frozen)
 
         def one(point: Points) -> Running:
             data = changed(shared, **point.partition)
-            return Running(initial_state(point.algorithm, self.model, data, point.key), jnp.bool_(True))
+            return Running(initial_state(point.algorithm, model, data, point.key), jnp.bool_(True))
 
         shape: Running = jax.eval_shape(one, _first(points))
         return self._over_points(one, points, count[0], shape)
@@ -85,6 +86,7 @@ class Program:
         points: Points,
         running: Running,
         records: FederatedData,
+        frozen: Any,
         count: jax.Array,
         first: jax.Array,
         last: jax.Array,
@@ -94,25 +96,32 @@ class Program:
         Shapes: points and running (slots, ...), records (1, ...), count (1,); returns running and what is seen at each
                 mark (slots, marks, ...), zeros at those that are not visited.
         """
-        shared = jax.tree.map(lambda a: a[0], records)
+        shared, model = jax.tree.map(lambda a: a[0], records), joined(self.model, frozen)
 
         first_point, first_running = _first((points, running))
         data = changed(shared, **first_point.partition)
         nobody = nothing(first_point.algorithm.cohort.members(data.num_clients))
-        shape = jax.eval_shape(self._see, data, first_running.state, nobody)
+        shape = jax.eval_shape(lambda *seen: self._see(model, *seen), data, first_running.state, nobody)
         unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
 
         def one(entry: tuple[Points, Running]) -> tuple[Running, Seen]:
-            return self._stretch(*entry, shared, unseen, first, last)
+            return self._stretch(model, *entry, shared, unseen, first, last)
 
         return self._over_points(one, (points, running), count[0], (first_running, unseen))
 
-    def _see(self, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
+    def _see(self, model: Model, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
         """What there is to see of a point whose last round gave `report`."""
-        return Seen(state.round, metrics.look(state.params, data, model=self.model, train=self.train_metrics), report)
+        return Seen(state.round, metrics.look(state.params, data, model=model, train=self.train_metrics), report)
 
     def _stretch(
-        self, point: Points, running: Running, records: FederatedData, unseen: Seen, first: jax.Array, last: jax.Array
+        self,
+        model: Model,
+        point: Points,
+        running: Running,
+        records: FederatedData,
+        unseen: Seen,
+        first: jax.Array,
+        last: jax.Array,
     ) -> tuple[Running, Seen]:
         """One point from mark to mark; `unseen` is what is seen where nobody looked."""
         data = changed(records, **point.partition)
@@ -121,9 +130,9 @@ class Program:
             (state, sound), seen = carry
             until = jnp.where(sound, point.marks[at], state.round)
             state, report = run_rounds(
-                point.algorithm, state, data, point.key, until, model=self.model, execution=self.execution
+                point.algorithm, state, data, point.key, until, model=model, execution=self.execution
             )
-            now = self._see(data, state, report)
+            now = self._see(model, data, state, report)
             sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.loss)
             return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
 
@@ -154,8 +163,8 @@ class Program:
         return results
 
     def shapes(
-        self, algorithm: Algorithm, partition: dict[str, Any], records: FederatedData
-    ) -> tuple[Points, FederatedData, Any]:
+        self, algorithm: Algorithm, partition: dict[str, Any], records: FederatedData, frozen: Any
+    ) -> tuple[Points, FederatedData, Any, Any]:
         """What `compile` takes for points like this one: nothing is placed before it is known to fit."""
         spread, devices = NamedSharding(self.mesh, P(AXIS)), self.mesh.size
 
@@ -169,33 +178,39 @@ class Program:
         key = many(slots, jax.eval_shape(lambda: run_key(0)))
         points = Points(many(slots, algorithm, jnp.float32), key, many(slots, partition), marks)
         count = jax.ShapeDtypeStruct((devices,), jnp.int32, sharding=spread)
-        return points, many(devices, records), count
+        whole = NamedSharding(self.mesh, P())
+        held = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole), frozen)
+        return points, many(devices, records), held, count
 
-    def compile(self, points: Any, records: Any, count: Any, options: dict[str, Any] = COMPILER_OPTIONS) -> "Compiled":
+    def compile(
+        self, points: Any, records: Any, frozen: Any, count: Any, options: dict[str, Any] = COMPILER_OPTIONS
+    ) -> "Compiled":
         """The executables for arrays of these shapes and shardings; `options` are the compiler's."""
         each, all_ = P(AXIS), P()
         begin = jax.jit(
-            jax.shard_map(self.begin, mesh=self.mesh, in_specs=(each,) * 3, out_specs=each, check_vma=False),
+            jax.shard_map(
+                self.begin, mesh=self.mesh, in_specs=(each, each, all_, each), out_specs=each, check_vma=False
+            ),
             compiler_options=options,
         )
         visit = jax.jit(
             jax.shard_map(
                 self.visit,
                 mesh=self.mesh,
-                in_specs=(each, each, each, each, all_, all_),
+                in_specs=(each, each, each, all_, each, all_, all_),
                 out_specs=each,
                 check_vma=False,
             ),
             donate_argnums=1,
             compiler_options=options,
         )
-        start = begin.lower(points, records, count).compile()
+        start = begin.lower(points, records, frozen, count).compile()
         spread = NamedSharding(self.mesh, each)
         running = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=spread),
-            jax.eval_shape(begin, points, records, count),
+            jax.eval_shape(begin, points, records, frozen, count),
         )
-        whole = visit.lower(points, running, records, count, jnp.int32(0), jnp.int32(1)).compile()
+        whole = visit.lower(points, running, records, frozen, count, jnp.int32(0), jnp.int32(1)).compile()
         return Compiled(start, whole, max(_bytes(start.memory_analysis()), _bytes(whole.memory_analysis())))
 
 

@@ -20,6 +20,7 @@ from fedjax_dp.accounting import Adjacency, Shuffled, Unit, correlated
 from fedjax_dp.accounting.events import GaussianSteps, SkellamSums
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.gradients import JitOfModel
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, Batches
@@ -205,7 +206,7 @@ def _with_clean_sheets(clients: Any) -> Any:
 
 # Trials are small and programs many, so what the compiler saves by trying less is most of a check's time.
 QUICK = {"xla_backend_optimization_level": 0}
-_observe = jax.jit(unjitted, static_argnames=("model", "rounds", "execution"), compiler_options=QUICK)
+_observe = JitOfModel(unjitted, ("rounds", "execution"), compiler_options=QUICK)
 
 
 def size_of(model: Model) -> int:

@@ -18,7 +18,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.gradients import clipped
-from fedjax_dp.models import ARCHITECTURES, Frozen, Linen, NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm
+from fedjax_dp.models import ARCHITECTURES, Linen, NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.testing import check_sensitivity
 
@@ -232,7 +232,7 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
         (Picture(), (7, 6, 2), False),
         (Words(), (6,), True),
         (Shared(), (3,), False),
-        (lstm((5,), 3, Frozen(np.eye(7)), hidden=4, layers=1).network.module, (5,), True),
+        (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
         *(
             pytest.param(*case, False, marks=pytest.mark.slow)
             for case in (

@@ -1,0 +1,235 @@
+"""Training a part of a model: its head, its biases, low-rank adapters, or what patterns name."""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.gradients.analysis import GradientPlan, plan_of
+from fedjax_dp.models import low_rank
+from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
+from fedjax_dp.models.low_rank import LowRank
+from fedjax_dp.models.model import NetworkModel
+from fedjax_dp.models.networks import named
+from fedjax_dp.models.starts import Start
+from fedjax_dp.prng import role_key
+
+ALL, HEAD, BIAS, LORA, FFA_LORA, DENSE = "all", "head", "bias", "lora", "ffa-lora", "dense"
+WORDS = (ALL, HEAD, BIAS, LORA, FFA_LORA)
+RANK = 4
+
+
+@checks_arguments
+def freeze(
+    model: NetworkModel,
+    trainable: str = ALL,
+    *,
+    start: Any = None,
+    fresh: str | None = None,
+    rank: int = RANK,
+    alpha: float | None = None,
+    targets: str = DENSE,
+    key: jax.Array | None = None,
+) -> NetworkModel:
+    """The same model of which only a part is trained: the rest is frozen, held once, and in no message, noise or norm.
+
+    trainable  what is trained, with commas between: `all`; `head`, the layer of the last product; `bias`; `lora`,
+               low-rank terms beside frozen kernels; `ffa-lora`, of these B alone, A frozen where it began (less noise:
+               it enters linearly, and clients' terms average); or patterns of parameter paths such as `block_1/**`
+               (`*` and `?` within a name, `**` across);
+    start      values to begin with: parameters of the whole network, a mapping of paths to arrays, or what
+               `models.read_start` read; unless given, random ones, frozen values the same for every seed;
+    fresh      patterns, or `head`, of parameters that begin at random, not with those of `start`;
+    rank, alpha  r, and the factor alpha / r of low-rank terms; alpha is r unless given. A begins uniform within
+               1 / sqrt(k), B at zero, so that the model begins as it is without them;
+    targets    which kernels have low-rank terms: patterns, or `dense`, every one that is multiplied as a matrix and not
+               trained itself;
+    key        of random frozen values.
+    Raises:    ConfigurationError for patterns that match nothing or everything, targets that are no kernels, values
+               that are missing, of other names or shapes.
+    Source:    Hu et al. 2021, arXiv:2106.09685; Sun et al. 2024, arXiv:2403.12313 (ffa-lora).
+    """
+    if model.adaptation is not None and model.adaptation.low_rank is not None:
+        raise errors.refuse("model", "one with low-rank terms", "one without", "begin with the model that they are of")
+    key = jax.random.key(0, impl="threefry2x32") if key is None else key
+    words, already = _words("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
+    model = model.base
+    tree = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = {name: shape for name, shape in named(tree).items() if name not in already}
+    plan = plan_of(model, "scores", tree, (model.blank,))
+    trained = _trained(words, plan, shapes)
+    asked = _low_rank(words, plan, shapes, trained, rank, targets)
+    begun = {} if start is None else _begun(start, shapes, () if fresh is None else _fresh(fresh, plan, shapes))
+    if start is None and fresh is not None:
+        raise errors.refuse("fresh", fresh, "left out where nothing is begun with", "give start, or drop it")
+    drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
+    values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already
+    if asked is not None and not asked.both:
+        kernels = low_rank.kernels_of(plan)
+        for name in asked.names:
+            own = role_key(key, f"low rank {name}")
+            values[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], rank)
+    if alpha is not None:
+        errors.require_positive("lora_alpha", alpha)
+    held = FrozenValues(
+        values,
+        {name: jnp.asarray(begun[name]) for name in trained if name in begun},
+        jnp.float32(1.0 if alpha is None else alpha / rank),
+    )
+    origin = start.origin if isinstance(start, Start) else None
+    return dataclasses.replace(model, adaptation=Adaptation(trained, asked, origin), held=Frozen(held))
+
+
+def with_frozen(model: NetworkModel, values: Mapping[str, Any]) -> NetworkModel:
+    """The model with these values, by path, of parameters that are never trained."""
+    trained = tuple(name for name in named(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
+    held = FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0))
+    return dataclasses.replace(model, adaptation=Adaptation(trained), held=Frozen(held))
+
+
+def _words(what: str, told: str) -> list[str]:
+    words = [word.strip() for word in told.split(",")]
+    if "" in words:
+        raise errors.refuse(what, repr(told), "words or patterns with commas between", "such as head or block_*/**")
+    return words
+
+
+def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
+    """Names that one of the patterns matches, in their order; each has to match some."""
+    found: set[str] = set()
+    for pattern in patterns:
+        hits = {name for name in names if _pattern(pattern).fullmatch(name)}
+        if not hits:
+            near = errors.nearest(pattern, [*names])
+            shown = ", ".join([*names][:6]) + (", ..." if len(names) > 6 else "")
+            told = f"did you mean {near[0]}?" if near else f"there are {shown}"
+            raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", told)
+        found |= hits
+    return [name for name in names if name in found]
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*|\?)", pattern)
+    meaning = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts))
+
+
+def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the parameters that are trained as they are."""
+    if ALL in words:
+        if len(words) > 1:
+            raise errors.refuse("trainable", ",".join(words), "all, or some", "drop one of them")
+        return tuple(shapes)
+    found: set[str] = set()
+    for word in words:
+        if word == HEAD:
+            found |= set(_head(plan, shapes))
+        elif word == BIAS:
+            found |= set(matching("trainable", ["**bias"], shapes))
+        elif word not in (LORA, FFA_LORA):
+            found |= set(matching("trainable", [word], shapes))
+    if len(found) == len(shapes):
+        raise errors.refuse(
+            "trainable",
+            f"{','.join(words)!r}, which matches every parameter",
+            "a part of them",
+            "leave it out to train all",
+        )
+    return tuple(name for name in shapes if name in found)
+
+
+def _head(plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
+    """The layer of the last product with parameters: what lies beside its kernel."""
+    if plan.features is None:
+        raise errors.refuse("trainable", HEAD, "used where a product with parameters is last", "name it by a pattern")
+    path = plan.features[0]
+    last = next((unit for unit in plan.units for use in unit.uses if use.path == path), None)
+    if last is None:
+        raise errors.refuse("trainable", HEAD, "used where the last product is with a kernel", "name it by a pattern")
+    kernel = plan.names[min(last.leaves)]
+    layer = kernel.rpartition("/")[0]
+    return [name for name in shapes if name == kernel or (layer and name.startswith(f"{layer}/"))]
+
+
+def _fresh(told: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for word in _words("fresh", told):
+        found += _head(plan, shapes) if word == HEAD else matching("fresh", [word], shapes)
+    return found
+
+
+def _low_rank(
+    words: Sequence[str],
+    plan: GradientPlan,
+    shapes: Mapping[str, Any],
+    trained: Collection[str],
+    rank: int,
+    targets: str,
+) -> LowRank | None:
+    both, alone = LORA in words, FFA_LORA in words
+    if not (both or alone):
+        if targets != DENSE or rank != RANK:
+            raise errors.refuse(
+                "lora", "a rank or targets", f"given where trainable has {LORA} or {FFA_LORA}", "add it"
+            )
+        return None
+    if both and alone:
+        raise errors.refuse("trainable", ",".join(words), f"{LORA} or {FFA_LORA}", "drop one of them")
+    errors.require_count("lora_rank", rank)
+    kernels = low_rank.kernels_of(plan)
+    asked = _words("lora_targets", targets)
+    if asked == [DENSE]:
+        names = [name for name in kernels if name in shapes and name not in trained]
+    else:
+        names = matching("lora_targets", asked, shapes)
+        for name in names:
+            if name in trained:
+                raise errors.refuse("lora_targets", f"{name}, which is trained itself", "others", "drop one of the two")
+            if name not in kernels:
+                raise errors.refuse(
+                    "lora_targets",
+                    f"{name}, which is not multiplied as a whole matrix wherever it is used",
+                    "kernels of dense layers",
+                    "there are " + ", ".join(list(kernels)[:6]) if kernels else "",
+                )
+    if not names:
+        raise errors.refuse("trainable", LORA, "used with a dense layer that is not trained itself")
+    sides = {name: min(kernels[name].shape[1:]) for name in names}
+    narrow = [name for name in names if rank > sides[name]]
+    if len(narrow) == len(names) or (narrow and asked != [DENSE]):
+        name = max(names if asked == [DENSE] else narrow, key=sides.__getitem__)
+        raise errors.refuse("lora_rank", rank, f"at most {sides[name]}, the shorter side of {name}")
+    fitting = [name for name in names if name not in narrow]
+    return LowRank(tuple(fitting), rank, both)
+
+
+def _begun(start: Any, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
+    """Values by path that training begins with."""
+    given: Mapping[str, Any] = start.values if isinstance(start, Start) else named(start)
+    where = str(start.origin.name) if isinstance(start, Start) else "start"
+    wanted = {name: shape for name, shape in shapes.items() if name not in fresh}
+    if not wanted:
+        raise errors.refuse("fresh", "every parameter", "some of them", "leave out what they would begin with")
+    found = {}
+    for name, shape in wanted.items():
+        if name not in given:
+            near = errors.nearest(name, list(given))
+            told = f"did you mean {near[0]}? " if near else ""
+            raise errors.refuse(
+                where, f"no {name}", "with every parameter of the model", f"{told}name it in start_names, or in fresh"
+            )
+        value = np.asarray(given[name]) if not isinstance(given[name], jax.Array) else given[name]
+        if value.dtype.kind not in "fV" or tuple(value.shape) != shape.shape:
+            got = f"{name} of {value.dtype} {tuple(value.shape)}"
+            raise errors.refuse(where, got, f"float {shape.shape}", "turn it in start_names, or begin it afresh")
+        value = value.astype(shape.dtype)
+        if not bool(np.isfinite(np.asarray(value)).all()):
+            raise errors.refuse(where, f"{name} with NaN or infinity", "finite")
+        found[name] = value
+    return found

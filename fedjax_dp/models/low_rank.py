@@ -1,0 +1,151 @@
+"""Low-rank terms beside the kernels of any traced network: y = x W + (alpha / r) (x A) B.
+
+Source: Hu et al. 2021, arXiv:2106.09685, equation 3, with A and B in the order in which Flax multiplies. The network is
+traced, and each product with such a kernel is run with its term beside it: no module has to be replaced, whatever it
+was written in.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.gradients import program
+from fedjax_dp.gradients.analysis import GradientPlan, Unit, Use, merged
+from fedjax_dp.gradients.walls import Product
+
+A, B = "lora_a", "lora_b"
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+    """Which kernels have a low-rank term, and of which rank.
+
+    both  A is trained, too; else B alone, beside a random A that is frozen (Sun et al. 2024, arXiv:2403.12313).
+    """
+
+    names: tuple[str, ...]
+    rank: int
+    both: bool = True
+
+
+class Pair(NamedTuple):
+    """The factors of a term: a (k, r), b (r, o); of a kernel of several matrices (blocks, k, r), (blocks, r, o)."""
+
+    a: jax.Array
+    b: jax.Array
+
+
+class Kernel(NamedTuple):
+    """A parameter that is multiplied as a matrix wherever it is used."""
+
+    number: int  # among the leaves of the parameters
+    uses: tuple[tuple[Use, bool], ...]  # and whether it is transposed there, beside the first use
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(blocks, k, o)."""
+        blocks, k, o = self.uses[0][0].wall.matrix.shape
+        return blocks, k, o
+
+
+def kernels_of(plan: GradientPlan) -> dict[str, Kernel]:
+    """The parameters of a traced network that can have a low-rank term, by name."""
+    return {
+        plan.names[number]: Kernel(number, uses)
+        for unit in plan.units
+        if (found := _kernel(plan, unit))
+        for number, uses in [found]
+    }
+
+
+def _kernel(plan: GradientPlan, unit: Unit) -> tuple[int, tuple[tuple[Use, bool], ...]] | None:
+    if len(unit.leaves) != 1 or not all(isinstance(use.wall.geometry, Product) for use in unit.uses):
+        return None
+    (number,) = unit.leaves
+    depths = [(use.wall.view.loops, tuple(range(len(use.wall.loops)))) for use in unit.uses]
+    if math.prod(unit.shape) != math.prod(plan.shapes[number].shape) or min(unit.shape[1:]) < 2:
+        return None
+    if any(own and own != around for own, around in depths):  # a loop that shares it lies within one that runs over it
+        return None
+    first = unit.uses[0].swapped
+    return number, tuple((use, use.swapped is not first) for use in unit.uses)
+
+
+def shapes(kernel: Kernel, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of A and B."""
+    blocks, k, o = kernel.shape
+    front = (blocks,) if blocks > 1 else ()
+    return (*front, k, rank), (*front, rank, o)
+
+
+def random_a(key: jax.Array, kernel: Kernel, rank: int) -> jax.Array:
+    """Uniform within 1 / sqrt(k), as the reference implementation of the paper draws it."""
+    shape = shapes(kernel, rank)[0]
+    return jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0) / math.sqrt(shape[-2])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Beside:
+    """A product that is run with a low-rank term beside it. Its pair is given at the site where a loop runs over it."""
+
+    product: Product
+    turned: bool
+    scale: Any
+    pair: Pair | None
+
+    def bind(self, equation: Any, values: list[Any], probe: Any) -> tuple[list[Any], Any]:
+        made, read = self.product.bind(equation, values, None)
+        a, b = self.pair or Pair(*probe)
+        if self.turned:
+            a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
+        x = self.product.rows(read)
+        multiplied = functools.partial(jnp.matmul, precision=equation.params["precision"])
+        if a.ndim == 2:
+            x = x[0]
+        term = multiplied(multiplied(x, a.astype(x.dtype)), b.astype(x.dtype))
+        term = self.product.made(term if term.ndim == 3 else term[None], made[0].shape)
+        made[0] = made[0] + (term * jnp.asarray(self.scale, term.dtype)).astype(made[0].dtype)
+        return made, ()
+
+
+def run(plan: GradientPlan, leaves: list[Any], record: Any, pairs: Mapping[str, Pair], scale: Any) -> Any:
+    """What the traced network makes of a record, with low-rank terms beside the kernels of these names."""
+    sites: dict[tuple[int, ...], Any] = {}
+    given: dict[tuple[int, ...], Any] = {}
+    kernels = kernels_of(plan)
+    for name, pair in pairs.items():
+        for (path, wall, *_), turned in kernels[name].uses:
+            assert isinstance(wall.geometry, Product)
+            own = None if wall.view.loops else pair
+            sites[path] = _Beside(wall.geometry, turned, scale * wall.view.scale, own)
+            if own is None:
+                lengths = [wall.loops[depth] for depth in wall.view.loops]
+                given[path] = tuple(_by_step(factor, lengths) for factor in pair)
+    arguments = [*leaves, *jax.tree.leaves(record)]
+    nested = merged(program.nested(sites), plan.products)
+    made, _ = program.run(plan.closed.jaxpr, plan.closed.consts, arguments, nested, program.nested(given))
+    return jax.tree.unflatten(jax.tree.structure(plan.out), made)
+
+
+def _by_step(factor: jax.Array, lengths: list[int]) -> jax.Array:
+    """(steps * blocks, ...) with an axis for each loop."""
+    blocks = factor.shape[0] // math.prod(lengths) if factor.ndim == 3 else 1
+    apart = factor.reshape(*lengths, blocks, *factor.shape[-2:])
+    return apart if blocks > 1 else apart.reshape(*lengths, *factor.shape[-2:])
+
+
+def added(plan: GradientPlan, leaves: list[Any], pairs: Mapping[str, Pair], scale: Any) -> list[Any]:
+    """The parameters with their terms added to them: W + (alpha / r) A B."""
+    found, kernels = list(leaves), kernels_of(plan)
+    for name, (a, b) in pairs.items():
+        kernel = kernels[name]
+        wall = kernel.uses[0][0].wall
+        term = scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+        back = wall.view.put_back(wall.gradient(term if term.ndim == 3 else term[None]), leaves)
+        found[kernel.number] = leaves[kernel.number] + back[kernel.number]
+    return found

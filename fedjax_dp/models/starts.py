@@ -1,0 +1,189 @@
+"""Values to begin training with, from checkpoints: npz, safetensors, or a folder that orbax wrote. No pickle is read.
+
+A file names its arrays; where its names or layouts are others than the model's, a TOML file says how they correspond:
+
+    "head/kernel" = {name = "fc.weight", axes = [1, 0]}   # PyTorch: (out, in)
+    "conv/kernel" = {name = "conv.weight", axes = [2, 3, 1, 0]}   # (out, in, height, width)
+    "head/bias" = "fc.bias"
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import struct
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from fedjax_dp import errors, folders
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.files import damaged, read_npz
+from fedjax_dp.models.adaptation import Origin
+from fedjax_dp.models.networks import named
+
+WANTED = "an .npz or .safetensors file, or a folder that orbax wrote"
+LARGEST_HEADER = 100 * 2**20  # bytes, as in the safetensors format
+DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start:
+    """Values by path, and where they come from."""
+
+    values: Mapping[str, Any]
+    origin: Origin
+
+    def __repr__(self) -> str:
+        return f"Start({self.origin}, {len(self.values)} arrays)"
+
+
+@checks_arguments
+def read_start(
+    path: str | os.PathLike[str],
+    *,
+    names: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    trained_on: str | None = None,
+    public: bool = True,
+) -> Start:
+    """The arrays of a checkpoint, to begin training with: `models.freeze(model, ..., start=...)`.
+
+    names       a TOML file, or a mapping: the model's paths to the file's names, or to {name, axes};
+    trained_on  what it was trained on, for the Guarantee to say;
+    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated.
+    Raises:     ConfigurationError in one line for a file that is none of these, is damaged or holds pickled objects.
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        raise errors.refuse("start", str(path), f"{WANTED} that exists", folders.where_looked(path))
+    found = _read(path)
+    if names is not None:
+        found = _renamed(path, found, _names(names) if isinstance(names, str | os.PathLike) else names)
+    return Start(found, Origin(path.name, digest(path), trained_on, public))
+
+
+def digest(path: pathlib.Path) -> str:
+    """sha256 of a file, or of the names and contents of all files of a folder."""
+    whole = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            whole.update(file.relative_to(path).as_posix().encode() if path.is_dir() else b"")
+            with open(file, "rb") as opened:
+                while block := opened.read(2**22):
+                    whole.update(block)
+    return whole.hexdigest()
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    if path.is_dir():
+        return _orbax(path)
+    with open(path, "rb") as file:
+        zipped = file.read(2) == b"PK"
+    if zipped or path.suffix == ".npz":
+        found: dict[str, Any] = read_npz(path)
+        return found
+    return dict(_safetensors(path))
+
+
+def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays of a safetensors file, mapped: eight bytes of length, so many of JSON, then the numbers."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        first = file.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else math.inf
+        if not 2 <= length <= min(size - 8, LARGEST_HEADER):
+            raise errors.refuse("start", f"{path}, which is none of these or cut short", WANTED)
+        header = file.read(int(length))
+    try:
+        told = json.loads(header)
+        entries = {name: entry for name, entry in told.items() if name != "__metadata__"}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise damaged(path, f"a header that is no JSON ({' '.join(str(error).split())[:80]})", "safetensors") from None
+    begin, at = 8 + int(length), 0
+    for name, entry in sorted(entries.items(), key=lambda pair: _offsets(path, *pair)):
+        (low, high), shape, dtype = _offsets(path, name, entry), entry.get("shape"), entry.get("dtype")
+        counts = isinstance(shape, list) and all(type(side) is int and 0 <= side < 2**40 for side in shape)
+        if dtype not in DTYPES or not counts:
+            raise damaged(path, f"{name} of type {str(dtype)[:20]!r} and shape {str(shape)[:40]}", "arrays of numbers")
+        kind = np.dtype(DTYPES[dtype])
+        if low != at or high - low != math.prod(shape) * kind.itemsize or begin + high > size:
+            raise damaged(path, f"{name} at bytes {low} to {high} of {size - begin}", "arrays one after the other")
+        at = high
+        flat = np.memmap(path, kind, "r", begin + low, (math.prod(shape),)) if high > low else np.empty(0, kind)
+        yield name, flat.reshape(shape)
+    if begin + at != size:
+        raise damaged(path, f"{size - begin - at} bytes more than its header says", "a whole safetensors file")
+
+
+def _offsets(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
+    found = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not (isinstance(found, list) and len(found) == 2 and all(type(at) is int and 0 <= at < 2**62 for at in found)):
+        raise damaged(path, f"{name[:40]} without a place", "data_offsets of two numbers for each array")
+    return found[0], found[1]
+
+
+def _orbax(path: pathlib.Path) -> dict[str, Any]:
+    """Arrays of a folder that orbax's StandardCheckpointer wrote."""
+    import orbax.checkpoint as orbax  # slow to import
+
+    try:
+        reader = orbax.PyTreeCheckpointer()
+        tree = reader.metadata(path.absolute()).item_metadata.tree
+        whole = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
+        found = named(reader.restore(path.absolute(), args=orbax.args.PyTreeRestore(item=tree, restore_args=whole)))
+    except Exception as error:  # of orbax and tensorstore, without a common base
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:120]
+        raise errors.refuse("start", f"{path}, which cannot be read", WANTED, reason) from None
+    if strange := [name for name, value in found.items() if not isinstance(value, np.ndarray | np.generic)]:
+        raise errors.refuse("start", f"{path} with {strange[0]}, which is no array", "arrays alone")
+    return found
+
+
+def _names(path: str | os.PathLike[str]) -> dict[str, Any]:
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise errors.refuse("start_names", str(path), "an existing TOML file", folders.where_looked(path))
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise errors.refuse("start_names", str(path), "valid TOML", str(error)) from None
+
+
+def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Values under the model's names; those that nothing is said of keep their own."""
+    wanted = 'text, or {name = "...", axes = [...]}'
+    taken = {}
+    for own, told in names.items():
+        told = {"name": told} if isinstance(told, str) else told
+        if not isinstance(told, Mapping) or set(told) - {"name", "axes"} or not isinstance(told.get("name"), str):
+            raise errors.refuse(f"start_names: {own}", told, wanted)
+        theirs, axes = told["name"], told.get("axes")
+        if theirs not in found:
+            near = errors.nearest(theirs, list(found))
+            shown = f"did you mean {near[0]}?" if near else "it has " + ", ".join(list(found)[:5])
+            raise errors.refuse(f"start_names: {own}", theirs, f"an array of {path.name}", shown)
+        value = found[theirs]
+        if axes is not None:
+            if sorted(map(str, axes)) != sorted(map(str, range(value.ndim))):
+                raise errors.refuse(f"start_names: axes of {own}", axes, f"an order of 0 to {value.ndim - 1}")
+            value = value.transpose([int(axis) for axis in axes])
+        taken[own] = value
+    used = {told if isinstance(told, str) else told["name"] for told in names.values()}
+    return {name: value for name, value in found.items() if name not in used} | taken
