@@ -18,6 +18,7 @@ SWITCHES = {  # what flags without a value do
     "--quiet": "print the result alone, without progress",
     "--verbose": "print all that is known of it",
     "--plan": "tell what would run, and stop there",
+    "--merged": "write all parameters of a model of which a part is frozen, low-rank terms added",
     "--serve": "follow it in a browser on this machine, instead of writing a file",
 }
 DETAIL = ("--quiet", "--verbose")
@@ -30,7 +31,7 @@ COMMANDS = {
         ("--json", *DETAIL),
         ("--resume", *GROUP),
     ),
-    "export": Command("export", "the parameters of a run as a file that other programs read", "FOLDER", ()),
+    "export": Command("export", "the parameters of a run as a file that other programs read", "FOLDER", ("--merged",)),
     "sweep": Command(
         "sweep",
         "seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop",

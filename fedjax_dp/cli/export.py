@@ -1,15 +1,16 @@
 """`fedjax-dp export`."""
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import take_path
+from fedjax_dp.cli.options import take_flag, take_path
 from fedjax_dp.cli.wrapping import wrapped
 
 DESCRIPTION = """Write the parameters of a run to a file that other programs read.
 
-usage: fedjax-dp export RUN FILE.safetensors|FILE.npz
+usage: fedjax-dp export [--merged] RUN FILE.safetensors|FILE.npz
 
 RUN is the folder of a run; its newest checkpoint is taken, however many devices wrote it. Parameters are named by their
-paths in the model, such as Dense_0/kernel. A .safetensors file also holds configuration, rounds and Guarantee."""
+paths in the model, such as Dense_0/kernel. A .safetensors file also holds configuration, rounds and Guarantee.
+Of a model of which a part is frozen they are those that were trained; --merged writes all, low-rank terms added."""
 
 
 def export_command(arguments: list[str]) -> int:
@@ -18,6 +19,7 @@ def export_command(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(rest):
         print(wrapped(DESCRIPTION))
         return 0
+    merged, rest = take_flag(rest, "--merged")
     folder, file = take_path(rest), take_path(rest)
     if not folder or not file or rest:
         got = " ".join(arguments) or "nothing"
@@ -27,5 +29,5 @@ def export_command(arguments: list[str]) -> int:
     from fedjax_dp.experiments.opened import open_run  # loads JAX
 
     run = open_run(folder)
-    print(f"parameters after round {run.round} of {folder} are in {run.export(file)}")
+    print(f"parameters after round {run.round} of {folder} are in {run.export(file, merged=merged)}")
     return 0

@@ -16,7 +16,7 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import ExecutionConfig, RunConfig
-from fedjax_dp.models import ARCHITECTURES, NetworkModel, model
+from fedjax_dp.models import ARCHITECTURES, NetworkModel, freeze, model, read_start
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -43,7 +43,40 @@ def build_model(config: RunConfig, data: FederatedData | Records) -> NetworkMode
         if asked.hidden is not None:
             sizes["hidden"] = _widths(asked.hidden)
         made = ARCHITECTURES[asked.model or "logistic"](data.record_shape, data.classes, **sizes)
-    return dataclasses.replace(made, dtype=WIDTHS[asked.dtype]) if asked.dtype else made
+    made = dataclasses.replace(made, dtype=WIDTHS[asked.dtype]) if asked.dtype else made
+    words = {name: getattr(asked, name) for name in _OF_PARTS}
+    if all(word is None for word in words.values()):
+        return made
+    return _partly_trained(made, tuple(config.files.items()), **words)
+
+
+_OF_PARTS = (
+    "trainable",
+    "start",
+    "start_names",
+    "start_data",
+    "start_private",
+    "fresh",
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
+)
+
+
+@functools.lru_cache(maxsize=8)  # as another model is another program, and checkpoints are large
+def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **asked: Any) -> NetworkModel:
+    """The model of which a part is trained, begun with what is in the files of these checksums."""
+    start, lora = asked["start"], {name: asked[name] for name in ("lora_rank", "lora_alpha", "lora_targets")}
+    for name in ("start_names", "start_data", "start_private", "fresh"):
+        if start is None and asked[name] is not None:
+            raise errors.refuse(
+                name, asked[name], "left out where training begins at random", "give --start, or drop it"
+            )
+    if start is not None:
+        private = bool(asked["start_private"])
+        start = read_start(start, names=asked["start_names"], trained_on=asked["start_data"], public=not private)
+    given = {name.removeprefix("lora_"): value for name, value in lora.items() if value is not None}
+    return freeze(made, asked["trainable"] or "all", start=start, fresh=asked["fresh"], **given)
 
 
 @functools.cache  # as some networks are equal to themselves only, and another model is another program

@@ -25,6 +25,7 @@ from fedjax_dp.doors import PAGES
 from fedjax_dp.experiments.population import PopulationConfig, population_of, resolve_population
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.models import ARCHITECTURES
+from fedjax_dp.models.starts import start_files
 from fedjax_dp.options import Option, Options, about, of_class, require_meant, typed
 from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
 
@@ -47,6 +48,15 @@ class TrainingConfig:
     heads   of its attention
     patch   pixels a side of the squares that vit cuts an image into
     dtype   bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
+    trainable  what of the model is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with commas
+    start   checkpoint to begin with: .npz, .safetensors or a folder of orbax; taken as public
+    start_names  TOML: the model's paths to names in the checkpoint
+    start_data  what the checkpoint was trained on, for the Guarantee to say
+    start_private  it was trained on records of these clients: no epsilon then
+    fresh   head or patterns: parameters that begin at random, not with the checkpoint's
+    lora_rank  r of low-rank terms
+    lora_alpha  their factor is alpha / r
+    lora_targets  dense, or patterns of kernels
     """
 
     rounds: int
@@ -57,6 +67,15 @@ class TrainingConfig:
     heads: Annotated[int | None, about("", beside=TRANSFORMERS, default="4")] = None
     patch: Annotated[int | None, about("", beside={"model": "vit"}, default="4")] = None
     dtype: Annotated[str | None, about("", choices=WIDTHS, default="float32")] = None
+    trainable: Annotated[str | None, about("", metavar="WORD|PATTERN,...", default="all")] = None
+    start: Annotated[str | None, about("", metavar="PATH", default="random values")] = None
+    start_names: Annotated[str | None, about("", metavar="FILE")] = None
+    start_data: Annotated[str | None, about("", metavar="WORDS")] = None
+    start_private: bool | None = None
+    fresh: Annotated[str | None, about("", metavar="PATTERN,...")] = None
+    lora_rank: Annotated[int | None, about("", default="4")] = None
+    lora_alpha: Annotated[float | None, about("", default="the rank")] = None
+    lora_targets: Annotated[str | None, about("", metavar="PATTERN,...", default="dense")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,8 +182,13 @@ class RunConfig:
 
     @property
     def code(self) -> dict[str, str]:
-        """Checksums of the user's own files that decide the run, by path."""
+        """Checksums of the user's own code that decides the run, by path."""
         return own_code.checksums(self.algorithm, self.training.model)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Checksums of the other files of the user's own that decide it."""
+        return start_files(self.training.start, self.training.start_names)
 
     def flat(self) -> dict[str, Any]:
         """What is set, by name: `resolve` makes the same configuration of it."""

@@ -61,7 +61,7 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Call
     config, rounds = _continued(path, about, asked)
     finished = run_folder.result_of(path, about)
     if finished is not None and rounds == config.training.rounds:
-        run_folder.require_same(about, {**about["checksums"], **run_folder.code_of(config.code)})
+        run_folder.require_same(about, {**about["checksums"], **run_folder.files_of(config)})
         screen.say(f"{path} is finished, after round {rounds}; --rounds N goes on to more")
         return finished, path
 
@@ -148,7 +148,7 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
         train_metrics=bool(config.output.train_metrics),
         on_host=on_host,
         said=config.flat(),
-        checksums={"data": population.checksum(config.data, data), **run_folder.code_of(config.code)},
+        checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
         shown=config.to_dict(),
         target=config.output.target_accuracy,
     )

@@ -7,6 +7,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.arguments import checks_arguments
@@ -14,6 +17,7 @@ from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, run_folder
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.models import ARCHITECTURES, Model
+from fedjax_dp.models.starts import RECORDS
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
@@ -91,23 +95,32 @@ class SavedRun:
         like = build.Records(tuple(records["shape"]), records["classes"], records["tokens"])
         if self._about["made of"] == run_folder.CONFIGURED:
             run = configs.resolve(config)
-            run_folder.require_same(self._about, self._about["checksums"] | run_folder.code_of(run.code))
+            run_folder.require_same(self._about, self._about["checksums"] | run_folder.files_of(run))
             return build.build_model(run, like)
         if "model" not in config:
             raise errors.refuse("model", "one of your own", "given again", "open_run(folder, model=...) takes it")
         return ARCHITECTURES[config["model"]](like.record_shape, like.classes)
 
-    def export(self, path: str | os.PathLike[str]) -> pathlib.Path:
+    @property
+    def whole(self) -> Any:
+        """All parameters of the network: trained ones, frozen ones, and low-rank terms added to their kernels."""
+        whole = getattr(self.model, "whole", None)
+        return self.params if whole is None else jax.tree.map(np.asarray, whole(self.params))
+
+    def export(self, path: str | os.PathLike[str], *, merged: bool = False) -> pathlib.Path:
         """Write the parameters to a new file, named by their paths, such as Dense_0/kernel.
 
-        path  ends in .safetensors, which also holds configuration and Guarantee, or in .npz.
+        path    ends in .safetensors, which also holds configuration and Guarantee, or in .npz;
+        merged  all parameters of the network, see `whole`; else those that were trained.
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)
         if path.exists() or path.is_symlink():
             raise errors.refuse("file of parameters", path, "a new file", "give another name")
         told = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
-        parameters.write(path, self.params, told)
+        if "data" in self._about["checksums"]:
+            told[RECORDS] = self._about["checksums"]["data"]
+        parameters.write(path, self.whole if merged else self.params, told)
         return path
 
     def _card(self) -> Card:

@@ -190,9 +190,10 @@ def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None
             raise errors.refuse(f"{name} of the resumed run", now, wanted, START_ANEW)
 
 
-def code_of(code: Mapping[str, str]) -> dict[str, str]:
-    """The checksums of files as they are kept."""
-    return {f"code in {file}": digest for file, digest in code.items()}
+def files_of(config: configs.RunConfig) -> dict[str, str]:
+    """The checksums of the user's own files as they are kept."""
+    found = {f"code in {file}": digest for file, digest in config.code.items()}
+    return found | {f"content of {file}": digest for file, digest in config.files.items()}
 
 
 def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str, Any]:

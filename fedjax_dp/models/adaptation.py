@@ -44,13 +44,15 @@ class Origin:
     name      of the file;
     sha256    of its contents;
     trained_on  what it was trained on, in words; None: not known;
-    public    whether that holds nothing of these clients. Where it does, the run has no epsilon.
+    public    whether that holds nothing of these clients. Where it does, the run has no epsilon;
+    records   checksum of the clients' records that it was trained on, where the file says it.
     """
 
     name: str
     sha256: str
     trained_on: str | None = None
     public: bool = True
+    records: str | None = None
 
     def __str__(self) -> str:
         told = f"{self.name} (sha256 {self.sha256[:12]})"

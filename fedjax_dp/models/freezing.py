@@ -77,6 +77,8 @@ def freeze(
             values[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], rank)
     if alpha is not None:
         errors.require_positive("lora_alpha", alpha)
+        if asked is None:
+            raise errors.refuse("lora_alpha", alpha, f"left out unless trainable has {LORA} or {FFA_LORA}", "drop it")
     held = FrozenValues(
         values,
         {name: jnp.asarray(begun[name]) for name in trained if name in begun},
@@ -175,9 +177,8 @@ def _low_rank(
     both, alone = LORA in words, FFA_LORA in words
     if not (both or alone):
         if targets != DENSE or rank != RANK:
-            raise errors.refuse(
-                "lora", "a rank or targets", f"given where trainable has {LORA} or {FFA_LORA}", "add it"
-            )
+            wanted = f"left out unless trainable has {LORA} or {FFA_LORA}"
+            raise errors.refuse("lora_rank and lora_targets", f"{rank} and {targets}", wanted, "drop them")
         return None
     if both and alone:
         raise errors.refuse("trainable", ",".join(words), f"{LORA} or {FFA_LORA}", "drop one of them")

@@ -29,6 +29,7 @@ from fedjax_dp.models.adaptation import Origin
 from fedjax_dp.models.networks import named
 
 WANTED = "an .npz or .safetensors file, or a folder that orbax wrote"
+RECORDS = "data"  # under which an exported run says the checksum of its records
 LARGEST_HEADER = 100 * 2**20  # bytes, as in the safetensors format
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -76,7 +77,13 @@ def read_start(
     found = _read(path)
     if names is not None:
         found = _renamed(path, found, _names(names) if isinstance(names, str | os.PathLike) else names)
-    return Start(found, Origin(path.name, digest(path), trained_on, public))
+    return Start(found, Origin(path.name, digest(path), trained_on, public, _records(path)))
+
+
+def start_files(path: str | None, names: str | None = None) -> dict[str, str]:
+    """Checksums of a checkpoint, and of the file that says its names, by path."""
+    given = {told: pathlib.Path(told) for told in (path, names) if told is not None}
+    return {told: digest(where)[:16] for told, where in given.items() if where.exists()}
 
 
 def digest(path: pathlib.Path) -> str:
@@ -102,21 +109,36 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     return dict(_safetensors(path))
 
 
-def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Arrays of a safetensors file, mapped: eight bytes of length, so many of JSON, then the numbers."""
-    size = path.stat().st_size
+def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of its arrays, and where their numbers begin."""
     with open(path, "rb") as file:
         first = file.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else math.inf
-        if not 2 <= length <= min(size - 8, LARGEST_HEADER):
+        if not 2 <= length <= min(path.stat().st_size - 8, LARGEST_HEADER):
             raise errors.refuse("start", f"{path}, which is none of these or cut short", WANTED)
         header = file.read(int(length))
     try:
         told = json.loads(header)
-        entries = {name: entry for name, entry in told.items() if name != "__metadata__"}
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, f"a header that is no JSON ({' '.join(str(error).split())[:80]})", "safetensors") from None
-    begin, at = 8 + int(length), 0
+    if not isinstance(told, dict):
+        raise damaged(path, "a header that is no JSON object", "safetensors")
+    return told, 8 + int(length)
+
+
+def _records(path: pathlib.Path) -> str | None:
+    """Checksum of the records that an exported run was trained on, where the file says it."""
+    if path.is_dir() or path.suffix != ".safetensors":
+        return None
+    told = _header(path)[0].get("__metadata__")
+    found = told.get(RECORDS) if isinstance(told, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays of a safetensors file, mapped: eight bytes of length, so many of JSON, then the numbers."""
+    (told, begin), size, at = _header(path), path.stat().st_size, 0
+    entries = {name: entry for name, entry in told.items() if name != "__metadata__"}
     for name, entry in sorted(entries.items(), key=lambda pair: _offsets(path, *pair)):
         (low, high), shape, dtype = _offsets(path, name, entry), entry.get("shape"), entry.get("dtype")
         counts = isinstance(shape, list) and all(type(side) is int and 0 <= side < 2**40 for side in shape)

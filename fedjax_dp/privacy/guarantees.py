@@ -19,7 +19,7 @@ from fedjax_dp.privacy.ledger import counted_as, training_of, with_paid
 from fedjax_dp.privacy.paper_claims import claims_about
 from fedjax_dp.privacy.paper_noise import PRESCRIBED, prescribed
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
-from fedjax_dp.privacy.protection import noise_of, unit_of, unprotected
+from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -68,7 +68,7 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
             "left out for an algorithm without privacy",
             "choose a private algorithm such as dpnfl",
         )
-    reason = unprotected(algorithm, run.view)
+    reason = run.gap
     if terms.sigma_mode in PRESCRIBED:
         return run.with_noise(prescribed(terms.sigma_mode, algorithm, data, run.rounds, budgets, delta))
     if reason:
@@ -187,7 +187,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     algorithm, data, terms = run.algorithm, run.data, run.terms
     num_clients, unit, delta = data.num_clients, unit_of(algorithm), terms.delta
-    reason = unprotected(algorithm, run.view)
+    reason = run.gap
     if reason:
         return no_privacy(num_clients, reason)
     if delta is None:
@@ -211,7 +211,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         adjacency,
         run.view,
         accounting.ACCOUNTANTS[terms.accountant].about,
-        (*_assumptions(run, steps), *_words(run), FLOAT_NOISE),
+        (*_assumptions(run, steps), *_start(run), *_words(run), FLOAT_NOISE),
         claims_about(run, delta, epsilons, ledger),
         (*delta_warnings(delta, members, unit), *_learnt(data)),
     )
@@ -221,6 +221,11 @@ def _words(run: PlannedRun) -> list[str]:
     """What rests on somebody's word."""
     words = inspection.words_of(run.algorithm)
     return [*words, "the test set is public"] if words and run.data.test_clients is None else words
+
+
+def _start(run: PlannedRun) -> list[str]:
+    """What training begins with."""
+    return [] if run.origin is None else [f"training begins with {run.origin}, which is treated as public"]
 
 
 def _learnt(data: FederatedData) -> list[str]:

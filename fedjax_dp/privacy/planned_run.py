@@ -11,10 +11,10 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, Origin, logistic_regression
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
-from fedjax_dp.privacy.protection import view_of, with_noise
+from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohorts
@@ -38,6 +38,24 @@ class PlannedRun:
     def view(self) -> View:
         """Who must learn nothing."""
         return view_of(self.algorithm, self.terms.view)
+
+    @functools.cached_property
+    def gap(self) -> str | None:
+        """Why no epsilon exists, where none does."""
+        return unprotected(self.algorithm, self.view) or self._begun_with_records
+
+    @property
+    def origin(self) -> Origin | None:
+        """Of the values that training begins with; None: they are random."""
+        adaptation = getattr(self.model, "adaptation", None)
+        return None if adaptation is None else adaptation.origin
+
+    @property
+    def _begun_with_records(self) -> str | None:
+        origin = self.origin
+        if origin is None or (origin.public and (origin.records is None or origin.records != self.data.checksum)):
+            return None
+        return f"training begins with {origin.name}, which was trained on records of these clients"
 
     @property
     def schedule(self) -> np.ndarray:
