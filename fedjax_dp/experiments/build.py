@@ -73,8 +73,8 @@ def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **
                 name, asked[name], "left out where training begins at random", "give --start, or drop it"
             )
     if start is not None:
-        private = bool(asked["start_private"])
-        start = read_start(start, names=asked["start_names"], trained_on=asked["start_data"], public=not private)
+        public = None if asked["start_private"] is None else not asked["start_private"]
+        start = read_start(start, names=asked["start_names"], trained_on=asked["start_data"], public=public)
     given = {name.removeprefix("lora_"): value for name, value in lora.items() if value is not None}
     return freeze(made, asked["trainable"] or "all", start=start, fresh=asked["fresh"], **given)
 

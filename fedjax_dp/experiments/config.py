@@ -52,7 +52,7 @@ class TrainingConfig:
     start   checkpoint to begin with: .npz, .safetensors or a folder of orbax; taken as public
     start_names  TOML: the model's paths to names in the checkpoint
     start_data  what the checkpoint was trained on, for the Guarantee to say
-    start_private  it was trained on records of these clients: no epsilon then
+    start_private  whether it was trained on records of these clients: no epsilon then
     fresh   head or patterns: parameters that begin at random, not with the checkpoint's
     lora_rank  r of low-rank terms
     lora_alpha  their factor is alpha / r

@@ -17,7 +17,6 @@ from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, run_folder
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.models import ARCHITECTURES, Model
-from fedjax_dp.models.starts import RECORDS
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
@@ -119,7 +118,7 @@ class SavedRun:
             raise errors.refuse("file of parameters", path, "a new file", "give another name")
         told = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
         if "data" in self._about["checksums"]:
-            told[RECORDS] = self._about["checksums"]["data"]
+            told |= {"dataset": str(self.config.get("dataset")), "records": self._about["checksums"]["data"]}
         parameters.write(path, self.whole if merged else self.params, told)
         return path
 

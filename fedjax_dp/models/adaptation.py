@@ -44,14 +44,16 @@ class Origin:
     name      of the file;
     sha256    of its contents;
     trained_on  what it was trained on, in words; None: not known;
-    public    whether that holds nothing of these clients. Where it does, the run has no epsilon;
-    records   checksum of the clients' records that it was trained on, where the file says it.
+    public    whether that holds nothing of these clients. Where it does, the run has no epsilon; None: nobody says it,
+              so it is believed unless the file says that it was trained on the same data;
+    dataset, records  name and checksum of the records that it was trained on, where the file says them.
     """
 
     name: str
     sha256: str
     trained_on: str | None = None
-    public: bool = True
+    public: bool | None = None
+    dataset: str | None = None
     records: str | None = None
 
     def __str__(self) -> str:

@@ -4,6 +4,7 @@ A network may take a flag under one of the names in MODES: it is told whether it
 is given a key.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -202,7 +203,7 @@ def network_of(given: Any, mode: str | None = None) -> Network:
     if isinstance(given, Linen | Nnx | Equinox | Haiku | Functions):
         return given
     if isinstance(given, nn.Module):
-        return Linen(given, mode or _mode(given.__call__))
+        return Linen(_hashable(given), mode or _mode(given.__call__))
     if nnx is not None and isinstance(given, nnx.Module):
         return Nnx(_Made(given), mode or _mode(given.__call__))
     if eqx is not None and isinstance(given, eqx.Module):
@@ -220,7 +221,7 @@ def network_of(given: Any, mode: str | None = None) -> Network:
         if kind is not None:
             return kind(given, mode or _mode(made.__call__))
         if isinstance(made, nn.Module):
-            return Linen(made, mode or _mode(made.__call__))
+            return Linen(_hashable(made), mode or _mode(made.__call__))
     raise errors.refuse(
         "model",
         doors.described(given),
@@ -248,6 +249,18 @@ class _Made:
 
     def __call__(self, key: jax.Array) -> Any:
         return self.module
+
+
+def _hashable(module: nn.Module) -> nn.Module:
+    """The module with tuples for lists, as `nn.Sequential` is often given them: equal models are one program."""
+    fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    listed: Any = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    with contextlib.suppress(TypeError):
+        found = module.clone(**listed) if listed else module
+        hash(found)
+        return found
+    name = type(module).__name__
+    raise errors.refuse("model", f"{name} with fields that cannot be hashed", "one of plain fields", "use tuples")
 
 
 def _is_module(made: Any, framework: Any) -> bool:

@@ -10,6 +10,7 @@ A file names its arrays; where its names or layouts are others than the model's,
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import os
 import pathlib
@@ -29,7 +30,6 @@ from fedjax_dp.models.adaptation import Origin
 from fedjax_dp.models.networks import named
 
 WANTED = "an .npz or .safetensors file, or a folder that orbax wrote"
-RECORDS = "data"  # under which an exported run says the checksum of its records
 LARGEST_HEADER = 100 * 2**20  # bytes, as in the safetensors format
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -62,13 +62,14 @@ def read_start(
     *,
     names: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     trained_on: str | None = None,
-    public: bool = True,
+    public: bool | None = None,
 ) -> Start:
     """The arrays of a checkpoint, to begin training with: `models.freeze(model, ..., start=...)`.
 
     names       a TOML file, or a mapping: the model's paths to the file's names, or to {name, axes};
     trained_on  what it was trained on, for the Guarantee to say;
-    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated.
+    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated;
+                None: it is believed to hold nothing, unless it is the export of a run on data of the same name.
     Raises:     ConfigurationError in one line for a file that is none of these, is damaged or holds pickled objects.
     """
     path = pathlib.Path(path)
@@ -77,7 +78,7 @@ def read_start(
     found = _read(path)
     if names is not None:
         found = _renamed(path, found, _names(names) if isinstance(names, str | os.PathLike) else names)
-    return Start(found, Origin(path.name, digest(path), trained_on, public, _records(path)))
+    return Start(found, Origin(path.name, digest(path), trained_on, public, **_records(path)))
 
 
 def start_files(path: str | None, names: str | None = None) -> dict[str, str]:
@@ -126,13 +127,14 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
     return told, 8 + int(length)
 
 
-def _records(path: pathlib.Path) -> str | None:
-    """Checksum of the records that an exported run was trained on, where the file says it."""
+def _records(path: pathlib.Path) -> dict[str, str]:
+    """What an exported run was trained on, where the file says it."""
     if path.is_dir() or path.suffix != ".safetensors":
-        return None
+        return {}
     told = _header(path)[0].get("__metadata__")
-    found = told.get(RECORDS) if isinstance(told, dict) else None
-    return found if isinstance(found, str) else None
+    if not isinstance(told, dict):
+        return {}
+    return {name: told[name] for name in ("dataset", "records") if isinstance(told.get(name), str)}
 
 
 def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -165,6 +167,10 @@ def _orbax(path: pathlib.Path) -> dict[str, Any]:
     """Arrays of a folder that orbax's StandardCheckpointer wrote."""
     import orbax.checkpoint as orbax  # slow to import
 
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
+    if (path / "run.json").is_file():
+        remedy = f"fedjax-dp export --merged {path} start.safetensors writes one"
+        raise errors.refuse("start", f"{path}, the folder of a run", WANTED, remedy)
     try:
         reader = orbax.PyTreeCheckpointer()
         tree = reader.metadata(path.absolute()).item_metadata.tree

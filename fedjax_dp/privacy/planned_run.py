@@ -53,9 +53,16 @@ class PlannedRun:
     @property
     def _begun_with_records(self) -> str | None:
         origin = self.origin
-        if origin is None or (origin.public and (origin.records is None or origin.records != self.data.checksum)):
+        if origin is None or origin.public:
             return None
-        return f"training begins with {origin.name}, which was trained on records of these clients"
+        told = f"training begins with {origin.name}, which was trained on"
+        if origin.public is False:
+            return f"{told} records of these clients"
+        if origin.records is not None and (origin.dataset == self.data.name or origin.records == self.data.checksum):
+            return (
+                f"{told} {origin.dataset}, which is these clients' data: say so (start_private) if it holds none of it"
+            )
+        return None
 
     @property
     def schedule(self) -> np.ndarray:

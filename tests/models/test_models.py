@@ -13,6 +13,7 @@ from helpers import ragged_data
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors, gradients
 from fedjax_dp.models import cnn, group_norm_cnn, logistic_regression, lstm, mlp, random_embedding
+from fedjax_dp.pytrees import path_name
 
 
 def parameters(model):
@@ -50,9 +51,10 @@ def test_features_are_the_layer_before_the_output(model, width):
     x = jnp.ones((2, *model.record_shape), jnp.int32 if model.tokens else jnp.float32)
     features = jax.jit(gradients.features, static_argnums=0)(model, params, x)
     assert features.shape == (2, width)
-    last = params["Dense_2" if "Dense_2" in params else "Dense_1" if "Dense_1" in params else "Dense_0"]
+    named = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    last = max(name.partition("/")[0] for name in named if name.startswith("Dense"))
     np.testing.assert_allclose(
-        features @ last["kernel"] + last["bias"][None], gradients.logits(model, params, x), rtol=1e-5
+        features @ named[f"{last}/kernel"] + named[f"{last}/bias"][None], gradients.logits(model, params, x), rtol=1e-5
     )
     assert model.has_features
 
