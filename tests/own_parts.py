@@ -519,7 +519,7 @@ class Lazy:
     def init(self, params):
         return optax.sgd(1.0).init(params)
 
-    def move(self, round_index, update, state, params):
+    def move(self, round_index, update, variance, state, params):
         return jax.tree.map(lambda p, u: p + self.rate * schedules.constant(round_index) * u, params, update), state
 
     def check(self):

@@ -141,28 +141,54 @@ def step_gradient(case, t, i, s, w, *, clip="none", bound=np.inf, sigma=0.0, mul
     return mean + 2 * l2 * w
 
 
+def noise_variance(case, t, i, s, *, clip="none", bound=np.inf, sigma=0.0, multiplier=None, l2=0.0):
+    """Of each coordinate of the noise in `step_gradient`."""
+    if multiplier is None:
+        return at(sigma, i) ** 2
+    known(clip, "example", "batch")
+    return (at(multiplier, i) * 2 * bound / (case.divisor(t, i, s) if clip == "example" else 1)) ** 2
+
+
 # Local training
 
 
-def train(case, t, i, w, memory, *, extra=None, rule="sgd", decay=0.99, eps=1e-8, state="persist", **step):
+RULES = ("sgd", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
+
+
+def train(case, t, i, w, memory, *, extra=None, rule="sgd", numbers=None, state="persist", **step):
     """Client i's model after its steps from w. `extra(i, s, w)` joins the gradient after the noise.
 
-    `memory` holds the RMSProp state of each client, which the client keeps between rounds or drops (state="reset").
+    `memory` holds the rule's state of each client, which the client keeps between rounds or drops (state="reset").
     """
-    known(rule, "sgd", "rmsprop")
     known(state, "persist", "reset")
-    square = memory.get(i, 0.0) if state == "persist" else 0.0
+    kept = memory.get(i, (0, 0.0, 0.0, 0.0)) if state == "persist" else (0, 0.0, 0.0, 0.0)
     for s in range(case.steps_of(t, i)):
         g = step_gradient(case, t, i, s, w, **step)
         if extra is not None:
             g = g + extra(i, s, w)
-        if rule == "sgd":
-            w = w - case.rate(t, s) * g
-        else:
-            square = decay * square + (1 - decay) * g**2
-            w = w - case.rate(t, s) * g / (np.sqrt(square) + eps)
-    memory[i] = square
+        variance = noise_variance(case, t, i, s, **step) if rule.endswith("_bc") else 0.0
+        step_of, kept = direction(rule, g, variance, w, kept, **(numbers or {}))
+        w = w - case.rate(t, s) * step_of
+    memory[i] = kept
     return w
+
+
+def direction(rule, g, variance, w, kept, *, decay=0.99, eps=1e-8, b1=0.9, b2=0.999, floor=1e-5, weight_decay=0.01):
+    """What a step subtracts at rate 1, and the state after it: steps, first and second moment, that of the noise."""
+    known(rule, *RULES)
+    if rule == "sgd":
+        return g, kept
+    steps, first, second, noise = kept
+    if rule == "rmsprop":
+        second = decay * second + (1 - decay) * g**2
+        return g / (np.sqrt(second) + eps), (steps, first, second, noise)
+    steps += 1
+    first = b1 * first + (1 - b1) * g
+    second = b2 * second + (1 - b2) * g**2
+    noise = b2 * noise + (1 - b2) * variance
+    mean, square, own = first / (1 - b1**steps), second / (1 - b2**steps), noise / (1 - b2**steps)
+    root = np.sqrt(np.maximum(square - own, floor)) if rule.endswith("_bc") else np.sqrt(square) + eps
+    return mean / root + (weight_decay * w if "adamw" in rule else 0.0), (steps, first, second, noise)
 
 
 def train_cohort(case, t, w, memory, **local):
@@ -237,18 +263,23 @@ def addpnfl(
     betas=(0.9, 0.99),
     pi=1e-3,
     nu_init=None,
+    noise=None,
+    q=None,
     **local,
 ):
-    known(second_moment, "delta", "mu")
+    """`noise`: by round, the variance that is taken off where the second moment is unbiased."""
+    known(second_moment, "delta", "mu", "unbiased")
     w, memory, results = case.start, {}, []
-    mu, nu = np.zeros_like(w), np.full_like(w, pi**2 if nu_init is None else nu_init)
+    mu, nu, p = np.zeros_like(w), np.full_like(w, pi**2 if nu_init is None else nu_init), 0.0
     for t, cohort in enumerate(case.cohorts):
         models = train_cohort(case, t, w, memory, clip=clip, **local)
         deltas = deltas_of(models, w)
-        delta = aggregate(estimator, w, models, cohort, case.shares) - w
+        delta = aggregate(estimator, w, models, cohort, case.shares, q) - w
         mu = betas[0] * mu + (1 - betas[0]) * delta
-        nu = betas[1] * nu + (1 - betas[1]) * (delta if second_moment == "delta" else mu) ** 2
-        w = w + at(server_rate, t) * mu / (np.sqrt(nu) + pi)
+        nu = betas[1] * nu + (1 - betas[1]) * (mu if second_moment == "mu" else delta) ** 2
+        if second_moment == "unbiased":
+            p = betas[1] * p + (1 - betas[1]) * noise[t]
+        w = w + at(server_rate, t) * mu / (np.sqrt(np.maximum(nu - p, 0)) + pi)
         results.append({"w": w, "deltas": deltas, "delta": delta, "mu": mu, "nu": nu})
     return results
 

@@ -118,6 +118,9 @@ def write_catalogue() -> None:
             if key in fdp.algorithms.COMMON and option.default != fdp.algorithms.COMMON[key].default
         ]
         pages += ["", f"Common options with other defaults here: {', '.join(changed)}.", ""] if changed else [""]
+    pages += ["## Local rules", "", "| `local_rule` | direction of a step | numbers |", "|---|---|---|"]
+    pages += [_rule(name, rule) for name, rule in fdp.parts.LOCAL_RULES.items()]
+    pages += ["", "[How to choose](guides/local_rules.md).", ""]
     pages += ["## Options that every entry takes", "", "| option | default | what it is |", "|---|---|---|"]
     pages += [*map(_option, fdp.algorithms.COMMON.values()), ""]
     pages += ["## Citations", "", citations.markdown()]
@@ -129,6 +132,11 @@ def _option(option: Option) -> str:
     names = f" One of {', '.join(f'`{name}`' for name in option.choices)}." if option.choices else ""
     default = option.about.default or _value(option.default)
     return f"| `{option.name}` | {default} | {text}{'.' if names and text else ''}{names} |"
+
+
+def _rule(name: str, rule: fdp.parts.LocalRule) -> str:
+    numbers = ", ".join(f"`local_{key}` {value:g}" for key, value in rule.hyperparameters.items())
+    return f"| `{name}` | ${_in_table(rule.equation)}$ | {numbers} |"
 
 
 def _value(default: Any) -> str:

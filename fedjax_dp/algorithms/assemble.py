@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from fedjax_dp import doors, errors
-from fedjax_dp.options import about, of_class, require
+from fedjax_dp.options import About, about, of_class, require
 from fedjax_dp.parts.aggregation import ESTIMATORS, Aggregate
 from fedjax_dp.parts.answers import Dropout, FirstResponders
 from fedjax_dp.parts.batches import (
@@ -23,7 +23,8 @@ from fedjax_dp.parts.client_privacy import PlainUpload, Upload
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
 from fedjax_dp.parts.cohorts import AllClients, Cohort, CyclicCohort, MultinomialCohort, PoissonCohort, UniformCohort
 from fedjax_dp.parts.corrections import Correction, L2Penalty
-from fedjax_dp.parts.local_sgd import LOCAL_RULES, LocalRule, LocalSgd
+from fedjax_dp.parts.local_rules import LOCAL_RULES, rules_with
+from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer
 from fedjax_dp.parts.secure_aggregation import SecureSum
 from fedjax_dp.parts.server_optimizers import Server, ServerOptimizer
@@ -56,6 +57,13 @@ BOUNDS: dict[str, Callable[[Any], Bound]] = {
 }
 
 
+def of_rule(number: str) -> About:
+    """What is told of a number of the local rules that have it."""
+    rules = rules_with(number)
+    values = dict.fromkeys(f"{LOCAL_RULES[rule].hyperparameters[number]:g}" for rule in rules)
+    return about("", beside={"local_rule": rules}, default=" or ".join(values))
+
+
 class Common(TypedDict, total=False):
     """Options that every entry takes.
 
@@ -72,7 +80,12 @@ class Common(TypedDict, total=False):
     schedule         of the learning rate over rounds
     per_step         the schedule runs over local steps, not rounds
     local_rule       how a gradient becomes a step
-    local_decay      of momentum (default .9) or rmsprop (default .99)
+    local_decay      of momentum or rmsprop
+    local_b1         decay of the first moment
+    local_b2         decay of the second moment
+    local_eps        added to the root of the second moment
+    local_floor      least second moment once the noise's is taken off; a tiny one makes huge steps
+    local_weight_decay  lambda: a step also takes rate * lambda of the model off it
     keep_rule        the rule's state stays with its client across rounds
     l2               h in the penalty h |w|^2
     microbatch       records whose gradients are built at once where a model needs that; bounds memory
@@ -95,8 +108,13 @@ class Common(TypedDict, total=False):
     schedule: Annotated[str, about("", choices=SCHEDULES)]
     per_step: bool
     local_rule: Annotated[str, about("", choices=LOCAL_RULES)]
-    local_decay: Annotated[float | None, about("", beside={"local_rule": ("momentum", "rmsprop")})]
-    keep_rule: Annotated[bool, about("", beside={"local_rule": ("momentum", "rmsprop")})]
+    local_decay: Annotated[float | None, of_rule("decay")]
+    local_b1: Annotated[float | None, of_rule("b1")]
+    local_b2: Annotated[float | None, of_rule("b2")]
+    local_eps: Annotated[float | None, of_rule("eps")]
+    local_floor: Annotated[float | None, of_rule("floor")]
+    local_weight_decay: Annotated[float | None, of_rule("weight_decay")]
+    keep_rule: Annotated[bool, about("", beside={"local_rule": tuple(LOCAL_RULES)[1:]})]
     l2: float
     microbatch: int | None
     secure: Annotated[bool, about("", group="privacy")]
@@ -116,6 +134,11 @@ DEFAULTS: dict[str, Any] = {
     "per_step": False,
     "local_rule": "sgd",
     "local_decay": None,
+    "local_b1": None,
+    "local_b2": None,
+    "local_eps": None,
+    "local_floor": None,
+    "local_weight_decay": None,
     "keep_rule": False,
     "l2": 0.0,
     "microbatch": None,
@@ -178,9 +201,9 @@ def assemble(
         cohort = FirstResponders(cohort=cohort, size=given["first"])
     if np.any(np.asarray(given["dropout"]) != 0):
         cohort = Dropout(cohort=cohort, rate=given["dropout"])
-    decay = {"momentum": {"decay": 0.9}, "rmsprop": {"decay": 0.99}}.get(given["local_rule"], {})
-    if given["local_decay"] is not None:
-        decay = {"decay": given["local_decay"]}
+    rule = LOCAL_RULES[given["local_rule"]]
+    said = {name: given[f"local_{name}"] for name in rule.hyperparameters}
+    numbers = {name: value for name, value in said.items() if value is not None}
     if given["microbatch"] is not None:
         errors.require_count("microbatch", given["microbatch"])
         bound = getattr(privatizer, "bound", None)
@@ -195,7 +218,7 @@ def assemble(
             privatizer=NonPrivate() if privatizer is None else privatizer,
             batches=BATCHES[given["batches"]](given["batch_size"]),
             corrections=(*corrections, L2Penalty(strength=given["l2"])),
-            rule=LocalRule(hyperparameters=decay, factory=LOCAL_RULES[given["local_rule"]], keep=given["keep_rule"]),
+            rule=changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=given["keep_rule"]),
             steps=given["local_steps"],
             schedule=SCHEDULES[given["schedule"]],
             per_step=given["per_step"],

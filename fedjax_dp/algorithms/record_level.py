@@ -65,7 +65,8 @@ def addpnfl(
     """AdDPNFL (dpnfl, Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
 
     second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (the displayed equation,
-                   whose first steps are up to ten times larger)
+                   whose first steps are up to ten times larger), "unbiased" takes off the squared update what its noise
+                   brings into it (DP-AdamBC); pi then bounds the steps
     nu_init        where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     Both rates follow `schedule`.
     """

@@ -11,7 +11,7 @@ from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import Privatizer
+from fedjax_dp.parts.record_privacy import Privatizer, variance_of
 from fedjax_dp.pytrees import value
 
 WITHDRAWN = -1  # label of a record that is not there
@@ -52,6 +52,9 @@ class StagedPrivatizer:
     ) -> tuple[jax.Array, StepReport]:
         there = records._replace(mask=records.mask & (records.y != WITHDRAWN))
         return self.base.gradient(key, place, model, params, there)
+
+    def noise_variance(self, place: Place, divisor: Any) -> Any:
+        return variance_of(self.base, place, divisor)
 
 
 class _Linear(nn.Module):

@@ -5,6 +5,7 @@ from .aggregation import Aggregate as Aggregate
 from .aggregation import BoundedMean as BoundedMean
 from .aggregation import Estimator as Estimator
 from .aggregation import FairRatio as FairRatio
+from .aggregation import PublicAggregate as PublicAggregate
 from .answers import Dropout as Dropout
 from .answers import FirstResponders as FirstResponders
 from .batches import Batch as Batch
@@ -54,8 +55,13 @@ from .feature_matching import FeatureMatching as FeatureMatching
 from .feature_matching import FeatureRelease as FeatureRelease
 from .feature_matching import NoisyFeatures as NoisyFeatures
 from .feature_matching import PlainFeatures as PlainFeatures
-from .local_sgd import LOCAL_RULES as LOCAL_RULES
-from .local_sgd import LocalRule as LocalRule
+from .local_rules import LOCAL_RULES as LOCAL_RULES
+from .local_rules import LocalRule as LocalRule
+from .local_rules import adam as adam
+from .local_rules import adam_bc as adam_bc
+from .local_rules import adamw as adamw
+from .local_rules import adamw_bc as adamw_bc
+from .local_rules import rmsprop as rmsprop
 from .local_sgd import LocalSgd as LocalSgd
 from .local_training import LocalResult as LocalResult
 from .local_training import LocalTraining as LocalTraining
@@ -66,6 +72,7 @@ from .noise import NoiseSource as NoiseSource
 from .noise import Place as Place
 from .noise import WhiteNoise as WhiteNoise
 from .record_privacy import ClippingPrivatizer as ClippingPrivatizer
+from .record_privacy import MeasuredPrivatizer as MeasuredPrivatizer
 from .record_privacy import NonPrivate as NonPrivate
 from .record_privacy import OutputGaussian as OutputGaussian
 from .record_privacy import Privatizer as Privatizer
@@ -78,6 +85,7 @@ from .server_optimizers import Server as Server
 from .server_optimizers import ServerOptimizer as ServerOptimizer
 from .server_optimizers import adaptive_delta as adaptive_delta
 from .server_optimizers import adaptive_mu as adaptive_mu
+from .server_optimizers import adaptive_unbiased as adaptive_unbiased
 from .server_optimizers import adaptive_yogi as adaptive_yogi
 from .transport import PlainSum as PlainSum
 from .transport import Transport as Transport

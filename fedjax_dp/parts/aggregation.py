@@ -18,7 +18,7 @@ Vectors are multiplied by the divisor's reciprocal: of a division XLA makes one 
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,22 @@ class Aggregate(Protocol):
     def check(self, cohort: Cohort, num_clients: int) -> None:
         """Raise ConfigurationError, in one line, for cohorts that it does not suit."""
         ...
+
+
+class PublicAggregate(Aggregate, Protocol):
+    """One that tells what each client's update is multiplied by in the mean, of whoever else takes part."""
+
+    def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
+        """By client, where it takes part once `(num_clients,)`; None: that depends on who else does.
+
+        members: of every cohort, None where that varies.
+        """
+        ...
+
+
+def public(aggregate: Aggregate) -> TypeGuard[PublicAggregate]:
+    """Whether an aggregate has a member that tells so."""
+    return getattr(aggregate, "gains", None) is not None
 
 
 def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -165,6 +181,14 @@ class Estimator:
         if self.normalised:
             return 1 / members if self.alike else None
         return jnp.max(jnp.abs(self.weights(everyone(shares), shares, rates)))
+
+    def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
+        each = self.weights(everyone(shares), shares, rates)
+        if not self.normalised:
+            return each
+        if members == shares.shape[0]:
+            return each / each.sum()
+        return each / members if self.alike and members else None
 
     @property
     def needs_rates(self) -> bool:
@@ -253,6 +277,9 @@ class BoundedMean:
         """1 / (q W) for f_f and 2 / (q W_min) for f_c (McMahan et al. 2018, Lemma 1)."""
         expected = self._expected(shares, rates)
         return 1 / expected if self.least is None else 2 / (self.least * expected)
+
+    def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
+        return self._bounded(shares) / self._expected(shares, rates) if self.least is None else None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         if self.cap is not None and not 0 < float(self.cap) <= 1:

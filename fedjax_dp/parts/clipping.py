@@ -183,6 +183,7 @@ class ClipTensorsAtMedian:
     )
 
     gap = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
+    varies = True  # so does the unit, which no public number tells
     assumption = None
     per_record = True
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 
 from fedjax_dp import errors, schedules
@@ -19,58 +18,13 @@ from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Step, Visit
 from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.local_training import LocalResult, LocalTraining, Received, extreme_rates
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import Privatizer
+from fedjax_dp.parts.record_privacy import Privatizer, require_measured, variance_of
+from fedjax_dp.parts.transformations import informed
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
-
-
-@value
-class LocalRule:
-    """How a gradient becomes a direction: an optax transformation without a rate, `factory(**hyperparameters)`.
-
-    `keep` says whether its state stays with the client from round to round or starts anew.
-    """
-
-    hyperparameters: dict[str, Any]
-    factory: Callable[..., optax.GradientTransformation] = structure(default=optax.identity)
-    keep: bool = structure(default=False)
-
-    @property
-    def equation(self) -> str:
-        name = getattr(self.factory, "__name__", "a rule")
-        return RULES.get(self.factory, rf"d = \text{{{name}}}(g)")
-
-    def transform(self) -> optax.GradientTransformation:
-        return self.factory(**self.hyperparameters)
-
-    def check(self) -> None:
-        for name, number in self.hyperparameters.items():
-            if name == "decay" and not 0 <= float(number) < 1:
-                raise errors.refuse("local_decay", number, "in [0, 1)")
-
-    @property
-    def plain(self) -> bool:
-        """Plain stochastic gradient descent."""
-        return self.factory is optax.identity
-
-
-def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformation:
-    """g / (sqrt(s) + eps) with s <- decay s + (1 - decay) g^2, as PyTorch does (rfedavg's text model)."""
-    return optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False)
-
-
-RULES: dict[Callable[..., optax.GradientTransformation], str] = {  # as LaTeX
-    optax.identity: "d = g",
-    optax.trace: r"d \leftarrow \beta d + g",
-    rmsprop: r"d = g / (\sqrt{s} + \epsilon),\ s \leftarrow \beta s + (1 - \beta) g^2",
-}
-LOCAL_RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": optax.identity,
-    "momentum": optax.trace,
-    "rmsprop": rmsprop,
-}
 
 
 @value
@@ -196,7 +150,7 @@ class LocalSgd(LocalTraining):
         last = tau - 1 - jnp.argmax(batches.live[:tau][::-1])  # of the steps that are taken
         start, unravel = ravel(received.params)
         start = spread(start)
-        rule = self.rule.transform()
+        rule = informed(self.rule.transform())
         began = received.own[-1] if self.rule.keep else rule.init(start)
 
         # Whatever all steps can have at once stands before the loop: on an accelerator each of these is a launch.
@@ -206,13 +160,15 @@ class LocalSgd(LocalTraining):
             rows = data.at(client, batch.positions)
             return _Drawn(batch, rows, data.targets(rows))
 
+        def at(index: Any) -> Place:
+            rate = rates[jnp.minimum(index, tau - 1)]
+            return Place(client.id, round_index, index, rate, drift, index == last)
+
         def privatized(params: jax.Array, index: Any, now: _Drawn) -> tuple[jax.Array, StepReport, Records]:
             batch = now.batch
             keys = _record_keys(model_key, index, batch)
             records = Records(data.features(data.x[now.rows]), now.y, batch.mask, batch.divisor, keys)
-            at = jnp.minimum(index, tau - 1)
-            place = Place(client.id, round_index, index, rates[at], drift, index == last)
-            gradient, report = self.privatizer.gradient(noise_key, place, model, unravel(params), records)
+            gradient, report = self.privatizer.gradient(noise_key, at(index), model, unravel(params), records)
             return gradient, report, records
 
         @jax.named_scope("local_step")
@@ -225,7 +181,11 @@ class LocalSgd(LocalTraining):
             for correction, server, own, extra in held:
                 seen = Step(params, start, server, own, extra, records, model, unravel)
                 gradient = correction.gradient(gradient, seen)
-            direction, kept = rule.update(spread(gradient), memory, params)
+
+            def variance() -> jax.Array:
+                return variance_of(self.privatizer, at(index), batch.divisor)
+
+            direction, kept = rule.update(spread(gradient), memory, params, variance=variance)
             memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), kept, memory)
             told = told + jnp.stack(report) * batch.live  # one number after another would be as many launches
             return (spread(moved - rate * batch.live * direction), memory, told), None
@@ -265,6 +225,29 @@ class LocalSgd(LocalTraining):
             own_rows.append(memory)
         return LocalResult(moved, tuple(terms), tuple(own_rows), report)
 
+    def noise_variance(self, round_index: jax.Array, data: FederatedData) -> jax.Array:
+        """Of each coordinate of the noise that the gradients of a round bring into a client's update `(num_clients,)`.
+
+        sum of rate^2 Phi over its steps, for plain ones: what a step's noise does to later gradients is not noise.
+        """
+        rates = self.rates(round_index, data.largest)
+        steps = jnp.arange(rates.size, dtype=jnp.uint32)
+
+        def one(client: jax.Array, records: jax.Array) -> jax.Array:
+            # Of the draw only what does not depend on the key is used, and so computed.
+            batches = self.batches.sample(jax.random.key(0, impl="threefry2x32"), records, rates.size, data.largest)
+            live = batches.live > 0
+            drift = jnp.sum(jnp.abs(rates) * live)
+            last = rates.size - 1 - jnp.argmax(live[::-1])
+
+            def of(step: jax.Array, rate: jax.Array, divisor: jax.Array) -> jax.Array:
+                place = Place(client, round_index, step, rate, drift, step == last)
+                return rate**2 * variance_of(self.privatizer, place, divisor)
+
+            return jnp.sum(jnp.where(live, jax.vmap(of)(steps, rates, batches.divisor), 0.0))
+
+        return jax.vmap(one)(jnp.arange(data.num_clients, dtype=jnp.int32), jnp.asarray(data.sizes))
+
     def mean_gradient(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model
     ) -> jax.Array:
@@ -286,6 +269,8 @@ class LocalSgd(LocalTraining):
         """Refuse what cannot run for so many rounds on clients with these numbers of records."""
         errors.require_positive("learning_rate", self.learning_rate)
         self.rule.check()
+        if self.rule.corrects:
+            require_measured(self.privatizer)
         for correction in self.corrections:
             correction.check(model, sizes)
         alike = self.batches.even

@@ -1,5 +1,6 @@
 """Privacy inside a local step: what happens to its gradient. Clip norm and noise come from one value."""
 
+import math
 from typing import Any, Protocol, TypeGuard
 
 import jax
@@ -22,7 +23,7 @@ class Privatizer(Protocol):
 
     Implementations are made with `fedjax_dp.value`. One that hides records has a field `noise_multiplier`, a number
     or one per client `(num_clients,)`; one with a `clip_norm` is a `ClippingPrivatizer`; one that draws its noise from
-    a `NoiseSource` calls it `source`.
+    a `NoiseSource` calls it `source`; one that tells how much noise that is is a `MeasuredPrivatizer`.
     """
 
     def gradient(
@@ -87,6 +88,50 @@ def clips(privatizer: Privatizer) -> TypeGuard[ClippingPrivatizer]:
     return getattr(privatizer, "clip_norm", None) is not None
 
 
+class MeasuredPrivatizer(Privatizer, Protocol):
+    """One that tells how much noise it adds, for rules that take the noise's own part off a second moment."""
+
+    def noise_variance(self, place: Place, divisor: Any) -> Any:
+        """Of each coordinate of the noise in the gradient of a step over `divisor` records, a number; traced.
+
+        Of public numbers alone, as no records are at hand. NaN, whatever the arguments, where none tells it.
+        """
+        ...
+
+
+def measured(privatizer: Privatizer) -> TypeGuard[MeasuredPrivatizer]:
+    """Whether a privatizer has a member that tells how much noise it adds."""
+    return getattr(privatizer, "noise_variance", None) is not None
+
+
+def variance_of(privatizer: Privatizer, place: Place, divisor: Any) -> jax.Array:
+    """Of each coordinate of the noise in a gradient, a float32 scalar.
+
+    Raises: ConfigurationError in one line where the privatizer does not tell.
+    """
+    if not measured(privatizer):
+        raise _unmeasured(privatizer)
+    return jnp.asarray(privatizer.noise_variance(place, divisor), jnp.float32)
+
+
+def require_measured(privatizer: Privatizer) -> None:
+    """Refuse a privatizer that does not tell how much noise it adds. Numbers are concrete here."""
+    one, first = jnp.float32(1), jnp.int32(0)
+    place = Place(first, first, first.astype(jnp.uint32), one, one, jnp.bool_(True))
+    if bool(jnp.isnan(variance_of(privatizer, place, one))):
+        raise _unmeasured(privatizer)
+
+
+def _unmeasured(privatizer: Privatizer) -> errors.ConfigurationError:
+    name = type(privatizer).__name__
+    return errors.refuse(
+        "privatizer",
+        f"{name}, which does not tell how much noise it adds" if not measured(privatizer) else f"{name} by the median",
+        "one whose noise has a variance of public numbers, for rules that take it off",
+        "implement noise_variance, or use one that takes nothing off, such as local_rule adam",
+    )
+
+
 @value
 class NonPrivate:
     """The plain mean gradient. Nothing is bounded, so no epsilon exists."""
@@ -102,6 +147,9 @@ class NonPrivate:
     ) -> tuple[jax.Array, StepReport]:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         return ravel(batch.total)[0] / records.divisor, report(batch, records)
+
+    def noise_variance(self, place: Place, divisor: Any) -> float:
+        return 0.0
 
     def client_noise(self, num_clients: int) -> None:
         return None
@@ -145,6 +193,13 @@ class RecordGaussian:
         std, size = of_client(self.noise_multiplier, place.client) * bounded.unit, bounded.mean.size
         told = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(place.step))
         return bounded.mean + std * self.source.draw(key, place, size), told
+
+    def noise_variance(self, place: Place, divisor: Any) -> Any:
+        """(z C / B)^2 where records are clipped, (z C)^2 where batches are, times the variance of the source's."""
+        if getattr(self.bound, "varies", False):
+            return math.nan
+        std = of_client(self.noise_multiplier, place.client) * self.clip_norm * self.unit(divisor)
+        return std**2 * self.source.variance(place.step)
 
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
@@ -211,9 +266,7 @@ class OutputGaussian:
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        bounded = self.bound.apply(model, params, records, self.clip_norm)
-        on_model = of_client(self.noise_multiplier, place.client) * self.clip_norm * place.drift
-        std = on_model if self.literal else -on_model / place.rate  # a step subtracts its gradient times the rate
+        bounded, std = self.bound.apply(model, params, records, self.clip_norm), self._std(place)
 
         def noisy() -> jax.Array:
             return bounded.mean + std * self.source.draw(key, place, bounded.mean.size)
@@ -223,6 +276,16 @@ class OutputGaussian:
             return noisy(), bounded.report._replace(noise=expected)
         told = bounded.report._replace(noise=jnp.where(place.last, expected, 0.0))
         return jnp.where(place.last, noisy(), bounded.mean), told
+
+    def noise_variance(self, place: Place, divisor: Any) -> jax.Array:
+        """(z D / rate)^2, or (z D)^2 where that is literal, in the steps that have noise."""
+        variance = self._std(place) ** 2 * self.source.variance(place.step)
+        return variance if self.every_step else jnp.where(place.last, variance, 0.0)
+
+    def _std(self, place: Place) -> jax.Array:
+        """Of the noise in a gradient, signed: a step subtracts its gradient times the rate."""
+        on_model = of_client(self.noise_multiplier, place.client) * self.clip_norm * place.drift
+        return on_model if self.literal else -on_model / place.rate
 
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)

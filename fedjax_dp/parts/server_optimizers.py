@@ -5,10 +5,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
+from fedjax_dp.parts.transformations import Variance, asks_for_noise, informed, require_variance
 from fedjax_dp.pytrees import structure, value
 
 
@@ -26,11 +26,14 @@ class ServerOptimizer(Protocol):
         """
         ...
 
-    def move(self, round_index: jax.Array, update: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    def move(self, round_index: jax.Array, update: Any, variance: Variance, state: Any, params: Any) -> tuple[Any, Any]:
         """The new parameters and what is kept now, both shaped as before; traced.
 
         round_index  of this round, from 0, an int32 scalar;
-        update       the mean update, minus a gradient: a tree like `params`, to be added where nothing else is meant.
+        update       the mean update, minus a gradient: a tree like `params`, to be added where nothing else is meant;
+        variance     `variance()` is that of each coordinate of the noise in the update, a float32 scalar, of public
+                     numbers alone: the mean over the cohorts that might have been drawn. Where no such numbers tell it,
+                     asking for it raises ConfigurationError.
         """
         ...
 
@@ -62,11 +65,14 @@ class Server:
     def init(self, params: Any) -> optax.OptState:
         return self.factory(**self.hyperparameters).init(params)
 
-    def move(self, round_index: jax.Array, update: Any, state: Any, params: Any) -> tuple[Any, optax.OptState]:
+    def move(
+        self, round_index: jax.Array, update: Any, variance: Variance, state: Any, params: Any
+    ) -> tuple[Any, optax.OptState]:
         """New parameters and optimizer state after an aggregated update."""
         rate = self.hyperparameters["learning_rate"] * self.schedule(round_index)
         transform = self.factory(**{**self.hyperparameters, "learning_rate": rate})
-        moves, state = transform.update(jax.tree.map(jnp.negative, update), state, params)
+        gradient = jax.tree.map(jnp.negative, update)
+        moves, state = informed(transform).update(gradient, state, params, variance=variance)
         return optax.apply_updates(params, moves), state
 
     def check(self) -> None:
@@ -74,7 +80,7 @@ class Server:
             told = dict(self.hyperparameters)
             raise errors.refuse("hyperparameters of the server", told, "with a learning_rate", "add one")
         errors.require_positive("server_learning_rate", self.hyperparameters["learning_rate"])
-        self._check_factory()
+        _ = self.corrects
         for name in ("b1", "b2", "momentum"):
             if name in self.hyperparameters and not 0 <= float(self.hyperparameters[name]) < 1:
                 raise errors.refuse(name, self.hyperparameters[name], "in [0, 1)")
@@ -83,19 +89,10 @@ class Server:
         if "pi" in self.hyperparameters:
             errors.require_positive("pi", self.hyperparameters["pi"])
 
-    def _check_factory(self) -> None:
-        name = getattr(self.factory, "__name__", "factory")
-        # Numbers of the host, as operations on a device's would be compiled one by one.
-        numbers = jax.tree.map(lambda n: np.asarray(n)[()] if isinstance(n, jax.Array) else n, self.hyperparameters)
-        try:
-            made = self.factory(**numbers)
-        except Exception as error:  # of whoever's function
-            told = " ".join(str(error).split())
-            raise errors.refuse(
-                "factory of the server", f"{name}, which fails: {told}", "a function of its hyperparameters"
-            ) from error
-        if not all(callable(getattr(made, member, None)) for member in ("init", "update")):
-            raise errors.refuse("factory of the server", name, "a maker of optax optimizers", "such as optax.adam")
+    @property
+    def corrects(self) -> bool:
+        """Whether it asks for the variance of the noise; of concrete numbers."""
+        return asks_for_noise(self.factory, self.hyperparameters, "server")
 
 
 class AdaptiveState(NamedTuple):
@@ -103,6 +100,7 @@ class AdaptiveState(NamedTuple):
 
     mu: Any
     nu: Any
+    noise: Any = ()  # what noise has brought into nu, a scalar; () where it is left there
 
 
 def _decayed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
@@ -114,23 +112,34 @@ def _signed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
 
 
 def _adaptive(
-    squared: Callable[[Any, Any], Any], numbers: dict[str, Any], second: Callable[..., jax.Array] = _decayed
-) -> optax.GradientTransformation:
+    squared: Callable[[Any, Any], Any],
+    numbers: dict[str, Any],
+    second: Callable[..., jax.Array] = _decayed,
+    corrects: bool = False,
+) -> optax.GradientTransformationExtraArgs:
     rate, b1, b2, pi = (numbers[name] for name in ("learning_rate", "b1", "b2", "pi"))
     nu_init = numbers.get("nu_init")
 
     def init(params: Any) -> AdaptiveState:
         start = pi**2 if nu_init is None else nu_init
         return AdaptiveState(
-            jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda w: jnp.full_like(w, start), params)
+            jax.tree.map(jnp.zeros_like, params),
+            jax.tree.map(lambda w: jnp.full_like(w, start), params),
+            jnp.zeros(()) if corrects else (),
         )
 
-    def update(gradient: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, AdaptiveState]:
+    def update(
+        gradient: Any, state: AdaptiveState, params: Any = None, *, variance: Variance | None = None, **more: Any
+    ) -> tuple[Any, AdaptiveState]:
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradient)
         nu = jax.tree.map(lambda v, s: second(v, s, b2), state.nu, squared(gradient, mu))
-        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + pi), mu, nu), AdaptiveState(mu, nu)
+        noise, own = (), nu
+        if corrects:
+            noise = b2 * state.noise + (1 - b2) * require_variance(variance)
+            own = jax.tree.map(lambda v: jnp.maximum(v - noise, 0.0), nu)
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + pi), mu, own), AdaptiveState(mu, nu, noise)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
@@ -147,17 +156,34 @@ def adaptive_mu(**numbers: Any) -> optax.GradientTransformation:
     return _adaptive(lambda gradient, mu: mu, numbers)
 
 
+def adaptive_unbiased(**numbers: Any) -> optax.GradientTransformation:
+    """`adaptive_delta` whose root is of nu less what noise has brought into it, or of zero where that is more.
+
+    p = b2 p + (1-b2) Phi from 0, with Phi the variance of each coordinate of the noise in the round's update:
+    DP-AdamBC (Tang, Shpilevskiy, Lecuyer 2024, arXiv:2312.14334) for a server without other bias corrections. As nu - p
+    may be zero, pi is what bounds the steps: a small one makes them huge.
+    """
+    return _adaptive(lambda gradient, mu: gradient, numbers, corrects=True)
+
+
 def adaptive_yogi(**numbers: Any) -> optax.GradientTransformation:
     """FedYogi of Reddi et al. 2021: nu <- nu - (1-b2) Delta^2 sign(nu - Delta^2), the rest as FedAdam."""
     return _adaptive(lambda gradient, mu: gradient, numbers, _signed)
 
 
-_ADAPTIVE = r"\mu \leftarrow \beta_1 \mu + (1 - \beta_1) \Delta,\ {}, \ w_{{t+1}} = w_t + \eta_s \mu / (\sqrt\nu + \pi)"
+_ADAPTIVE = (
+    r"\mu \leftarrow \beta_1 \mu + (1 - \beta_1) \Delta,\ {}, \ w_{{t+1}} = w_t + \eta_s \mu / (\sqrt{{{}}} + \pi)"
+)
+_SQUARE = r"\nu \leftarrow \beta_2 \nu + (1 - \beta_2) \Delta^2"
+_NOISE = r"p \leftarrow \beta_2 p + (1 - \beta_2) \Phi"
 MOMENTUM = r"v \leftarrow \beta v + \Delta,\ w_{t+1} = w_t + \eta_s v"
 RULES: dict[Callable[..., optax.GradientTransformation], str] = {  # as LaTeX
     optax.sgd: r"w_{t+1} = w_t + \eta_s \Delta",
-    adaptive_delta: _ADAPTIVE.format(r"\nu \leftarrow \beta_2 \nu + (1 - \beta_2) \Delta^2"),
-    adaptive_mu: _ADAPTIVE.format(r"\nu \leftarrow \beta_2 \nu + (1 - \beta_2) \mu^2"),
-    adaptive_yogi: _ADAPTIVE.format(r"\nu \leftarrow \nu - (1 - \beta_2) \Delta^2 \operatorname{sign}(\nu - \Delta^2)"),
+    adaptive_delta: _ADAPTIVE.format(_SQUARE, r"\nu"),
+    adaptive_mu: _ADAPTIVE.format(r"\nu \leftarrow \beta_2 \nu + (1 - \beta_2) \mu^2", r"\nu"),
+    adaptive_unbiased: _ADAPTIVE.format(rf"{_SQUARE},\ {_NOISE}", r"\max(\nu - p, 0)"),
+    adaptive_yogi: _ADAPTIVE.format(
+        r"\nu \leftarrow \nu - (1 - \beta_2) \Delta^2 \operatorname{sign}(\nu - \Delta^2)", r"\nu"
+    ),
 }
-SECOND_MOMENTS = {"delta": adaptive_delta, "mu": adaptive_mu}
+SECOND_MOMENTS = {"delta": adaptive_delta, "mu": adaptive_mu, "unbiased": adaptive_unbiased}

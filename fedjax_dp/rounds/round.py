@@ -17,6 +17,7 @@ from fedjax_dp.parts.local_training import LocalResult, Received
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, ravel_numbers, tensor_sizes, unravel_numbers
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.update_noise import variance_of_mean
 
 
 class ServerState(NamedTuple):
@@ -324,8 +325,12 @@ def _move(now: _Round, mean: _Mean, rows: Any) -> ServerState:
     """The server moves by the mean update; what it and the clients keep is brought up to date."""
     algorithm, _, data, _, state, execution, *_ = now
     _, unravel = ravel(state.params)
+
+    def variance() -> jax.Array:
+        return variance_of_mean(algorithm, data, state.round, state.upload)
+
     params, optimizer = execution.keep_models(
-        algorithm.server.move(state.round, unravel(mean.update), state.optimizer, state.params)
+        algorithm.server.move(state.round, unravel(mean.update), variance, state.optimizer, state.params)
     )
     shared = execution.keep_models(algorithm.local.absorb(state.shared, mean.terms, data.num_clients))
     clients = execution.keep_tables(

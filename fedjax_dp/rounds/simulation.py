@@ -32,6 +32,7 @@ from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.prefetch import Feed
 from fedjax_dp.rounds.round import Fed, RoundReport, ServerState, initial_state, place, run_round
+from fedjax_dp.rounds.update_noise import check_known
 
 MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
 MOST_STEPS = 10**8  # of a client in all rounds: rates and cohorts of every round are looked at before the first
@@ -98,6 +99,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     algorithm.server.check()
     algorithm.transport.check(algorithm.cohort.members(data.num_clients))
     check_fit(algorithm, np.asarray(data.shares))
+    check_known(algorithm, np.asarray(data.shares))
     if model is not None:
         gradients.require_model(model)
         if isinstance(model, NetworkModel):

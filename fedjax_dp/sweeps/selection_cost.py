@@ -37,6 +37,11 @@ FREE = {
     "schedule",
     "local_rule",
     "local_decay",
+    "local_b1",
+    "local_b2",
+    "local_eps",
+    "local_floor",
+    "local_weight_decay",
 }
 SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
 

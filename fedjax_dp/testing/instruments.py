@@ -26,7 +26,7 @@ from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.client_privacy import PlainUpload, hides_clients
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.local_sgd import LocalRule
+from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server

@@ -33,7 +33,7 @@ from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import LocalResult, Received
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import Privatizer, RecordGaussian
+from fedjax_dp.parts.record_privacy import Privatizer, RecordGaussian, variance_of
 from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
 from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -355,6 +355,9 @@ class _Keyed:
 
     def gradient(self, key: jax.Array, *rest: Any) -> Any:
         return self.privatizer.gradient(self.key, *rest)
+
+    def noise_variance(self, *rest: Any) -> Any:
+        return variance_of(self.privatizer, *rest)
 
 
 def _run_with_noise_key(

@@ -308,6 +308,45 @@ def test_addpnfl_equals_the_reference(moment, start):
         np.testing.assert_allclose(ravel(state.optimizer.nu)[0], result["nu"], rtol=3e-4, atol=3e-6)
 
 
+def test_addpnfl_less_the_variance_of_its_noise_equals_the_reference():
+    """Of the noise of all clients that might take part, not of those that do."""
+    given = Setting(9)
+    rate = np.array([0.6, 0.6, 0.6, 0.5, 0.7])
+    options = {"second_moment": "unbiased", "server_learning_rate": 0.1, "pi": 0.05, "schedule": "inverse_sqrt"}
+    states = given.ours("addpnfl", rate=rate, **PRIVATE, **options)
+    case = given.case(schedule="inverse_sqrt")
+    noise = []
+    for t in range(ROUNDS):
+        own = [sum(case.rate(t, s) ** 2 * (NOISE[i] * CLIP / 2) ** 2 for s in range(STEPS)) for i in range(5)]
+        noise.append(sum(rate[i] * (given.shares[i] / rate[i]) ** 2 * own[i] for i in range(5)))
+    rates = [0.1 / np.sqrt(1 + t) for t in range(ROUNDS)]
+    aggregated = {"estimator": "is", "q": rate / 3}
+    told = {"second_moment": "unbiased", "noise": noise, "server_rate": rates, "pi": 0.05}
+    expected = reference.addpnfl(case, **told, **aggregated, **REF)
+    for state, result in zip(states[1:], expected, strict=True):
+        np.testing.assert_allclose(ravel(state.params)[0], result["w"], rtol=3e-4, atol=3e-5)
+
+
+RULES = {
+    "adam": {"local_eps": 0.05},
+    "adam_bc": {"local_floor": 0.05},
+    "adamw": {"local_eps": 0.05, "local_weight_decay": 0.3},
+    "adamw_bc": {"local_floor": 0.05, "local_weight_decay": 0.3},
+}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("rule", RULES)
+def test_rounds_of_adaptive_local_rules_equal_the_reference(rule, keep):
+    """Over several rounds, with noise of another size for each client and an L2 penalty."""
+    given, numbers = Setting(21), {"local_b1": 0.8, "local_b2": 0.9, **RULES[rule]}
+    states = given.ours("dpnfl", local_rule=rule, keep_rule=keep, l2=0.05, **PRIVATE, **numbers)
+    case = given.case()
+    numbers = {name.removeprefix("local_"): number for name, number in numbers.items()}
+    kept = "persist" if keep else "reset"
+    compare(states, reference.dpnfl(case, rule=rule, numbers=numbers, state=kept, l2=0.05, **REF))
+
+
 def test_dp_sgd_equals_the_reference():
     given = Setting(10)
     states = given.ours("dp_sgd", **PRIVATE, local_steps=1)

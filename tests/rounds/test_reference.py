@@ -350,7 +350,10 @@ def test_server_optimisers(rng):
 
 def test_rmsprop(rng):
     case = random_case(rng, cohorts=[[1], [1]], steps=1)
-    kept, reset = (ref.fedavg(case, rule="rmsprop", decay=0.9, eps=0.0, state=state) for state in ("persist", "reset"))
+    kept, reset = (
+        ref.fedavg(case, rule="rmsprop", numbers={"decay": 0.9, "eps": 0.0}, state=state)
+        for state in ("persist", "reset")
+    )
     g = [ref.step_gradient(case, 0, 1, 0, case.start), ref.step_gradient(case, 1, 1, 0, kept[0]["w"])]
     same(kept[0]["deltas"][1], -0.1 * np.sign(g[0]) / np.sqrt(0.1))
     same(kept[1]["deltas"][1], -0.1 * g[1] / np.sqrt(0.09 * g[0] ** 2 + 0.1 * g[1] ** 2))

@@ -253,6 +253,14 @@ STRUCTURES = {
     "losses": (fdp.q_fedavg, {"q": 1.0}),
     "epochs": (fdp.fedadam, {"batches": "epochs"}),
     "kept rule": (fdp.fedavg, {"local_rule": "momentum", "keep_rule": True}),
+    "noise taken off": (
+        fdp.dpnfl,
+        {"clip_norm": 0.5, "noise_multiplier": 0.5, "local_rule": "adam_bc", "keep_rule": True},
+    ),
+    "noise taken off by the server": (
+        fdp.addpnfl,
+        {"clip_norm": 0.5, "noise_multiplier": 0.5, "second_moment": "unbiased"},
+    ),
 }
 
 
@@ -268,6 +276,17 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
     assert len(grouped(jobs)) == 1
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
         assert outcome.history == single(job)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_a_number_of_the_local_rule_equals_single_runs_bit_for_bit(data):
+    noisy = {**COMMON, "clip_norm": 0.5, "noise_multiplier": 0.5, "local_rule": "adamw_bc"}
+    jobs = [Job(fdp.dpnfl(**noisy, local_b2=b2), data, MODEL, ROUNDS, 0, 1, True) for b2 in (0.9, 0.99, 0.999)]
+    assert len(grouped(jobs)) == 1
+    found = outcomes(jobs)
+    for job, outcome in zip(jobs, found, strict=True):
+        assert outcome.history == single(job)
+    assert found[0].history[-1].test_loss != found[1].history[-1].test_loss
 
 
 @pytest.mark.slow

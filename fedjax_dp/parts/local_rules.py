@@ -1,0 +1,166 @@
+"""How a local step's gradient becomes its direction: optax transformations, some of which know how noisy it is."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp import errors
+from fedjax_dp.parts.transformations import Variance, asks_for_noise, require_variance
+from fedjax_dp.pytrees import structure, value
+
+
+@value
+class LocalRule:
+    """How a gradient becomes a direction: an optax transformation without a rate, `factory(**hyperparameters)`.
+
+    It is given what the step would subtract at rate 1, flat `(size,)`: the privatized gradient with the terms of the
+    corrections; and the local model. One whose update takes a keyword `variance` is given a function of no arguments
+    with the variance Phi of each coordinate of the noise in this gradient, a float32 scalar.
+    `keep` says whether its state stays with the client from round to round or starts anew.
+    """
+
+    hyperparameters: dict[str, Any]
+    factory: Callable[..., optax.GradientTransformation] = structure(default=optax.identity)
+    keep: bool = structure(default=False)
+
+    @property
+    def equation(self) -> str:
+        name = getattr(self.factory, "__name__", "a rule")
+        return RULES.get(self.factory, rf"d = \text{{{name}}}(g)")
+
+    def transform(self) -> optax.GradientTransformation:
+        return self.factory(**self.hyperparameters)
+
+    def check(self) -> None:
+        if "learning_rate" in self.hyperparameters:
+            wanted = "without a learning_rate, which the local steps have"
+            raise errors.refuse("hyperparameters of the local rule", dict(self.hyperparameters), wanted, ADVICE)
+        for name, number in self.hyperparameters.items():
+            if name in ("decay", "b1", "b2") and not 0 <= float(number) < 1:
+                raise errors.refuse(f"local_{name}", number, "in [0, 1)")
+            if name in ("eps", "weight_decay"):
+                errors.require_not_negative(f"local_{name}", number)
+            if name == "floor":
+                errors.require_positive("local_floor", number, "it is what the root of a second moment divides by")
+        _ = self.corrects
+
+    @property
+    def plain(self) -> bool:
+        """Plain stochastic gradient descent."""
+        return self.factory is optax.identity
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it asks for the variance of the noise; of concrete numbers."""
+        return asks_for_noise(self.factory, self.hyperparameters, "local rule")
+
+
+ADVICE = "take the part of it that has none, such as optax.scale_by_adam instead of optax.adam"
+
+
+def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformation:
+    """g / (sqrt(s) + eps) with s <- decay s + (1 - decay) g^2, as PyTorch does (rfedavg's text model)."""
+    return optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False)
+
+
+class Moments(NamedTuple):
+    """Decayed means over the steps so far, from zero, of the gradient, its square, and the variance of its noise."""
+
+    steps: jax.Array  # int32, of the steps
+    first: Any
+    second: Any
+    noise: Any  # a scalar; () where nothing is taken off
+
+
+def _adaptive(
+    b1: float, b2: float, root: Callable[[jax.Array, Any], jax.Array], corrects: bool
+) -> optax.GradientTransformationExtraArgs:
+    """The first moment over `root(second moment, the noise's part of it)`, all without the bias of their start."""
+
+    def init(params: Any) -> Moments:
+        first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return Moments(jnp.int32(0), first, second, jnp.zeros(()) if corrects else ())
+
+    def update(
+        gradient: Any, state: Moments, params: Any = None, *, variance: Variance | None = None, **more: Any
+    ) -> tuple[Any, Moments]:
+        steps = state.steps + 1
+        first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.first, gradient)
+        second = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.second, gradient)
+        least_first, least_second = (1 - jnp.asarray(b, jnp.result_type(float)) ** steps for b in (b1, b2))
+        noise, known = (), None
+        if corrects:
+            noise = b2 * state.noise + (1 - b2) * require_variance(variance)
+            known = noise / least_second
+        made = jax.tree.map(lambda m, v: m / least_first / root(v / least_second, known), first, second)
+        return made, Moments(steps, first, second, noise)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2015, Algorithm 1)."""
+    return _adaptive(b1, b2, lambda second, _: jnp.sqrt(second) + eps, corrects=False)
+
+
+def adam_bc(b1: float = 0.9, b2: float = 0.999, floor: float = 1e-5) -> optax.GradientTransformation:
+    """DP-AdamBC (Tang, Shpilevskiy, Lecuyer 2024, arXiv:2312.14334, Algorithm 1): the noise's variance is taken off
+    the second moment, which is at least `floor`.
+
+    Deviation: of noise whose variance differs from step to step, the same decayed mean is taken off; where it does not,
+    that is the paper's constant.
+    """
+    return _adaptive(b1, b2, lambda second, noise: jnp.sqrt(jnp.maximum(second - noise, floor)), corrects=True)
+
+
+def adamw(
+    b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01
+) -> optax.GradientTransformation:
+    """Adam whose step also takes rate * weight_decay of the model off it (Loshchilov and Hutter 2019)."""
+    return optax.chain(adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
+
+
+def adamw_bc(
+    b1: float = 0.9, b2: float = 0.999, floor: float = 1e-5, weight_decay: float = 0.01
+) -> optax.GradientTransformation:
+    """`adam_bc` with the weight decay of `adamw`, which joins after all noise."""
+    return optax.chain(adam_bc(b1, b2, floor), optax.add_decayed_weights(weight_decay))
+
+
+_MOMENTS = (
+    r"m \leftarrow \beta_1 m + (1 - \beta_1) g,\ v \leftarrow \beta_2 v + (1 - \beta_2) g^2,\ "
+    r"\hat m = m / (1 - \beta_1^s),\ \hat v = v / (1 - \beta_2^s)"
+)
+_NOISE = r"p \leftarrow \beta_2 p + (1 - \beta_2) \Phi,\ \hat p = p / (1 - \beta_2^s)"
+_ADAM = r"\hat m / (\sqrt{\hat v} + \epsilon)"
+_ADAM_BC = r"\hat m / \sqrt{\max(\hat v - \hat p, \gamma)}"
+RULES: dict[Callable[..., optax.GradientTransformation], str] = {  # as LaTeX
+    optax.identity: "d = g",
+    optax.trace: r"d \leftarrow \beta d + g",
+    rmsprop: r"d = g / (\sqrt{s} + \epsilon),\ s \leftarrow \beta s + (1 - \beta) g^2",
+    adam: rf"d = {_ADAM},\ {_MOMENTS}",
+    adam_bc: rf"d = {_ADAM_BC},\ {_MOMENTS},\ {_NOISE}",
+    adamw: rf"d = {_ADAM} + \lambda w,\ {_MOMENTS}",
+    adamw_bc: rf"d = {_ADAM_BC} + \lambda w,\ {_MOMENTS},\ {_NOISE}",
+}
+
+
+def _by_defaults(factory: Callable[..., optax.GradientTransformation]) -> LocalRule:
+    numbers = {name: parameter.default for name, parameter in inspect.signature(factory).parameters.items()}
+    return LocalRule(hyperparameters=numbers, factory=factory)
+
+
+LOCAL_RULES: dict[str, LocalRule] = {
+    "sgd": LocalRule(hyperparameters={}),
+    "momentum": LocalRule(hyperparameters={"decay": 0.9}, factory=optax.trace),
+    **{rule.__name__: _by_defaults(rule) for rule in (rmsprop, adam, adam_bc, adamw, adamw_bc)},
+}
+
+
+def rules_with(name: str) -> tuple[str, ...]:
+    """The rules that have a number of this name."""
+    return tuple(rule for rule, made in LOCAL_RULES.items() if name in made.hyperparameters)

@@ -1,0 +1,62 @@
+"""Optax transformations, made inside the compiled round of their numbers, that may be told how noisy a gradient is.
+
+Optax hands further arguments by name through a chain to those updates that take them; here there is one, `variance`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_dp import errors
+
+Variance = Callable[[], jax.Array]  # of each coordinate of the noise, a float32 scalar; found where it is asked for
+
+
+def asks_for_noise(
+    factory: Callable[..., optax.GradientTransformation], hyperparameters: dict[str, Any], whose: str
+) -> bool:
+    """Whether an update of `factory(**hyperparameters)` asks for the variance of the noise; nothing is computed.
+
+    Raises: ConfigurationError in one line for what makes no optax transformation of a vector.
+    """
+    name, asked = getattr(factory, "__name__", "factory"), []
+    # Numbers of the host, as operations on a device's would be compiled one by one.
+    numbers = jax.tree.map(lambda n: np.asarray(n)[()] if isinstance(n, jax.Array) else n, hyperparameters)
+
+    def variance() -> jax.Array:
+        asked.append(True)
+        return jnp.float32(0)
+
+    def update(vector: jax.Array) -> Any:
+        made = factory(**numbers)
+        if not all(callable(getattr(made, member, None)) for member in ("init", "update")):
+            raise errors.refuse(f"factory of the {whose}", name, "a maker of optax optimizers", "such as optax.adam")
+        return informed(made).update(vector, made.init(vector), vector, variance=variance)
+
+    try:
+        jax.eval_shape(update, jax.ShapeDtypeStruct((1,), jnp.float32))
+    except errors.ConfigurationError:
+        raise
+    except Exception as error:  # of whoever's function
+        told = " ".join(str(error).split())
+        raise errors.refuse(
+            f"factory of the {whose}", f"{name}, which fails: {told}", "a function of its hyperparameters"
+        ) from error
+    return bool(asked)
+
+
+def informed(transform: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """The same, to whose update anything may be told by name; one that takes no such words does not hear them."""
+    known: optax.GradientTransformationExtraArgs = optax.with_extra_args_support(transform)
+    return known
+
+
+def require_variance(variance: Variance | None) -> jax.Array:
+    """The variance of the noise, by a rule that cannot do without."""
+    if variance is None:
+        raise errors.refuse("rule", "nothing", "told the variance of the noise", "make it a local or server's rule")
+    return variance()

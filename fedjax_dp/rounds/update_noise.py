@@ -1,0 +1,85 @@
+"""How much noise there is in a round's mean update, from public numbers alone, for servers that take it off.
+
+Who takes part is no such number: a model that told of it would undo what hidden cohorts are accounted for. So it is the
+mean over the cohorts that might have been drawn: sum_i q_i a_i^2 v_i, where client i takes part with probability q_i,
+a_i is what its update is multiplied by, and v_i the variance of the noise in it. Noise that joins the mean comes alone.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.parts.aggregation import public
+from fedjax_dp.parts.cohorts import Cohort
+from fedjax_dp.parts.noise import correlated_source
+from fedjax_dp.parts.record_privacy import require_measured
+from fedjax_dp.rounds.algorithm import Algorithm
+
+
+def variance_of_mean(algorithm: Algorithm, data: FederatedData, round_index: jax.Array, upload: Any) -> jax.Array:
+    """Of each coordinate of the noise in a round's mean update, a float32 scalar; traced, `upload` its state.
+
+    Raises: ConfigurationError in one line where no public numbers tell it.
+    """
+    require_known(algorithm)
+    cohort, aggregate, num_clients = algorithm.cohort, algorithm.aggregate, data.num_clients
+    rates = cohort.rates(data.shares)
+    if algorithm.upload.unit is not None:
+        reach = aggregate.reach(data.shares, rates, cohort.members(num_clients))
+        std = jnp.asarray(algorithm.upload.noise_std(upload, reach, round_index), jnp.float32)
+        return std**2
+    gains = _gains(algorithm, data.shares)
+    local: Any = algorithm.local
+    variance: jax.Array = jnp.sum(rates * gains**2 * local.noise_variance(round_index, data))
+    return variance
+
+
+def require_known(algorithm: Algorithm) -> None:
+    """Refuse an algorithm of whose noise in the mean update no public numbers tell, whatever its numbers are."""
+    local, upload = algorithm.local, algorithm.upload
+    if upload.unit is not None:
+        if upload.shared_noise:
+            raise _unknown("noise", "shared by the clients", "added by the server")
+        return
+    if not local.plain or local.keeps or getattr(local, "noise_variance", None) is None:
+        wanted = "plain sgd after which clients keep nothing"
+        raise _unknown("local steps", type(local).__name__ if local.plain else "with a rule of their own", wanted)
+    if correlated_source(local.privatizer) is not None:  # steps' variances do not add up
+        raise _unknown("noise", "correlated over steps", "drawn afresh in every step")
+    if not algorithm.cohort.once:
+        raise _unknown("cohort", type(algorithm.cohort).__name__, "one that draws a client at most once a round")
+
+
+def check_known(algorithm: Algorithm, shares: np.ndarray) -> None:
+    """Refuse, before anything compiles, a server that takes off noise of which nobody can tell how much it is."""
+    if not getattr(algorithm.server, "corrects", False):
+        return
+    require_known(algorithm)
+    if algorithm.upload.unit is None:
+        require_measured(algorithm.local.privatizer)
+        _gains(algorithm, shares)
+
+
+def _gains(algorithm: Algorithm, shares: Any) -> Any:
+    cohort, aggregate = algorithm.cohort, algorithm.aggregate
+    rates = cohort.rates(shares)
+    if rates is None:
+        raise _unknown("cohort", type(cohort).__name__, "one whose rates are known")
+    gains = aggregate.gains(shares, rates, _members(cohort, shares.shape[0])) if public(aggregate) else None
+    if gains is None:
+        wanted = "one whose weights do not depend on who takes part, such as wor_delta"
+        raise _unknown("estimator", type(aggregate).__name__, wanted)
+    return gains
+
+
+def _members(cohort: Cohort, num_clients: int) -> int | None:
+    return cohort.members(num_clients) if cohort.fixed else None
+
+
+def _unknown(what: str, got: str, wanted: str) -> errors.ConfigurationError:
+    remedy = "or use a server that takes nothing off, such as second_moment delta"
+    return errors.refuse(what, got, f"{wanted}, for a server that takes the noise's variance off", remedy)
