@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from fedjax_dp.models import freeze, logistic_regression, lstm, mlp, model
 from fedjax_dp.models.low_rank import A, B
 from fedjax_dp.pytrees import path_name, ravel
 from fedjax_dp.rounds import metrics, simulation
+from fedjax_dp.testing import check_algorithm
 
 DATA = ragged_data((5, 8, 3, 6), (6,), 4)
 PRIVATE = {"clip_norm": 1.0, "batch_size": 2, "cohort_size": 3, "learning_rate": 0.1, "local_steps": 2}
@@ -69,8 +71,6 @@ def nnx_network(key):
 
 
 def equinox_network(key):
-    import equinox as eqx
-
     return eqx.nn.MLP(6, 3, 7, 1, key=key)
 
 
@@ -138,7 +138,7 @@ def test_gradients_of_low_rank_terms_are_projections_of_the_dense_gradient(name)
     for kernel in adapted.adaptation.low_rank.names:
         a, b = params[f"{kernel}/{A}"], params[f"{kernel}/{B}"]
         gradient = by_name[kernel]
-        if name == "plain" and kernel == "0":
+        if name == "equinox" or (name, kernel) == ("plain", "0"):
             gradient = gradient.T  # it stands before the record
         gradient = gradient.reshape(*a.shape[:-1], b.shape[-1])
         assert plain_shapes[kernel] == by_name[kernel].shape
@@ -257,9 +257,8 @@ def test_a_sweep_of_a_partly_frozen_model_is_its_single_runs():
 @pytest.mark.slow
 def test_checks_and_audits_hold_for_low_rank_training():
     adapted = freeze(mlp((6,), 4, (8,)), "lora", rank=2)
-    algorithm = fdp.dpnfl(**PRIVATE, noise_multiplier=1.0)
-    found = fdp.check_algorithm(algorithm, DATA, model=adapted)
-    assert found.passed, found
+    algorithm = fdp.dpnfl(**PRIVATE | {"clip_norm": 0.02}, noise_multiplier=1.0)  # which all gradients reach
+    check_algorithm(algorithm, DATA, model=adapted, delta=1e-3)
     audited = fdp.audit(algorithm, DATA, rounds=2, model=adapted, delta=1e-3, canary="label-flip", trials=400, seed=0)
     assert not audited.violated
 
