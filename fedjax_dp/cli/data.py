@@ -14,6 +14,7 @@ from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.data.disk import check_place
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.partitions import OPTIONS
 from fedjax_dp.experiments.population import (
     PopulationConfig,
     build_data,
@@ -22,6 +23,8 @@ from fedjax_dp.experiments.population import (
     resolve_population,
 )
 from fedjax_dp.options import about
+
+UNTOLD = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
 
 DESCRIPTION = """How a partition spreads a data set over clients.
 
@@ -72,18 +75,13 @@ def data_command(arguments: list[str]) -> int:
 def _about(options: PopulationConfig) -> str:
     """The partition in words: `partition dirichlet, concentration 0.5, seed 0`."""
     words = [] if options.partition is None else [f"partition {options.partition}"]
-    for name in (
-        "labels_per_client",
-        "similarity",
-        "concentration",
-        "concentration_scale",
-        "sizes",
-        "zipf_exponent",
-        "holdout",
-    ):
+    for name in (*(name for name in OPTIONS if name not in UNTOLD), "holdout"):
         value = getattr(options, name)
         if value not in (None, "per_class", "equal"):
-            words.append(f"{name.replace('_', ' ')} " + (f"{value:g}" if isinstance(value, float) else str(value)))
+            told = (
+                f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else value
+            )
+            words.append(f"{name.replace('_', ' ')} {told}")
     return ", ".join([*words, f"seed {options.seed}"])
 
 

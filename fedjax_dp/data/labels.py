@@ -1,4 +1,4 @@
-"""Partitions in which each client holds at most k labels: exact sizes, no class overdrawn."""
+"""Partitions in which each client holds few labels: by number, by sets of labels, by shards of the sorted records."""
 
 import numpy as np
 import scipy
@@ -28,6 +28,87 @@ def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: i
     mask = mask[:, rng.permutation(classes)]
     table = _round_table(_fit(mask, sizes, available * (sizes.sum() / len(labels))), sizes, available, mask)
     return deal(labels, table, rng)
+
+
+ASSIGNMENTS = ("random", "cyclic", "first")
+
+
+@checks_arguments
+def pathological(
+    labels: np.ndarray, num_clients: int, count: int, seed: int, assignment: str = "random"
+) -> list[np.ndarray]:
+    """Each client has `count` of the C labels, and a label's records are split evenly among the clients that have it.
+
+    Sizes follow from that. Records of a label that no client has are nobody's.
+    assignment  random: any labels; cyclic: (i + j) mod C for client i and j < count; first: i mod C, the rest random.
+    Raises:     ConfigurationError where a label has fewer records than clients that have it.
+    Source:     Li et al. 2021, arXiv:2102.02079, section 4.1, and its published code (`first`).
+    """
+    check_partition(labels)
+    errors.require_count("num_clients", num_clients)
+    errors.require_choice("assignment", assignment, ASSIGNMENTS)
+    rng, held = generator(seed), np.bincount(labels)
+    present = np.flatnonzero(held)
+    if not 1 <= count <= present.size:
+        raise errors.refuse("labels_per_client", count, f"between 1 and the {present.size} labels")
+    table = np.zeros((num_clients, held.size), np.int64)
+    for client in range(num_clients):
+        chosen = rng.permutation(present.size)[:count]
+        if assignment == "cyclic":
+            chosen = (client + np.arange(count)) % present.size
+        elif assignment == "first":
+            others = np.delete(np.arange(present.size), client % present.size)
+            chosen = np.array([client % present.size, *rng.permutation(others)[: count - 1]])
+        table[client, present[chosen]] = 1
+    for label, owners in ((label, np.flatnonzero(table[:, label])) for label in present):
+        if len(owners) > held[label]:
+            wanted = (
+                f"few enough that the {held[label]} records of label {label} go round, not for {len(owners)} clients"
+            )
+            raise errors.refuse("num_clients", num_clients, wanted, "lower num_clients or labels_per_client")
+        table[owners, label] = even_sizes(held[label], len(owners)) if len(owners) else 0
+    return deal(labels, table, rng)
+
+
+@checks_arguments
+def shards(
+    labels: np.ndarray,
+    num_clients: int,
+    seed: int,
+    shards_per_client: int | None = None,
+    shard_size: int | None = None,
+) -> list[np.ndarray]:
+    """Records sorted by label and cut into shards of one size, which are dealt to clients at random.
+
+    MNIST in 200 shards of 300 to 100 clients gives most of them two labels.
+    shards_per_client  s of each client, 2 unless given: num_clients s shards of floor(records / (num_clients s));
+    shard_size         instead: all whole shards of that size, of which the first clients get one more than the others.
+    What is left over at the end of the sorted records is not used.
+    Source:  McMahan et al. 2017, arXiv:1602.05629, section 3.
+    """
+    check_partition(labels)
+    errors.require_count("num_clients", num_clients)
+    if shards_per_client is not None and shard_size is not None:
+        raise errors.refuse("shard_size", shard_size, "left out where shards_per_client says it", "drop one of them")
+    each = 2 if shards_per_client is None else shards_per_client
+    errors.require_count("shards_per_client", each)
+    size = len(labels) // (num_clients * each) if shard_size is None else shard_size
+    if shard_size is not None:
+        errors.require_count("shard_size", shard_size)
+    number = num_clients * each if shard_size is None else len(labels) // size
+    if not size or number < num_clients:
+        what = "shard_size" if size else "shards_per_client"
+        wanted = f"so small that {len(labels)} records make a shard for each of {num_clients * (1 if size else each)}"
+        raise errors.refuse(what, size or each, wanted, "use fewer clients")
+    pieces = np.argsort(labels, kind="stable")[: number * size].reshape(number, size)
+    dealt = np.split(generator(seed).permutation(number), np.cumsum(even_sizes(number, num_clients))[:-1])
+    return [pieces[own].reshape(-1) for own in dealt]
+
+
+def even_sizes(total: int, parts: int) -> np.ndarray:
+    """Sizes that differ by at most one and sum to `total`; the first are the larger ones."""
+    errors.require_integer("num_clients", parts, 1, 2**31 - 1)
+    return total // parts + (np.arange(parts) < total % parts)
 
 
 def deal(labels: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:

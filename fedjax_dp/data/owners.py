@@ -2,12 +2,13 @@
 
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.data.partition import natural
+from fedjax_dp.data.partition import group, natural, rows_by_owner
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import rows_of
 
@@ -19,33 +20,54 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
     Returns the data set (without test records of clients that are left out), the rows of each client in increasing
     order of id, and for each test record its client, or None if the data set does not say.
     """
-    ids, test_ids = dataset.client_ids, dataset.test_client_ids
-    if ids is None:
-        raise errors.refuse(
-            "partition",
-            "natural",
-            "used with a data set that has client_ids",
-            "name owners in it, or deal records: iid",
-        )
     errors.require_count("min_records", min_records)
-    names, clients = np.unique(ids), natural(ids)
-    kept = np.array([len(rows) >= min_records for rows in clients])
+    owners, sizes = np.unique(_ids_of(dataset, "natural"), return_inverse=True, return_counts=True)[1:]
+    kept = sizes >= min_records
     if not kept.any():
-        largest = max(map(len, clients))
-        raise errors.refuse("min_records", min_records, f"at most {largest}, what the largest client has")
-    clients = [rows for rows, keep in zip(clients, kept) if keep]
+        raise errors.refuse("min_records", min_records, f"at most {sizes.max()}, what the largest client has")
+    remedy = "low enough that a client with test records is left"
+    return _parts(dataset, owners, np.where(kept, np.cumsum(kept) - 1, -1), ("min_records", min_records, remedy))
+
+
+@checks_arguments
+def grouped_parts(
+    dataset: Dataset, group_size: int, seed: int, remainder: str = "smaller"
+) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
+    """The data set's own clients put together as `grouped_natural` does; returns what `natural_parts` does."""
+    owners, number = group(_ids_of(dataset, "grouped-natural"), group_size, seed, remainder)
+    return _parts(dataset, owners, number, ("remainder", remainder, "one that leaves a client with test records"))
+
+
+def _ids_of(dataset: Dataset, partition: str) -> np.ndarray:
+    if dataset.client_ids is None:
+        remedy = "name owners in it, or deal records: iid"
+        raise errors.refuse("partition", partition, "used with a data set that has client_ids", remedy)
+    natural(dataset.client_ids)  # refuses what are no ids
+    return dataset.client_ids
+
+
+def _parts(
+    dataset: Dataset, owners: np.ndarray, number: np.ndarray, untested: tuple[str, Any, str]
+) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
+    """Clients by the number of each distinct id, -1 for those left out; `owners` is each training record's id's place.
+
+    untested  what, got, wanted, where nobody is left with test records.
+    """
+    clients, test_ids = rows_by_owner(number[owners]), dataset.test_client_ids
     if test_ids is None:
         return dataset, clients, None
+    names = np.unique(_ids_of(dataset, "natural"))
     if not np.isin(test_ids, names).all():
         stranger = test_ids[~np.isin(test_ids, names)][0]
         raise errors.refuse("test_client_ids", repr(stranger), "ids of clients that have training records")
-    tested = np.isin(test_ids, names[kept])
+    theirs = number[np.searchsorted(names, test_ids)]
+    tested = theirs >= 0
     if not tested.any():
-        raise errors.refuse("min_records", min_records, "low enough that a client with test records is left")
+        raise errors.refuse(*untested)
     dataset = dataset._replace(
         x_test=dataset.x_test[tested], y_test=rows_of(dataset.y_test, tested), test_client_ids=test_ids[tested]
     )
-    return dataset, clients, np.searchsorted(names[kept], test_ids[tested]).astype(np.int32)
+    return dataset, clients, theirs[tested].astype(np.int32)
 
 
 @checks_arguments

@@ -1,20 +1,28 @@
 """Partitions: which training rows each client holds. Every one is decided by its seed."""
 
+from typing import Any
+
+import jax
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_partition, generator
-from fedjax_dp.data.labels import deal
+from fedjax_dp.data.labels import deal, even_sizes
+from fedjax_dp.data.targets import as_arrays, count_records
 
-SCALES = ("per_class", "hsu")
+REMAINDERS = ("smaller", "spread", "drop", "refuse")
 
 
 @checks_arguments
-def iid(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
-    """A random split into parts of the given sizes."""
-    check_partition(labels, sizes)
-    order = generator(seed).permutation(len(labels))
+def iid(labels: Any, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
+    """A random split into parts of the given sizes. Of `labels`, or targets of another task, only the number counts."""
+    targets = as_arrays(labels)
+    if not jax.tree.leaves(targets) or not all(part.ndim for part in jax.tree.leaves(targets)):
+        raise errors.refuse("labels", doors.described(labels), "one for each record")
+    records = np.arange(count_records(targets))
+    check_partition(records, sizes)
+    order = generator(seed).permutation(records)
     return np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
 
 
@@ -34,43 +42,9 @@ def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) 
     mixed = round(percent / 100 * len(labels))
     loose, rest = order[:mixed], order[mixed:]
     rest = rest[np.argsort(labels[rest], kind="stable")]
-    sizes, of_loose = (_even(total, num_clients) for total in (len(labels), mixed))
+    sizes, of_loose = (even_sizes(total, num_clients) for total in (len(labels), mixed))
     parts = np.split(loose, np.cumsum(of_loose)[:-1]), np.split(rest, np.cumsum(sizes - of_loose)[:-1])
     return [np.concatenate(pair) for pair in zip(*parts)]
-
-
-@checks_arguments
-def dirichlet(
-    labels: np.ndarray, sizes: np.ndarray, concentration: float, seed: int, scale: str = "per_class"
-) -> list[np.ndarray]:
-    """Each client draws its records class by class from its own Dirichlet class distribution, without replacement.
-
-    A class that is used up is left out and the distribution renormalised; clients draw one after the other, in random
-    order. `concentration` is the Dirichlet parameter of each class (`per_class`), or multiplies the uniform
-    distribution over classes (`hsu`), which makes the parameter concentration / classes. If a client has no
-    probability on any class that is left, it draws evenly from those.
-    Source: Hsu et al. 2019, arXiv:1909.06335, section 3; dpnfl.
-    """
-    check_partition(labels, sizes)
-    errors.require_positive("concentration", concentration)
-    errors.require_choice("concentration_scale", scale, SCALES)
-    rng = generator(seed)
-    left = np.bincount(labels)
-    parameter = concentration / (left.size if scale == "hsu" else 1)
-    wishes = rng.dirichlet(np.full(left.size, parameter), len(sizes))
-    table = np.zeros(wishes.shape, np.int64)
-    for client in rng.permutation(len(sizes)):
-        wish, owed = wishes[client], sizes[client]
-        while owed:  # at most once for each class that is used up, and once more
-            wish = np.where(left > 0, wish, 0.0)
-            if not wish.sum() > 0:
-                wish = (left > 0).astype(float)
-            # drawing one by one and repeating draws from empty classes has the same law as this
-            drawn = np.minimum(rng.multinomial(owed, wish / wish.sum()), left)
-            table[client] += drawn
-            left -= drawn
-            owed -= drawn.sum()
-    return deal(labels, table, rng)
 
 
 @checks_arguments
@@ -119,7 +93,59 @@ def natural(client_ids: np.ndarray | None) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
 
 
-def _even(total: int, parts: int) -> np.ndarray:
-    """Sizes that differ by at most one and sum to `total`."""
-    errors.require_integer("num_clients", parts, 1, 2**31 - 1)
-    return total // parts + (np.arange(parts) < total % parts)
+@checks_arguments
+def grouped_natural(client_ids: np.ndarray, group_size: int, seed: int, remainder: str = "smaller") -> list[np.ndarray]:
+    """One client for each `group_size` distinct ids, which are put together at random.
+
+    remainder  of ids that fill no group: smaller, a client of fewer; spread, one more for some clients; drop, nobody's;
+               refuse.
+    Raises:    ConfigurationError for a remainder that is refused, and where `spread` and `drop` leave no group.
+    """
+    natural(client_ids)  # refuses what are no ids
+    owners, number = group(client_ids, group_size, seed, remainder)
+    return rows_by_owner(number[owners])
+
+
+def group(ids: np.ndarray, group_size: int, seed: int, remainder: str) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each record's id among the distinct ones `(records,)`, and of each of these its group, or -1."""
+    errors.require_count("group_size", group_size)
+    errors.require_choice("remainder", remainder, REMAINDERS)
+    names, owners = np.unique(ids, return_inverse=True)
+    whole, left = divmod(len(names), group_size)
+    if (left and remainder == "refuse") or not (whole or remainder == "smaller"):
+        wanted = f"a size that divides {len(names)} ids" if whole else f"at most the {len(names)} ids"
+        raise errors.refuse("group_size", group_size, wanted, "let the remainder be smaller")
+    rest = {"smaller": np.full(left, whole), "spread": np.arange(left) % max(whole, 1)}.get(
+        remainder, np.full(left, -1)
+    )
+    number = np.empty(len(names), int)
+    number[generator(seed).permutation(len(names))] = [*np.repeat(np.arange(whole), group_size), *rest]
+    return owners, number
+
+
+def rows_by_owner(owners: np.ndarray) -> list[np.ndarray]:
+    """The rows of each owner, in increasing order of their numbers; those of owner -1 are nobody's."""
+    rows = np.flatnonzero(owners >= 0)
+    return [rows[part] for part in natural(owners[rows])]
+
+
+@checks_arguments
+def continuous(values: np.ndarray, num_clients: int, strength: float, seed: int) -> list[np.ndarray]:
+    """Records sorted by a number of theirs and cut into parts whose sizes differ by at most one.
+
+    They are sorted by s z + (1 - s) e: z the number less its mean over its standard deviation, e standard Gaussian, s
+    the `strength`. 1 sorts by the number alone, records that are equal in it as they stand; 0 is iid.
+    Shapes:  values `(records,)`, such as a column of features, or a target of regression.
+    """
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+        raise errors.refuse("values", f"{values.dtype} of shape {values.shape}", "(records,) finite numbers")
+    errors.require_count("num_clients", num_clients)
+    if not 0 <= strength <= 1:
+        raise errors.refuse("strength", strength, "between 0 and 1")
+    numbers = values.astype(float)
+    spread = numbers.std()
+    if not spread > 0:
+        raise errors.refuse("values", "the same number for all records", "numbers that differ", "take another column")
+    noise = generator(seed).standard_normal(len(numbers))
+    blend = strength * ((numbers - numbers.mean()) / spread) + (1 - strength) * noise
+    return np.split(np.argsort(blend, kind="stable"), np.cumsum(even_sizes(len(numbers), num_clients))[:-1])

@@ -45,6 +45,40 @@ def zipf_sizes(records: int, num_clients: int, minimum: int, exponent: float, se
     return minimum + _round_to(shares / shares.sum() * spare, spare)
 
 
+@checks_arguments
+def linear_sizes(records: int, num_clients: int) -> np.ndarray:
+    """Client i of 1 to num_clients gets records i / (1 + 2 + ...), rounded down, and the last one the rest."""
+    return _growing("linear", records, [*range(1, _several(num_clients) + 1)])
+
+
+@checks_arguments
+def square_sizes(records: int, num_clients: int) -> np.ndarray:
+    """As `linear_sizes`, in proportion to i^2."""
+    return _growing("square", records, [i**2 for i in range(1, _several(num_clients) + 1)])
+
+
+@checks_arguments
+def exponential_sizes(records: int, num_clients: int) -> np.ndarray:
+    """As `linear_sizes`, in proportion to e^i."""
+    return _growing("exponential", records, np.exp(np.arange(1.0 - _several(num_clients), 1.0)).tolist())
+
+
+def _several(num_clients: int) -> int:
+    errors.require_integer("num_clients", num_clients, 1, 2**31 - 1)
+    return num_clients
+
+
+def _growing(name: str, records: int, parts: list[float]) -> np.ndarray:
+    """Sizes in proportion to `parts`, whole numbers exactly, rounded down, the rest to the last; refuses a zero."""
+    whole = sum(parts)
+    sizes = np.array([int(records * part // whole) for part in parts])
+    sizes[-1] += records - sizes.sum()
+    if not sizes.min() > 0:
+        got = f"{name} for {len(parts)} clients, the first of which would get none of {records} records"
+        raise errors.refuse("sizes", got, "at least a record for each client", "use fewer clients, or other sizes")
+    return sizes
+
+
 def _spare(records: int, num_clients: int, minimum: int) -> int:
     """Records that are left when each client has the least."""
     errors.require_count("num_clients", num_clients)

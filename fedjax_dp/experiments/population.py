@@ -12,50 +12,25 @@ from fedjax_dp.data import (
     DATASETS,
     Dataset,
     FederatedData,
-    dirichlet,
-    equal_sizes,
     federate,
-    given_ids,
     hold_out,
-    iid,
-    labels_per_client,
     load,
     names_clients,
-    natural,
-    natural_parts,
     noted_checksum,
-    one_class_per_client,
-    one_class_sizes,
     open_store,
     pooled,
-    power_law_sizes,
-    similarity,
-    zipf_sizes,
 )
+from fedjax_dp.data.dirichlet import SCALES
+from fedjax_dp.data.labels import ASSIGNMENTS
 from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.data.partition import REMAINDERS
 from fedjax_dp.data.projection import low_frequencies, principal_components
+from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, SIZES, divide
 from fedjax_dp.options import about
 
-# The options that mean something for a partition, and on top for the sizes that it is given.
-_SIZED = ("num_clients", "sizes")
-PARTITIONS: dict[str, tuple[str, ...]] = {
-    "iid": _SIZED,
-    "labels": (*_SIZED, "labels_per_client"),
-    "one-class": _SIZED,
-    "dirichlet": (*_SIZED, "concentration", "concentration_scale"),
-    "similarity": ("num_clients", "similarity"),
-    "natural": ("min_records",),
-    "given": ("client_ids",),
-}
-SIZES: dict[str, tuple[str, ...]] = {
-    "equal": (),
-    "power-law": ("min_records",),
-    "zipf": ("min_records", "zipf_exponent"),
-}
 COLUMNS = ("label_column", "client_column")  # of tables alone
 FILES = ("npz", "csv", "parquet")  # records of the user's own
 _NAMES = ", ".join(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
-OPTIONS = sorted({name for names in (*PARTITIONS.values(), *SIZES.values()) for name in names})
 
 _COMMON = {
     "sizes": "equal",
@@ -63,6 +38,13 @@ _COMMON = {
     "concentration": 0.5,
     "concentration_scale": "per_class",
     "zipf_exponent": 1.0,
+    "shards_per_client": 2,
+    "balance": True,
+    "assignment": "random",
+    "group_size": 2,
+    "remainder": "smaller",
+    "column": "target",
+    "column_strength": 0.5,
 }
 _LABELS = _COMMON | {"num_clients": 100, "partition": "labels", "labels_per_client": 7, "min_records": 100}
 _SKEWED = _LABELS | {"partition": "dirichlet", "labels_per_client": 2}
@@ -89,13 +71,21 @@ class PopulationConfig:
     data_dir             folder with data sets
     seed                 decides partition, cohorts, batches, noise and initial model
     num_clients          clients N in the population
-    labels_per_client    k, for partition labels
+    labels_per_client    k, for partitions labels and pathological
+    assignment           of labels, pathological: cyclic, client i has i, i + 1, ...; first, i and random ones
+    shards_per_client    s, for partition shards
+    shard_size           records of a shard instead, of which all whole ones are dealt
     similarity           percent of records dealt at random, partition similarity
-    concentration        of partition dirichlet; small is heterogeneous
+    concentration        of the dirichlet partitions; small is heterogeneous
     concentration_scale  hsu: concentration over the number of classes
+    balance              for class-dirichlet: clients with their even part take no classes to come
+    column               for continuous: target, target:J of several numbers, or the number of a feature
+    column_strength      for continuous: 0 is iid, 1 sorted by the column
+    group_size           natural clients that make one, grouped-natural
+    remainder            of these: a smaller client, spread over the others, dropped, or refused
     client_ids           for partition given: .npy, or text with a line for each training record
     sizes                records per client
-    min_records          smallest client, for sizes power-law and zipf; natural drops smaller
+    min_records          smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
     zipf_exponent        for sizes zipf
     pca                  principal components that replace the features; not private
     cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
@@ -111,9 +101,17 @@ class PopulationConfig:
     num_clients: int | None = None
     partition: Annotated[str | None, about("how records are spread", choices=PARTITIONS)] = None
     labels_per_client: int | None = None
+    assignment: Annotated[str | None, about("", choices=ASSIGNMENTS)] = None
+    shards_per_client: int | None = None
+    shard_size: Annotated[int | None, about("", default="what shards_per_client makes of all records")] = None
     similarity: float | None = None
     concentration: float | None = None
-    concentration_scale: Annotated[str | None, about("", choices=("per_class", "hsu"))] = None
+    concentration_scale: Annotated[str | None, about("", choices=SCALES)] = None
+    balance: bool | None = None
+    column: Annotated[str | None, about("", metavar="COLUMN")] = None
+    column_strength: float | None = None
+    group_size: int | None = None
+    remainder: Annotated[str | None, about("", choices=REMAINDERS)] = None
     client_ids: Annotated[str | None, about("", metavar="FILE")] = None
     sizes: Annotated[str | None, about("", choices=SIZES)] = None
     min_records: int | None = None
@@ -126,6 +124,7 @@ class PopulationConfig:
     holdout: Annotated[float | None, about("", default="the test set")] = None
 
 
+COUNTS = ("min_records", "labels_per_client", "shards_per_client", "shard_size", "group_size")
 P = TypeVar("P", bound=PopulationConfig)
 
 
@@ -162,25 +161,27 @@ def _divided(config: P, preset: Mapping[str, Any]) -> P:
     brought = "natural" if names_clients(config.dataset, config.client_column) else preset["partition"]
     partition = brought if config.partition is None else config.partition
     errors.require_choice("partition", partition, PARTITIONS)
-    taken, reason = PARTITIONS[partition], f"partition {partition}"
+    way, reason = PARTITIONS[partition], f"partition {partition}"
+    taken = way.options
     if "sizes" in taken:
         sizes = preset["sizes"] if config.sizes is None else config.sizes
         errors.require_choice("sizes", sizes, SIZES)
-        taken, reason = (*taken, *SIZES[sizes]), f"{reason} with sizes {sizes}"
+        taken, reason = (*taken, *SIZES[sizes].options), f"{reason} with sizes {sizes}"
     for name in OPTIONS:
         if getattr(config, name) is not None and name not in taken:
             remedy = "the data decides it" if name == "num_clients" else "drop it"
-            remedy += ", or give another partition" * (partition == "natural" and config.partition is None)
+            remedy += ", or give another partition" * (way.natural and config.partition is None)
             raise errors.refuse(name, getattr(config, name), f"left out for {reason}", remedy)
     filled: dict[str, Any] = {"partition": partition} | {name: preset[name] for name in taken if name in preset}
-    if partition == "natural":
-        filled["min_records"] = 1  # everybody
+    filled |= way.brings
+    if config.shard_size is not None:
+        filled.pop("shards_per_client", None)  # one follows from the other
     if partition == "given" and config.client_ids is None:
         raise errors.refuse("client_ids", "nothing", "given for partition given", "name a file with --client-ids")
     config = dataclasses.replace(
         config, **{name: value for name, value in filled.items() if getattr(config, name) is None}
     )
-    for name in {"min_records", "labels_per_client"} & set(taken):
+    for name in [name for name in COUNTS if name in taken and getattr(config, name) is not None]:
         errors.require_count(name, getattr(config, name))
     return config
 
@@ -194,11 +195,13 @@ def build_data(config: PopulationConfig) -> FederatedData:
         return open_store(where)
     columns = {"label": config.label_column, "client": config.client_column}
     dataset = _normalised(load(config.dataset, config.data_dir, config.seed, **columns), config.normalise)
+    partition = errors.require_given("partition", config.partition)
     if config.holdout is not None:
-        if config.partition == "natural" and dataset.client_ids is not None and dataset.test_client_ids is None:
+        way = PARTITIONS[partition]
+        if way.natural and dataset.client_ids is not None and dataset.test_client_ids is None:
             raise errors.refuse("holdout", config.holdout, "used where test records have client ids too", "drop it")
         dataset = pooled(dataset)
-    dataset, clients, test_clients = _divide(config, dataset)
+    dataset, clients, test_clients = divide(partition, dataset, vars(config))
     if config.holdout is not None:
         dataset, clients, test_clients = hold_out(dataset, clients, config.holdout, config.seed)
     if config.cosines is not None:
@@ -215,8 +218,9 @@ def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
         told.append(f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first")
     if names_clients(config.dataset, config.client_column):
         own = config.client_column or "client_ids"
-        if config.partition == "natural":
-            told.append(f'clients are those of "{own}" (partition natural); --partition iid would deal records anew')
+        if PARTITIONS[config.partition or "natural"].natural:
+            of = f'those of "{own}" (partition {config.partition})'
+            told.append(f"clients are {of}; --partition iid would deal records anew")
         else:
             told.append(f'"{own}" of the data is not used: partition {config.partition} was asked for')
     elif kind_of(config.dataset) in FILES and config.partition != "given":
@@ -244,45 +248,3 @@ def _normalised(dataset: Dataset, told: str | None) -> Dataset:
         wanted = "two numbers with a comma between, the second positive, for features that are numbers"
         raise errors.refuse("normalise", repr(told), wanted, "such as 0.1307,0.3081")
     return dataset._replace(shift=dataset.shift + mean / dataset.scale, scale=dataset.scale / std)
-
-
-def _divide(config: PopulationConfig, dataset: Dataset) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
-    """The data set, the training rows of each client, and the client of each test record where that is known."""
-    labels, seed, need = dataset.y_train, config.seed, errors.require_given
-    partition = need("partition", config.partition)
-    if partition == "natural":
-        return natural_parts(dataset, need("min_records", config.min_records))
-    if partition == "given":
-        return dataset, natural(given_ids(need("client_ids", config.client_ids), len(labels))), None
-    num_clients = need("num_clients", config.num_clients)
-    if partition == "similarity":
-        percent = need("similarity", config.similarity)
-        clients = similarity(labels, num_clients, percent, seed)
-        tests = similarity(dataset.y_test, num_clients, percent, seed)
-        test_clients = np.empty(len(dataset.y_test), np.int32)
-        for client, rows in enumerate(tests):
-            test_clients[rows] = client
-        return dataset, clients, test_clients
-    sizes = _sizes(config, labels, num_clients)
-    if partition == "iid":
-        clients = iid(labels, sizes, seed)
-    elif partition == "one-class":
-        clients = one_class_per_client(labels, sizes, seed)
-    elif partition == "labels":
-        clients = labels_per_client(labels, sizes, need("labels_per_client", config.labels_per_client), seed)
-    else:
-        scale = need("concentration_scale", config.concentration_scale)
-        clients = dirichlet(labels, sizes, need("concentration", config.concentration), seed, scale)
-    return dataset, clients, None
-
-
-def _sizes(config: PopulationConfig, labels: np.ndarray, num_clients: int) -> np.ndarray:
-    """Records of each client `(num_clients,)`."""
-    if config.sizes == "equal":
-        one_class = config.partition == "one-class"
-        return one_class_sizes(labels, num_clients) if one_class else equal_sizes(len(labels), num_clients)
-    least = errors.require_given("min_records", config.min_records)
-    if config.sizes == "power-law":
-        return power_law_sizes(len(labels), num_clients, least, config.seed)
-    exponent = errors.require_given("zipf_exponent", config.zipf_exponent)
-    return zipf_sizes(len(labels), num_clients, least, exponent, config.seed)

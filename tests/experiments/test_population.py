@@ -11,9 +11,8 @@ from helpers import refusal
 
 from fedjax_dp import cli, data, errors
 from fedjax_dp.experiments import config, plots
+from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, divide
 from fedjax_dp.experiments.population import (
-    OPTIONS,
-    PARTITIONS,
     PopulationConfig,
     build_data,
     population_of,
@@ -29,7 +28,7 @@ def resolved(**changes):
 def test_every_data_set_brings_every_option_and_a_way_to_train():
     for name in data.DATASETS:
         preset = population_of(name)
-        assert set(preset) == {"partition", *OPTIONS} - {"client_ids"}, name
+        assert set(preset) == {"partition", *OPTIONS} - {"client_ids", "shard_size"}, name
         assert preset["partition"] in PARTITIONS
         training = config.resolve({"dataset": f"{name}:x" if name in ("npz", "tfds", "store") else name}).training
         assert training.rounds > 0, name
@@ -42,6 +41,16 @@ WAYS = [
     {"partition": "dirichlet", "concentration": 0.3},
     {"partition": "dirichlet", "concentration_scale": "hsu"},
     {"partition": "similarity", "similarity": 20.0},
+    {"partition": "inner-dirichlet", "sizes": "linear"},
+    {"partition": "class-dirichlet", "balance": False, "concentration": 5.0},
+    {"partition": "class-dirichlet"},
+    {"partition": "shards"},
+    {"partition": "shards", "shard_size": 30},
+    {"partition": "pathological", "labels_per_client": 2, "assignment": "first"},
+    {"partition": "continuous", "column_strength": 1.0},
+    {"partition": "continuous", "column": "20"},
+    {"sizes": "square"},
+    {"sizes": "exponential", "num_clients": 7},
     {"sizes": "power-law"},
     {"sizes": "zipf", "zipf_exponent": 0.5},
     {"partition": "dirichlet", "sizes": "zipf"},
@@ -60,7 +69,7 @@ def test_every_partition_is_built_and_a_resolved_one_stays_as_it_is(way):
     if settings.partition == "one-class":  # classes are not multiples of each other
         assert (np.unique(store.sizes).size, data.summarise(store).labels_per_client) == (1, (1, 1, 1))
     else:
-        assert 0 <= (1797 if settings.holdout else 1437) - used < store.num_clients
+        assert 0 <= (1797 if settings.holdout else 1437) - used < max(store.num_clients, 30)
     assert (store.test_clients is not None) == (settings.partition == "similarity" or settings.holdout is not None)
 
 
@@ -91,6 +100,55 @@ def test_natural_clients_bring_their_test_records_and_small_ones_can_be_dropped(
     assert np.unique(fewer.test_clients).size == fewer.num_clients
 
 
+def test_natural_clients_are_put_together_with_their_test_records():
+    whole = build_data(resolved(dataset="synthetic:1,1,21", partition="grouped-natural", group_size=4))
+    assert whole.num_clients == 6
+    assert whole.sizes.sum() == build_data(resolved(dataset="synthetic:1,1,21")).sizes.sum()
+    assert np.unique(whole.test_clients).size == 6
+    fewer = build_data(
+        resolved(dataset="synthetic:1,1,21", partition="grouped-natural", group_size=4, remainder="drop")
+    )
+    np.testing.assert_array_equal(fewer.sizes, whole.sizes[:5])
+    assert len(fewer.y_test) == (whole.test_clients < 5).sum()
+
+
+def sequences():
+    """Eight texts of three tokens, whose clients are known."""
+    ids = np.arange(32).reshape(8, 4) % 5
+    about = {"classes": 5, "tokens": True, "task": "sequence", "vocabulary": data.Vocabulary(5)}
+    owners = {"client_ids": np.arange(8) % 3, "test_client_ids": np.arange(8) % 3}
+    return data.Dataset("texts", ids[:, :-1], ids[:, 1:], ids[:, :-1], ids[:, 1:], **about, **owners)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_partitions_by_label_are_refused_for_targets_that_are_none(name):
+    np.save("ids.npy", np.arange(8) % 2)
+    brought = population_of("digits") | {"seed": 0, "num_clients": 2, "client_ids": "ids.npy", "min_records": 1}
+    values = brought | {"column": "1"}
+    if PARTITIONS[name].by_label:
+        told = refusal(divide, name, sequences(), values)
+        assert told.startswith("partition must be one that asks for no labels, which task sequence does not have")
+        return
+    dataset, clients, _ = divide(name, sequences(), values)
+    assert data.federate(dataset, clients).sizes.sum() == 8
+
+
+def test_a_target_is_a_column_where_it_is_a_number():
+    x = np.arange(12.0).reshape(6, 2)
+    y = np.array([[3, 0], [1, 1], [2, 2], [5, 3], [4, 4], [0, 5]], np.float32)
+    numbers = data.Dataset("numbers", x, y, x, y, 2, task="regression")
+    for column, order in (("target:0", [5, 1, 2, 0, 4, 3]), ("1", list(range(6)))):
+        found = divide("continuous", numbers, {"num_clients": 3, "seed": 0, "column_strength": 1.0, "column": column})[
+            1
+        ]
+        assert np.concatenate(found).tolist() == order
+    for column in ("target", "target:2", "2", "-1", "", "x:1", "target:", "²"):
+        told = refusal(
+            divide, "continuous", numbers, {"num_clients": 3, "seed": 0, "column_strength": 1.0, "column": column}
+        )
+        assert told.startswith("column must be target, target:J, or the number of a feature")
+
+
 def test_clients_are_given_in_a_file():
     pathlib.Path("ids.txt").write_text("\n".join(str(row % 7) for row in range(1437)))
     store = build_data(resolved(partition="given", client_ids="ids.txt"))
@@ -109,6 +167,9 @@ def test_clients_are_given_in_a_file():
         ({"partition": "natural", "sizes": "zipf"}, "sizes must be left out for partition natural"),
         ({"partition": "similarity", "sizes": "equal"}, "sizes must be left out for partition similarity"),
         ({"client_ids": "a.txt"}, "client_ids must be left out for partition iid"),
+        ({"partition": "shards", "shard_size": 0}, "shard_size must be an integer of at least 1"),
+        ({"partition": "grouped-natural", "num_clients": 3}, "num_clients must be left out for partition grouped-nat"),
+        ({"partition": "dirichlet", "balance": True}, "balance must be left out for partition dirichlet"),
         ({"partition": "given"}, "name a file with --client-ids"),
         ({"partition": "labels", "labels_per_client": 0}, "labels_per_client must be an integer of at least 1"),
         ({"partition": "dirichelt"}, "did you mean dirichlet?"),
@@ -131,6 +192,15 @@ def test_option_that_means_nothing_here_is_refused(options, words):
         ({"partition": "dirichlet", "concentration_scale": "x"}, "concentration_scale must be one of"),
         ({"partition": "given", "client_ids": "absent"}, "client_ids must be an existing file"),
         ({"partition": "natural"}, "client_ids"),
+        ({"partition": "grouped-natural"}, "partition must be used with a data set that has client_ids"),
+        ({"partition": "shards", "shard_size": 9, "shards_per_client": 2}, "shard_size must be left out where"),
+        (
+            {"partition": "class-dirichlet", "concentration": 0.01, "balance": False},
+            "min_records must be what the smallest client can",
+        ),
+        ({"partition": "continuous", "column_strength": np.nan}, "strength must be between 0 and 1"),
+        ({"partition": "pathological", "labels_per_client": 11}, "labels_per_client must be between 1 and the 10"),
+        ({"sizes": "exponential"}, "sizes must be at least a record for each client, got exponential for 10"),
         ({"sizes": "zipf", "min_records": 200}, "min_records must be at most"),
         ({"partition": "one-class", "num_clients": 3, "sizes": "power-law"}, "records left for client"),
     ],

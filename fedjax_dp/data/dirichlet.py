@@ -1,0 +1,151 @@
+"""Partitions by Dirichlet distributions: over the classes of a client, or over the clients of a class."""
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.checks import check_partition, generator
+from fedjax_dp.data.labels import deal
+
+SCALES = ("per_class", "hsu")
+ATTEMPTS = 10  # of `class_dirichlet`, until its smallest client is large enough
+BLOCK = 1 << 13  # records that `inner_dirichlet` deals at a time
+
+
+@checks_arguments
+def dirichlet(
+    labels: np.ndarray, sizes: np.ndarray, concentration: float, seed: int, scale: str = "per_class"
+) -> list[np.ndarray]:
+    """Each client draws its records class by class from its own Dirichlet class distribution, without replacement.
+
+    A class that is used up is left out and the distribution renormalised; clients draw one after the other, in random
+    order. `concentration` is the Dirichlet parameter of each class (`per_class`), or multiplies the uniform
+    distribution over classes (`hsu`), which makes the parameter concentration / classes. If a client has no
+    probability on any class that is left, it draws evenly from those.
+    Source: Hsu et al. 2019, arXiv:1909.06335, section 3; dpnfl.
+    """
+    check_partition(labels, sizes)
+    rng, left = generator(seed), np.bincount(labels)
+    wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
+    table = np.zeros(wishes.shape, np.int64)
+    for client in rng.permutation(len(sizes)):
+        wish, owed = wishes[client], sizes[client]
+        while owed:  # at most once for each class that is used up, and once more
+            wish = np.where(left > 0, wish, 0.0)
+            if not wish.sum() > 0:
+                wish = (left > 0).astype(float)
+            # drawing one by one and repeating draws from empty classes has the same law as this
+            drawn = np.minimum(rng.multinomial(owed, wish / wish.sum()), left)
+            table[client] += drawn
+            left -= drawn
+            owed -= drawn.sum()
+    return deal(labels, table, rng)
+
+
+@checks_arguments
+def inner_dirichlet(
+    labels: np.ndarray, sizes: np.ndarray, concentration: float, seed: int, scale: str = "per_class"
+) -> list[np.ndarray]:
+    """As `dirichlet`, but dealt record by record, so that used-up classes hit all clients alike and not the last ones.
+
+    A client with room left is drawn uniformly, then a class of its next record from that client's distribution over the
+    classes that are left, until all sizes are filled.
+    Source: Acar et al. 2021, arXiv:2111.04263, and its published code.
+    """
+    check_partition(labels, sizes)
+    rng, left = generator(seed), np.bincount(labels)
+    wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
+    takers = _takers(rng, sizes)
+    table = np.zeros(wishes.shape, np.int64)
+    at = 0
+    while at < len(takers):
+        some = takers[at : at + BLOCK]
+        drawn = _classes(rng, wishes, left, some)
+        over = np.flatnonzero(_rank(drawn, left.size) >= left[drawn])  # the first of these finds its class used up,
+        taken = slice(over[0] if over.size else None)  # and what comes after it is drawn anew
+        np.add.at(table, (some[taken], drawn[taken]), 1)
+        left = left - np.bincount(drawn[taken], minlength=left.size)
+        at += len(drawn[taken])
+    return deal(labels, table, rng)
+
+
+def _takers(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
+    """Who takes the first record, the second, ...: each time one of those with room, uniformly."""
+    room, found = sizes.astype(np.int64), []
+    while room.any():
+        some = rng.choice(np.flatnonzero(room), min(int(room.sum()), BLOCK))
+        some = some[_rank(some, len(room)) < room[some]]  # to draw again where one is full has the same law as this
+        found.append(some)
+        room = room - np.bincount(some, minlength=len(room))
+    return np.concatenate([*found, np.empty(0, np.int64)])
+
+
+def _classes(rng: np.random.Generator, wishes: np.ndarray, left: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """A class for each of some clients, from its distribution over those that are left; evenly if that has none."""
+    open_ = np.where(left > 0, wishes[clients], 0.0)
+    open_ = np.where(open_.sum(1, keepdims=True) > 0, open_, (left > 0).astype(float))
+    upto = np.cumsum(open_, 1)
+    upto /= upto[:, -1:]
+    drawn: np.ndarray = (rng.random((len(clients), 1)) >= upto).sum(1)
+    return drawn
+
+
+def _rank(names: np.ndarray, count: int) -> np.ndarray:
+    """How often each name, below `count`, stands before its place."""
+    order = np.argsort(names, kind="stable")
+    held = np.bincount(names, minlength=count)
+    rank = np.empty(len(names), np.int64)
+    rank[order] = np.arange(len(names)) - np.repeat(np.cumsum(held) - held, held)
+    return rank
+
+
+@checks_arguments
+def class_dirichlet(
+    labels: np.ndarray,
+    num_clients: int,
+    concentration: float,
+    seed: int,
+    balance: bool = True,
+    min_records: int = 10,
+) -> list[np.ndarray]:
+    """The records of each class are spread over clients by a Dirichlet distribution: what most papers call Dirichlet.
+
+    For each class shares are drawn from Dir(concentration, ..., concentration) over clients, and its records, in random
+    order, cut at their cumulative sums. Sizes follow from that, and every record is used. If the smallest client has
+    fewer than `min_records`, all is drawn again.
+    balance  clients that hold their even part, records / num_clients, or more take nothing of the classes to come; the
+             other shares are renormalised.
+    Raises:  ConfigurationError where the smallest client is too small ten times.
+    Source:  Yurochkin et al. 2019, arXiv:1905.12022, section 4; balance and min_records are of its published code.
+    """
+    check_partition(labels)
+    errors.require_count("num_clients", num_clients)
+    errors.require_count("min_records", min_records)
+    errors.require_positive("concentration", concentration)
+    rng, held, even = generator(seed), np.bincount(labels), len(labels) / num_clients
+    smallest = 0
+    for _ in range(ATTEMPTS if min_records <= even else 0):
+        table = np.zeros((num_clients, held.size), np.int64)
+        for label, records in enumerate(held):
+            shares = rng.dirichlet(np.full(num_clients, concentration))
+            if balance:
+                short = table.sum(1) < even
+                shares = np.where(short, shares, 0.0)
+                shares = shares if shares.sum() > 0 else short.astype(float)
+            upto = np.cumsum(shares)
+            table[:, label] = np.diff((upto / upto[-1] * records).astype(int), prepend=0)
+        smallest = max(smallest, int(table.sum(1).min()))
+        if smallest >= min_records:
+            return deal(labels, table, rng)
+    wanted = f"what the smallest client can get, {smallest} in the best of {ATTEMPTS} attempts"
+    wanted = (
+        wanted if min_records <= even else f"at most {int(even)} for {num_clients} clients of {len(labels)} records"
+    )
+    raise errors.refuse("min_records", min_records, wanted, "lower it, raise concentration or use fewer clients")
+
+
+def _wishes(rng: np.random.Generator, classes: int, num_clients: int, concentration: float, scale: str) -> np.ndarray:
+    """The class distribution that each client draws from `(num_clients, classes)`."""
+    errors.require_positive("concentration", concentration)
+    errors.require_choice("concentration_scale", scale, SCALES)
+    return rng.dirichlet(np.full(classes, concentration / (classes if scale == "hsu" else 1)), num_clients)

@@ -1,0 +1,204 @@
+"""How a data set's records may be spread over clients, by name, and what each way must be told."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data import (
+    Dataset,
+    class_dirichlet,
+    continuous,
+    dirichlet,
+    equal_sizes,
+    exponential_sizes,
+    given_ids,
+    grouped_parts,
+    iid,
+    inner_dirichlet,
+    labels_per_client,
+    linear_sizes,
+    natural,
+    natural_parts,
+    one_class_per_client,
+    one_class_sizes,
+    pathological,
+    power_law_sizes,
+    shards,
+    similarity,
+    square_sizes,
+    zipf_sizes,
+)
+
+# The data set, perhaps without some test records, the training rows of each client, and the client of each test record
+# where that is known.
+Divided = tuple[Dataset, list[np.ndarray], np.ndarray | None]
+LABELLED = ("classes", "binary")  # tasks whose targets are labels
+
+
+class Asked:
+    """The options of a partition, by name; one that is missing is refused."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return errors.require_given(name, self.values.get(name))
+
+
+class Sizes(NamedTuple):
+    """Records of each client."""
+
+    make: Callable[[int, Asked], np.ndarray]  # of so many records
+    options: tuple[str, ...] = ()
+
+
+class Partition(NamedTuple):
+    """A way to spread records over clients."""
+
+    divide: Callable[[Dataset, Asked], Divided]
+    options: tuple[str, ...]
+    by_label: bool = False  # it asks for labels, which some tasks do not have
+    natural: bool = False  # its clients are the data set's own
+    brings: Mapping[str, Any] = {}  # where nothing is said, whatever the data set brings
+
+
+SIZES: dict[str, Sizes] = {
+    "equal": Sizes(lambda records, asked: equal_sizes(records, asked.num_clients)),
+    "power-law": Sizes(
+        lambda records, asked: power_law_sizes(records, asked.num_clients, asked.min_records, asked.seed),
+        ("min_records",),
+    ),
+    "zipf": Sizes(
+        lambda records, asked: zipf_sizes(
+            records, asked.num_clients, asked.min_records, asked.zipf_exponent, asked.seed
+        ),
+        ("min_records", "zipf_exponent"),
+    ),
+    "linear": Sizes(lambda records, asked: linear_sizes(records, asked.num_clients)),
+    "square": Sizes(lambda records, asked: square_sizes(records, asked.num_clients)),
+    "exponential": Sizes(lambda records, asked: exponential_sizes(records, asked.num_clients)),
+}
+
+
+def _sizes(dataset: Dataset, asked: Asked) -> np.ndarray:
+    return SIZES[asked.sizes].make(len(dataset.x_train), asked)
+
+
+def _iid(dataset: Dataset, asked: Asked) -> Divided:
+    return dataset, iid(dataset.y_train, _sizes(dataset, asked), asked.seed), None
+
+
+def _labels(dataset: Dataset, asked: Asked) -> Divided:
+    sizes = _sizes(dataset, asked)
+    return dataset, labels_per_client(dataset.y_train, sizes, asked.labels_per_client, asked.seed), None
+
+
+def _one_class(dataset: Dataset, asked: Asked) -> Divided:
+    labels, equal = dataset.y_train, asked.sizes == "equal"
+    sizes = one_class_sizes(labels, asked.num_clients) if equal else _sizes(dataset, asked)
+    return dataset, one_class_per_client(labels, sizes, asked.seed), None
+
+
+def _by_dirichlet(draw: Callable[..., list[np.ndarray]]) -> Callable[[Dataset, Asked], Divided]:
+    def divide(dataset: Dataset, asked: Asked) -> Divided:
+        sizes, scale = _sizes(dataset, asked), asked.concentration_scale
+        return dataset, draw(dataset.y_train, sizes, asked.concentration, asked.seed, scale), None
+
+    return divide
+
+
+def _class_dirichlet(dataset: Dataset, asked: Asked) -> Divided:
+    drawn = asked.num_clients, asked.concentration, asked.seed, asked.balance, asked.min_records
+    return dataset, class_dirichlet(dataset.y_train, *drawn), None
+
+
+def _shards(dataset: Dataset, asked: Asked) -> Divided:
+    cut = {name: asked.values.get(name) for name in ("shards_per_client", "shard_size")}
+    return dataset, shards(dataset.y_train, asked.num_clients, asked.seed, **cut), None
+
+
+def _pathological(dataset: Dataset, asked: Asked) -> Divided:
+    drawn = asked.num_clients, asked.labels_per_client, asked.seed, asked.assignment
+    return dataset, pathological(dataset.y_train, *drawn), None
+
+
+def _similarity(dataset: Dataset, asked: Asked) -> Divided:
+    """Test labels are cut alike, so that each client has its own part of them."""
+    drawn = asked.num_clients, asked.similarity, asked.seed
+    test_clients = np.empty(len(dataset.y_test), np.int32)
+    for client, rows in enumerate(similarity(dataset.y_test, *drawn)):
+        test_clients[rows] = client
+    return dataset, similarity(dataset.y_train, *drawn), test_clients
+
+
+def _continuous(dataset: Dataset, asked: Asked) -> Divided:
+    values = _column(dataset, asked.column)
+    return dataset, continuous(values, asked.num_clients, asked.column_strength, asked.seed), None
+
+
+def _column(dataset: Dataset, column: str) -> np.ndarray:
+    """The column `3` of the flattened features, `target`, or `target:3` of several numbers."""
+    whose, _, told = column.rpartition(":") if column != "target" else ("target", "", "")
+    of_target = whose == "target"
+    table = dataset.y_train if of_target else dataset.x_train
+    wanted = "target, target:J, or the number of a feature"
+    if not isinstance(table, np.ndarray):
+        raise errors.refuse("column", repr(column), wanted, "targets of this data set have no columns")
+    table = table.reshape(len(table), -1)
+    told = "0" if column == "target" and table.shape[1] == 1 else told
+    if whose not in ("", "target") or not told.isdecimal() or not int(told) < table.shape[1]:
+        remedy = f"{'its targets have' if of_target else 'a record has'} {table.shape[1]:,}, counted from 0"
+        raise errors.refuse("column", repr(column), wanted, remedy)
+    found: np.ndarray = table[:, int(told)]
+    return found
+
+
+def _given(dataset: Dataset, asked: Asked) -> Divided:
+    return dataset, natural(given_ids(asked.client_ids, len(dataset.x_train))), None
+
+
+_SIZED = ("num_clients", "sizes")
+_DRAWN = (*_SIZED, "concentration", "concentration_scale")
+PARTITIONS: dict[str, Partition] = {
+    "iid": Partition(_iid, _SIZED),
+    "labels": Partition(_labels, (*_SIZED, "labels_per_client"), by_label=True),
+    "pathological": Partition(_pathological, ("num_clients", "labels_per_client", "assignment"), by_label=True),
+    "shards": Partition(_shards, ("num_clients", "shards_per_client", "shard_size"), by_label=True),
+    "one-class": Partition(_one_class, _SIZED, by_label=True),
+    "dirichlet": Partition(_by_dirichlet(dirichlet), _DRAWN, by_label=True),
+    "inner-dirichlet": Partition(_by_dirichlet(inner_dirichlet), _DRAWN, by_label=True),
+    "class-dirichlet": Partition(
+        _class_dirichlet,
+        ("num_clients", "concentration", "balance", "min_records"),
+        by_label=True,
+        brings={"min_records": 10},  # as in published code
+    ),
+    "similarity": Partition(_similarity, ("num_clients", "similarity"), by_label=True),
+    "continuous": Partition(_continuous, ("num_clients", "column", "column_strength")),
+    "natural": Partition(
+        lambda dataset, asked: natural_parts(dataset, asked.min_records),
+        ("min_records",),
+        natural=True,
+        brings={"min_records": 1},  # everybody
+    ),
+    "grouped-natural": Partition(
+        lambda dataset, asked: grouped_parts(dataset, asked.group_size, asked.seed, asked.remainder),
+        ("group_size", "remainder"),
+        natural=True,
+    ),
+    "given": Partition(_given, ("client_ids",)),
+}
+_TAKEN = [way.options for way in PARTITIONS.values()] + [sizes.options for sizes in SIZES.values()]
+OPTIONS = sorted({name for options in _TAKEN for name in options})
+
+
+def divide(partition: str, dataset: Dataset, values: Mapping[str, Any]) -> Divided:
+    """Spread a data set's records; `values` are the options by name, and the seed."""
+    way = PARTITIONS[partition]
+    if way.by_label and dataset.task not in LABELLED:
+        others = ", ".join(name for name, other in PARTITIONS.items() if not other.by_label)
+        wanted = f"one that asks for no labels, which task {dataset.task} does not have"
+        raise errors.refuse("partition", partition, wanted, f"take one of {others}")
+    return way.divide(dataset, Asked(values))
