@@ -6,8 +6,9 @@ from fedjax_dp.data.holdout import hold_out, pooled, split_each
 from fedjax_dp.data.labels import labels_per_client, pathological, shards
 from fedjax_dp.data.loaders import DATASETS, load, names_clients
 from fedjax_dp.data.own import dataset
-from fedjax_dp.data.owners import given_ids, grouped_parts, natural_parts
+from fedjax_dp.data.owners import given_parts, grouped_parts, natural_parts
 from fedjax_dp.data.partition import continuous, grouped_natural, iid, natural, one_class_per_client, similarity
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.sizes import (
     equal_sizes,
     exponential_sizes,
@@ -27,6 +28,7 @@ __all__ = [
     "Client",
     "Dataset",
     "FederatedData",
+    "Reading",
     "Summary",
     "Targets",
     "Vocabulary",
@@ -37,7 +39,7 @@ __all__ = [
     "equal_sizes",
     "exponential_sizes",
     "federate",
-    "given_ids",
+    "given_parts",
     "grouped_natural",
     "grouped_parts",
     "hold_out",

@@ -13,13 +13,12 @@ from fedjax_dp.data import (
     dirichlet,
     equal_sizes,
     exponential_sizes,
-    given_ids,
+    given_parts,
     grouped_parts,
     iid,
     inner_dirichlet,
     labels_per_client,
     linear_sizes,
-    natural,
     natural_parts,
     one_class_per_client,
     one_class_sizes,
@@ -156,7 +155,7 @@ def _column(dataset: Dataset, column: str) -> np.ndarray:
 
 
 def _given(dataset: Dataset, asked: Asked) -> Divided:
-    return dataset, natural(given_ids(asked.client_ids, len(dataset.x_train))), None
+    return dataset, given_parts(asked.client_ids, len(dataset.x_train)), None
 
 
 _SIZED = ("num_clients", "sizes")

@@ -22,14 +22,14 @@ from fedjax_dp.data import (
 )
 from fedjax_dp.data.dirichlet import SCALES
 from fedjax_dp.data.labels import ASSIGNMENTS
-from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.data.loaders import check_reading, kind_of
 from fedjax_dp.data.partition import REMAINDERS
 from fedjax_dp.data.projection import low_frequencies, principal_components
+from fedjax_dp.data.reading import NAMES, Reading
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, SIZES, divide
 from fedjax_dp.options import about
 
-COLUMNS = ("label_column", "client_column")  # of tables alone
-FILES = ("npz", "csv", "parquet")  # records of the user's own
+FILES = ("npz", "csv", "parquet", "hf")  # records of the user's own, of which nobody needs to say whose they are
 _NAMES = ", ".join(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 
 _COMMON = {
@@ -60,12 +60,12 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     "femnist_digits": _NATURAL | {"num_clients": 12},
     "sent140": _TWO_CLASSES | {"num_clients": 100},
     "synthetic": _NATURAL | {"num_clients": 100},
-    "store": _NATURAL,
+    **dict.fromkeys(("store", "leaf", "tff"), _NATURAL),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class PopulationConfig:
+class PopulationConfig(Reading):
     """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
 
     data_dir             folder with data sets
@@ -83,15 +83,13 @@ class PopulationConfig:
     column_strength      for continuous: 0 is iid, 1 sorted by the column
     group_size           natural clients that make one, grouped-natural
     remainder            of these: a smaller client, spread over the others, dropped, or refused
-    client_ids           for partition given: .npy, or text with a line for each training record
+    client_ids           for partition given: .npy or text, an id for each training record; .json, lists of their rows
     sizes                records per client
     min_records          smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
     zipf_exponent        for sizes zipf
     pca                  principal components that replace the features; not private
     cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
     normalise            public constants: features become (x - MEAN) / STD, before pca and cosines
-    label_column         of csv:PATH and parquet:PATH
-    client_column        likewise; its clients are the natural ones
     holdout              pool all records; clients keep this fraction of theirs to test on
     """
 
@@ -119,8 +117,6 @@ class PopulationConfig:
     pca: int | None = None
     cosines: int | None = None
     normalise: Annotated[str | None, about("", metavar="MEAN,STD")] = None
-    label_column: Annotated[str | None, about("", metavar="NAME", default="label")] = None
-    client_column: Annotated[str | None, about("", metavar="NAME")] = None
     holdout: Annotated[float | None, about("", default="the test set")] = None
 
 
@@ -136,11 +132,7 @@ def population_of(kind: str) -> dict[str, Any]:
 def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     """Fill in from `preset` what the partition needs; refuses options that mean nothing for it."""
     kind = kind_of(config.dataset)
-    if not DATASETS[kind].table:
-        for name in COLUMNS:
-            if getattr(config, name) is not None:
-                wanted, remedy = f"left out for {kind}", "csv:PATH and parquet:PATH have columns"
-                raise errors.refuse(name, repr(getattr(config, name)), wanted, remedy)
+    check_reading(kind, config)
     if kind == "store":
         for name in ("partition", *OPTIONS, "pca", "cosines", "normalise", "holdout"):
             if getattr(config, name) is not None:
@@ -193,8 +185,8 @@ def build_data(config: PopulationConfig) -> FederatedData:
         if not where:
             raise errors.refuse("dataset", repr(config.dataset), "store:FOLDER", "fedjax-dp data convert writes one")
         return open_store(where)
-    columns = {"label": config.label_column, "client": config.client_column}
-    dataset = _normalised(load(config.dataset, config.data_dir, config.seed, **columns), config.normalise)
+    reading = {name: getattr(config, name) for name in NAMES}
+    dataset = _normalised(load(config.dataset, config.data_dir, config.seed, **reading), config.normalise)
     partition = errors.require_given("partition", config.partition)
     if config.holdout is not None:
         way = PARTITIONS[partition]
@@ -213,18 +205,19 @@ def build_data(config: PopulationConfig) -> FederatedData:
 
 def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
     """What was decided about the data without being asked, line by line."""
-    told = list(data.notes)
+    told, kind = list(data.notes), kind_of(config.dataset)
     if config.holdout is not None:
         told.append(f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first")
     if names_clients(config.dataset, config.client_column):
-        own = config.client_column or "client_ids"
+        own = f'"{config.client_column or "client_ids"}"' if kind in FILES else "the files"
         if PARTITIONS[config.partition or "natural"].natural:
-            of = f'those of "{own}" (partition {config.partition})'
+            of = f"those of {own} (partition {config.partition})"
             told.append(f"clients are {of}; --partition iid would deal records anew")
         else:
-            told.append(f'"{own}" of the data is not used: partition {config.partition} was asked for')
-    elif kind_of(config.dataset) in FILES and config.partition != "given":
-        by = "--client-column" if DATASETS[kind_of(config.dataset)].table else "client_ids in the file"
+            column = f"{own} of the data is" if kind in FILES else f"the clients of {own} are"
+            told.append(f"{column} not used: partition {config.partition} was asked for")
+    elif kind in FILES and config.partition != "given":
+        by = "--client-column" if "client_column" in DATASETS[kind].takes else "client_ids in the file"
         told.append(f"nobody says whose records they are: dealt to {data.num_clients} clients; {by} would")
     return told
 
