@@ -77,7 +77,8 @@ def huber(scores: jax.Array, target: jax.Array) -> jax.Array:
 def wide(scores: Any) -> jax.Array:
     """Of at least 32 bits."""
     scores = jnp.asarray(scores)
-    return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    found: jax.Array = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    return found
 
 
 @jax.custom_jvp
