@@ -18,6 +18,7 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"accounting", "arguments"},
     {"options", "pytrees"},
     {"data", "execution", "gradients", "statistics"},
+    {"tasks"},
     {"models"},
     {"parts"},
     {"rounds"},

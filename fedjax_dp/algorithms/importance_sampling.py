@@ -11,7 +11,7 @@ from jax import lax
 from fedjax_dp import errors, gradients, prng
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, personal
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
@@ -52,7 +52,7 @@ def optimal_probabilities(
     """
     errors.require_not_negative("norm_noise", norm_noise)
     errors.require_positive("norm_clip", norm_clip)
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = model or usual_model(data)
     laws = FixedBatches(size=batch_size)
     laws.check(np.asarray(data.sizes))
     private = norm_noise > 0

@@ -22,7 +22,7 @@ from fedjax_dp.audits.setup import CANARY_NAMES, Scene, staged
 from fedjax_dp.audits.trials import Trials
 from fedjax_dp.audits.verdict import Audit, judged
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.options import of_class
 from fedjax_dp.privacy.guarantees import contradiction
 from fedjax_dp.privacy.planned_run import plan_run
@@ -85,7 +85,7 @@ def audit(
     """
     asked, began = {**locals(), **privacy}, time.perf_counter()
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
-    own = model if model is not None else logistic_regression(data.record_shape, data.classes)
+    own = model if model is not None else usual_model(data)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=terms_from(privacy))
     run, scene = staged(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     algorithm, accountant = run.algorithm, run.terms.accountant

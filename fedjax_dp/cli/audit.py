@@ -36,7 +36,8 @@ OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following 
 IDLE = (
     "evaluate_every",
     "train_metrics",
-    "target_accuracy",
+    "target",
+    "ap",
     "checkpoint_every",
     "chunk_size",
     "devices",

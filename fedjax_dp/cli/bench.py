@@ -35,9 +35,9 @@ DESCRIPTION = """Measure a round of a run, and where its time goes: the same rou
 usage: fedjax-dp bench [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run. Nothing is trained and no
 noise is calibrated, which would not change the time. --json prints one JSON object on stdout and nothing else.
 
---target h200 (h100, a100, v5e, v5p, v6e) measures nothing: the round is compiled for that accelerator, which need not
-be here, and what is told is read off the program: launches or cycles, memory, exchanges between --devices N (1 unless
-given), and the time that follows by formulas. Records are on the devices."""
+--compile-for h200 (h100, a100, v5e, v5p, v6e) measures nothing: the round is compiled for that accelerator, which need
+not be here, and what is told is read off the program: launches or cycles, memory, exchanges between --devices N (1
+unless given), and the time that follows by formulas. Records are on the devices."""
 SHOWN_CHANGES = 2
 PARTS_TOLD = (
     "clipping, noise, sampling, gradient and gather: the time saved by leaving it out too, in this order; server: "
@@ -54,12 +54,12 @@ MEASURING = ("turns", "evaluate_every")  # mean nothing where nothing runs
 class BenchOptions(PlotOption):
     """How to measure.
 
-    turns   how often each variant of the round is timed
-    target  compile for this accelerator instead, see above
+    turns        how often each variant of the round is timed
+    compile_for  compile for this accelerator instead, see above
     """
 
     turns: int = 7
-    target: Annotated[str | None, about("", choices=tuple(TARGETS))] = None
+    compile_for: Annotated[str | None, about("", choices=tuple(TARGETS))] = None
 
 
 def bench_command(arguments: list[str]) -> int:
@@ -69,12 +69,12 @@ def bench_command(arguments: list[str]) -> int:
     look = picture_of(options)
     errors.require_count("turns", options.turns)
     screen = Screen()
-    if options.target is not None:
+    if options.compile_for is not None:
         for name in MEASURING:
             if name in flagged:
                 value = (said | vars(options))[name]
-                raise errors.refuse(name, value, "left out with --target", "as nothing is measured")
-        return _compile(said, target_of(options.target), options.plot, look, as_json, screen)
+                raise errors.refuse(name, value, "left out with --compile-for", "as nothing is measured")
+        return _compile(said, target_of(options.compile_for), options.plot, look, as_json, screen)
     devices.cache_programs()
     config = configs.resolve(said)
     with config.naming_defaults():
@@ -91,7 +91,7 @@ def bench_command(arguments: list[str]) -> int:
             execution=build_execution(config, algorithm, data),
             show=show,
         )
-    how = explain_gradients(model)
+    how = explain_gradients(model, data)
     name = f"{config.algorithm} on {config.data.dataset}"
     if options.plot:
         from fedjax_dp.experiments import plots
@@ -114,7 +114,7 @@ def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: 
         algorithm = build_algorithm(config, data)
         check_execution(asked, algorithm, data)
         if records_on_host(config, algorithm):
-            wanted = "devices with --target, which compiles no other round"
+            wanted = "devices with --compile-for, which compiles no other round"
             raise errors.refuse("records", "host", wanted, "add --records devices")
         found = compiled_round(
             algorithm,

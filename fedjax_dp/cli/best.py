@@ -12,8 +12,9 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import Record, read_records
-from fedjax_dp.sweeps.settings import BETTER, bounds
+from fedjax_dp.sweeps.settings import bounds, metric_of
 from fedjax_dp.sweeps.table import Best
+from fedjax_dp.tasks.measures import Measure
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
 
@@ -25,7 +26,9 @@ the last evaluated round; settings with a failed seed are not compared."""
 class BestOptions:
     """What best means."""
 
-    metric: Annotated[str, about("what to compare: a field of the history, as in metrics.json")] = "test_accuracy"
+    metric: Annotated[
+        str | None, about("what to compare: a field of the history, as in metrics.json", default="the task's main one")
+    ] = None
     epsilon_at_most: Annotated[
         float | None, about("largest proved epsilon that the winner may have", default="any")
     ] = None
@@ -54,7 +57,9 @@ def best_command(arguments: list[str]) -> int:
         return 0
     print(_toml(best, folder), end="")
     screen = Screen()
-    for line in _told(best, len(records), about.get("points"), statement, _units(records)):
+    for line in _told(
+        best, len(records), about.get("points"), statement, _units(records), metric_of(records, best.metric)
+    ):
         screen.say(line)
     return 0
 
@@ -71,7 +76,9 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
     return configs.to_toml(best.config | {"out": None})
 
 
-def _told(best: Best, points: int, planned: int | None, statement: str | None, units: int) -> list[str]:
+def _told(
+    best: Best, points: int, planned: int | None, statement: str | None, units: int, measure: Measure
+) -> list[str]:
     """What the winner reached, how it was chosen, and what choosing costs."""
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
     left_out = table.excluded_in_words(best.excluded)
@@ -81,10 +88,10 @@ def _told(best: Best, points: int, planned: int | None, statement: str | None, u
     else:
         reach += (
             f" +- {best.std:.4f}, the mean of {best.seeds} seeds, its 95% interval "
-            f"{bounds(best.metric, best.low, best.high)}"
+            f"{bounds(measure, best.low, best.high)}"
         )
     if best.considered > 1:
-        way = "upwards" if BETTER[best.metric] > 0 else "downwards"
+        way = "upwards" if measure.better > 0 else "downwards"
         reach += f" (biased {way}: this setting was picked by this very number)"
     lines = [
         reach,

@@ -33,7 +33,9 @@ class PlotOptions(LookOptions):
     by: Annotated[
         str | None, about("axis with a line for each value", default="epsilon or algorithm, if swept", metavar="AXIS")
     ] = None
-    metric: Annotated[str, about("what to draw: a field of the history, as in metrics.json")] = "test_accuracy"
+    metric: Annotated[
+        str | None, about("what to draw: a field of the history, as in metrics.json", default="the task's main one")
+    ] = None
     out: Annotated[
         str | None,
         about("file (.png, .pdf or .svg) of one picture, or a folder", default="SWEEP/plots", metavar="PATH"),

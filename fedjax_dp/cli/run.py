@@ -16,6 +16,7 @@ from fedjax_dp.experiments import configured
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.presets import paper_of
 from fedjax_dp.experiments.training import Callbacks
+from fedjax_dp.tasks.measures import Measures, measures_of, target_of
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
@@ -84,13 +85,19 @@ def _print_result(
     result: dict[str, Any], where: pathlib.Path, detail: Detail, caption: str, trackers: list[Tracker]
 ) -> None:
     guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
+    measures = measures_of(result["task"])
+    reached = [
+        f"{one.words.removeprefix('test ')} {'not known' if result[name] is None else format(result[name], '.4f')}"
+        for name, one in measures.tested.items()
+        if name in (measures.main.name, "test_loss")
+    ]
     headline = (
-        f"{result['algorithm']} on {result['dataset']}: test accuracy {result['test_accuracy']:.4f}, "
-        f"loss {result['test_loss']:.4f} after {result['rounds']} rounds"
+        f"{result['algorithm']} on {result['dataset']}: test {', '.join(reached)} after {result['rounds']} rounds"
     )
     told = [
         ("", headline),
-        *_target(result),
+        *_others(result, measures),
+        *_target(result, measures),
         *_guessing(result),
         ("privacy", guarantee["statement"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
@@ -113,20 +120,32 @@ def _print_result(
 
 def _guessing(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Where nothing was learnt, and what may help."""
-    if result["test_accuracy"] * result["classes"] > 1:
+    if result["task"]["name"] != "classes" or result["test_accuracy"] * result["classes"] > 1:
         return []
     remedy = "a higher --epsilon, --batch-size or --cohort-size" if result["guarantee"]["epsilon"] else "other rates"
     return [("warning", f"no better than to guess one of {result['classes']} classes: {remedy} may help")]
 
 
-def _target(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """When the accuracy that was asked for was reached."""
-    target, reached = result["config"].get("target_accuracy"), result["rounds_to_target"]
-    if target is None:
+def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
+    """The task's other metrics, and what its records are where that is not plain."""
+    others = [one for name, one in measures.tested.items() if name not in (measures.main.name, "test_loss")]
+    told = ", ".join(f"{one.words.removeprefix('test ')} {one.told(result[one.name])}" for one in others)
+    lines = [("also", told)] if told else []
+    if result["task"]["name"] == "sequence":
+        lines.append(("record", "one stored row, here one sequence; a text cut into several is several records"))
+    return lines
+
+
+def _target(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
+    """When the value that was asked for was reached."""
+    asked, reached = result["config"].get("target"), result["rounds_to_target"]
+    if asked is None:
         return []
+    target = target_of(asked, measures)
+    aim = f"{target.measure.words.removeprefix('test ')} {target.value:g}"
     if reached is None:
-        return [("target", f"accuracy {target:g} not reached")]
-    return [("target", f"accuracy {target:g} first seen after round {reached}, {result['bytes_to_target']:,.0f} bytes")]
+        return [("target", f"{aim} not reached")]
+    return [("target", f"{aim} first seen after round {reached}, {result['bytes_to_target']:,.0f} bytes")]
 
 
 def _probes(last: dict[str, Any]) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from fedjax_dp.options import about
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
-from fedjax_dp.sweeps.settings import Setting, bounds, settings_of
+from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 
 DESCRIPTION = """Run many configurations as few compiled programs.
@@ -40,7 +40,6 @@ that was stopped, and so does fedjax-dp sweep DIR. SWEEP.toml looks like this; f
 lists, and from ranges without points; search_seed = 1 draws others. trials_law = "poisson", "geometric" or
 "logarithmic" also draws their number, of which trials is the mean, as random repetition (Papernot and Steinke 2022)
 asks for. What an algorithm on an axis does not take is left out of [base] for it."""
-METRIC = "test_accuracy"
 SHOWN = 5  # settings
 
 
@@ -98,14 +97,15 @@ def _summary(found: Sweep, out: pathlib.Path) -> dict[str, Any]:
 
 def _print(found: Sweep, out: pathlib.Path) -> None:
     """The best settings, and what was lost."""
-    settings = settings_of(found.records, found.axes)
-    scores = sorted(((s.score(METRIC), s) for s in settings if s.done), key=lambda pair: -pair[0].mean)[:SHOWN]
+    settings, main = settings_of(found.records, found.axes), measures_of_records(found.records).main
+    known = [(setting.score(main.name), setting) for setting in settings if setting.done]
+    scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
     kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _whose(setting))))
     names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
     cells = {axis: [_told(setting.values[axis]) for _, setting in scores] for axis in found.axes} | {
-        "test accuracy": [f"{score.mean:.4f}" for score, _ in scores],
+        main.words: [f"{score.mean:.4f}" for score, _ in scores],
         "proved": [_proved(setting) + names.get(_whose(setting), "") for _, setting in scores],
-        "95% interval": [bounds(METRIC, score.low, score.high) or "-" for score, _ in scores],
+        "95% interval": [bounds(main, score.low, score.high) or "-" for score, _ in scores],
         "seeds": [
             f"{score.seeds}" + (f", {setting.failed} lost" if setting.failed else "") for score, setting in scores
         ],

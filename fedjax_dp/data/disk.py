@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary
+from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
 from fedjax_dp.pytrees import checksum
 
 VERSION = 3
@@ -139,13 +139,11 @@ def _about(folder: pathlib.Path) -> dict[str, Any]:
 def _vocabulary(folder: pathlib.Path, about: dict[str, Any]) -> Vocabulary | None:
     """That of a store of sequences, once its task is known."""
     errors.require_choice(f"{folder}: task", about["task"], TARGETS)
-    if about["vocabulary"] is None:
-        return None
     try:
-        found = Vocabulary(**about["vocabulary"] | {"oov": tuple(about["vocabulary"]["oov"])})
+        found = vocabulary_of(about["vocabulary"])
     except (TypeError, KeyError) as error:
         raise errors.refuse(f"{folder}: vocabulary", "something else", "one that was written", str(error)) from None
-    return check_vocabulary(f"{folder}: vocabulary", found)
+    return found if found is None else check_vocabulary(f"{folder}: vocabulary", found)
 
 
 def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """What the targets of records may be, task by task. Losses and metrics of the tasks stand in `fedjax_dp.tasks`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,11 @@ class Vocabulary(NamedTuple):
     oov: tuple[int, ...] = ()
     bos: int | None = None
     eos: int | None = None
+
+
+def vocabulary_of(told: Mapping[str, Any] | None) -> Vocabulary | None:
+    """The vocabulary that a file tells as JSON."""
+    return None if told is None else Vocabulary(**{**told, "oov": tuple(told["oov"])})
 
 
 class Targets(NamedTuple):

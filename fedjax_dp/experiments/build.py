@@ -14,9 +14,10 @@ from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import Beforehand
 from fedjax_dp.data import FederatedData
 from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.data.targets import Vocabulary
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import ExecutionConfig, RunConfig
-from fedjax_dp.models import ARCHITECTURES, NetworkModel, freeze, model, read_start
+from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -30,6 +31,8 @@ class Records(NamedTuple):
     record_shape: tuple[int, ...]
     classes: int
     tokens: bool
+    task: str = "classes"
+    vocabulary: Vocabulary | None = None
 
 
 def build_model(config: RunConfig, data: FederatedData | Records) -> NetworkModel:
@@ -37,12 +40,15 @@ def build_model(config: RunConfig, data: FederatedData | Records) -> NetworkMode
     asked = config.training
     if own_code.is_own(asked.model):
         digests = tuple(own_code.checksums(asked.model, what="model").items())
-        made = _own_model(str(asked.model), digests, Records(data.record_shape, data.classes, data.tokens))
+        like = Records(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
+        made = _own_model(str(asked.model), digests, like)
     else:
         sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(asked, name)) is not None}
         if asked.hidden is not None:
             sizes["hidden"] = _widths(asked.hidden)
         made = ARCHITECTURES[asked.model or "logistic"](data.record_shape, data.classes, **sizes)
+    if made.loss_of is cross_entropy or asked.model in ARCHITECTURES or asked.loss or config.output.ap:
+        made = made.for_data(data, asked.loss, config.output.ap)
     made = dataclasses.replace(made, dtype=WIDTHS[asked.dtype]) if asked.dtype else made
     words = {name: getattr(asked, name) for name in _OF_PARTS}
     if all(word is None for word in words.values()):

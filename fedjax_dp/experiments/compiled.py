@@ -25,7 +25,7 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.execution.program_text import OTHER, Collective, counted
 from fedjax_dp.execution.targets import LAUNCH_US, Target, compiled_for, execution_on, target_of
 from fedjax_dp.experiments.floor import Work, size_of, work_of
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import initial_state, place
@@ -130,7 +130,7 @@ def compiled_round(
             even one client fits.
     """
     chosen = target_of(target)
-    model = logistic_regression(data.record_shape, data.classes) if model is None else model
+    model = usual_model(data) if model is None else model
     execution = execution_on(chosen, devices, chunk_size, parts=parts, model_devices=model_devices)
     require_room(chosen, model, model_devices)
     members, size = algorithm.cohort.members(data.num_clients), size_of(model)

@@ -28,6 +28,8 @@ from fedjax_dp.models import ARCHITECTURES
 from fedjax_dp.models.starts import start_files
 from fedjax_dp.options import Option, Options, about, of_class, require_meant, typed
 from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
+from fedjax_dp.tasks.choice import APS, LOSSES
+from fedjax_dp.tasks.measures import split_target
 
 Said = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1  # what the rounds count with
@@ -47,6 +49,8 @@ class TrainingConfig:
     layers  its blocks
     heads   of its attention
     patch   pixels a side of the squares that vit cuts an image into
+    loss    of a record; sequence: mean over its tokens or per length; multi_label: mean or sum over labels;
+            regression: squared or huber
     dtype   bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
     trainable  what of the model is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with commas
     start   checkpoint to begin with: .npz, .safetensors or a folder of orbax; taken as public
@@ -66,6 +70,7 @@ class TrainingConfig:
     layers: Annotated[int | None, about("", beside=TRANSFORMERS, default="2")] = None
     heads: Annotated[int | None, about("", beside=TRANSFORMERS, default="4")] = None
     patch: Annotated[int | None, about("", beside={"model": "vit"}, default="4")] = None
+    loss: Annotated[str | None, about("", choices=LOSSES, default="the task's first")] = None
     dtype: Annotated[str | None, about("", choices=WIDTHS, default="float32")] = None
     trainable: Annotated[str | None, about("", metavar="WORD|PATTERN,...", default="all")] = None
     start: Annotated[str | None, about("", metavar="PATH", default="random values")] = None
@@ -128,14 +133,16 @@ class OutputConfig:
 
     evaluate_every    rounds between evaluations
     train_metrics     also evaluate objective and gradient norm over all training records
-    target_accuracy   test accuracy to count rounds and bytes to
+    target            value of a metric to count rounds and bytes to, such as accuracy=0.9
+    ap                how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
     checkpoint_every  rounds between checkpoints
     out               run folder; must not exist or be empty
     """
 
     evaluate_every: Annotated[int, about("", default="rounds / 20")]
     train_metrics: bool | None = None
-    target_accuracy: float | None = None
+    target: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
+    ap: Annotated[str | None, about("", choices=APS, default="exact")] = None
     checkpoint_every: Annotated[int, about("", default="rounds / 5")]
     out: Annotated[str | None, about("", metavar="DIR", default="runs/DATASET-ALGORITHM-sSEED")] = None
 
@@ -362,9 +369,8 @@ def _check_numbers(values: Said) -> None:
             errors.require_count(name, values[name], "or auto" if name == "devices" else "")
             if values[name] > LARGEST_COUNT:
                 raise errors.refuse(name, values[name], f"at most {LARGEST_COUNT:,}")
-    target = values.get("target_accuracy")
-    if target is not None and not 0 < target <= 1:
-        raise errors.refuse("target_accuracy", target, "above 0 and at most 1")
+    if "target" in values:
+        split_target(values["target"])
 
 
 def _effective(taken: Options, values: Said) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
         said=config.flat(),
         checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
         shown=config.to_dict(),
-        target=config.output.target_accuracy,
+        target=config.output.target,
     )
     for line in (*population.notes(config.data, data), *_unsaid(config), *_about(config, ready)):
         screen.say(line)

@@ -25,7 +25,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments.floor import Floor, floor_of, repeated, size_of
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Unbounded
 from fedjax_dp.parts.noise import Place
@@ -203,7 +203,7 @@ def latency(
     show            told the fraction done and what is under way.
     Raises:         ConfigurationError for what would not run.
     """
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = model or usual_model(data)
     simulation.check(algorithm, data, 1, model)
     errors.require_count("turns", turns)
     execution = execution or all_devices()

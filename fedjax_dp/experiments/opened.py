@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.targets import vocabulary_of
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, run_folder
 from fedjax_dp.experiments import config as configs
@@ -20,6 +21,7 @@ from fedjax_dp.models import ARCHITECTURES, Model
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
+from fedjax_dp.tasks.measures import TEST
 
 
 @displayed
@@ -52,9 +54,9 @@ class SavedRun:
         return run_folder.history(self.folder)
 
     @property
-    def test_accuracy(self) -> float:
-        """Of the last evaluation."""
-        return self._last.test_accuracy
+    def metrics(self) -> dict[str, float | None]:
+        """Of the task on the test set, at the last evaluation, by name; each is a property too."""
+        return self._last.metrics
 
     @property
     def test_loss(self) -> float:
@@ -91,7 +93,13 @@ class SavedRun:
         records, config = self._about["records"], self._about["config"]
         if self._given is not None:
             return self._given
-        like = build.Records(tuple(records["shape"]), records["classes"], records["tokens"])
+        like = build.Records(
+            tuple(records["shape"]),
+            records["classes"],
+            records["tokens"],
+            records["task"],
+            vocabulary_of(records["vocabulary"]),
+        )
         if self._about["made of"] == run_folder.CONFIGURED:
             run = configs.resolve(config)
             run_folder.require_same(self._about, self._about["checksums"] | run_folder.files_of(run))
@@ -126,11 +134,16 @@ class SavedRun:
         rounds = self._about["config"]["rounds"]
         facts = {
             "rounds": f"{self.history[-1].round if self.history else 0} of {rounds} done",
-            **({"test accuracy": f"{self.test_accuracy:.4f}"} if self.history else {}),
+            **metrics.main_of(self.history),
             "privacy": str(self.guarantee),
             "configuration": ", ".join(f"{name} {value}" for name, value in self.config.items() if value is not None),
         }
         return Card(f"run in {self.folder}", facts, metrics.table(self.history))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(TEST):
+            return getattr(self._last, name)
+        raise AttributeError(f"a run has no {name}")
 
     @property
     def _last(self) -> Evaluation:

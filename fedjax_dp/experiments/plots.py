@@ -15,6 +15,7 @@ from fedjax_dp import errors, pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
 from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.tasks import Classes, Task, measures_of_task
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.experiments.compiled import Compiled
@@ -38,16 +39,20 @@ def plot_run(
     guarantee: Guarantee,
     title: str,
     path: str | os.PathLike[str] | None = None,
+    task: Task | None = None,
     **look: Unpack[pictures.Look],
 ) -> Figure:
-    """Accuracy and loss against rounds, two panels, with the Guarantee underneath. Lines of probes are broken.
+    """The task's main metric and the loss against rounds, two panels, with the Guarantee underneath.
 
-    Where clients have parts of the test set, a band spans from their worst tenth to their mean.
+    Lines of probes are broken. Where clients have parts of the test set, a band spans from their worst tenth to their
+    mean. `task` is `classes` unless it is given.
     """
-    rounds = [point.round for point in history]
+    rounds, measures = [point.round for point in history], measures_of_task(task or Classes())
+    main, loss = measures.main, measures["test_loss"]
+    unit = main.shown(1.0)
 
     def draw(panel: Any, name: str, rank: int, color: str, label: str, unit: float = 1.0) -> None:
-        told = [getattr(point, name) for point in history]  # None: nobody took part
+        told = [getattr(point, name) for point in history]  # None: nobody took part, or it cannot be known
         numbers = [math.nan if number is None else unit * number for number in told]
         every = pictures.marks(len(rounds), rank, 3)
         panel.plot(rounds, numbers, color=color, label=label, markevery=every, **pictures.line_look(rank, 3))
@@ -56,32 +61,37 @@ def plot_run(
     with pictures.page(path, look, (9, 4.9), 2, lambda figure: figure.subplots(1, 2)) as page:
         left, right = page.panels
         alone = last.worst_tenth is None
-        draw(left, "test_accuracy", 0, TEST, "" if alone else "all test records", 100)
+        draw(left, main.name, 0, TEST, "" if alone else "all test records", unit)
         if not alone:
             worst, mean = (
-                [math.nan if getattr(point, name) is None else 100 * getattr(point, name) for point in history]
+                [math.nan if getattr(point, name) is None else unit * getattr(point, name) for point in history]
                 for name in ("worst_tenth", "client_mean")
             )
             left.fill_between(rounds, worst, mean, color=PROBE, alpha=0.12, lw=0, label="worst tenth to mean (probe)")
-            draw(left, "worst_tenth", 1, PROBE, "worst tenth of clients (probe)", 100)
+            draw(left, "worst_tenth", 1, PROBE, "worst tenth of clients (probe)", unit)
             pictures.legend_below(left)
-        left.set(title="test accuracy (%)", xlabel="round", ylim=(0, 100))
-        left.annotate(
-            f"{100 * last.test_accuracy:.1f}%",
-            (last.round, 100 * last.test_accuracy),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            color=TEST,
-            fontweight="bold",
-            annotation_clip=False,
-        )
+        left.set(title=main.label, xlabel="round")
+        if main.share:
+            left.set_ylim(0, 100)
+        reached = getattr(last, main.name)
+        if reached is not None:
+            left.annotate(
+                main.told(reached),
+                (last.round, unit * reached),
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+                color=TEST,
+                fontweight="bold",
+                annotation_clip=False,
+            )
         draw(right, "test_loss", 0, TEST, "test")
         draw(right, "train_loss", 1, PROBE, "cohort's batches (probe)")
         if last.objective is not None:
             draw(right, "objective", 2, OBJECTIVE, "all training records (probe)")
-        right.set(title="cross-entropy (nats)", xlabel="round")
-        right.set_ylim(bottom=0)
+        right.set(title=loss.label.removeprefix("test "), xlabel="round")
+        if not loss.signed:
+            right.set_ylim(bottom=0)
         pictures.legend_below(right)
         for panel in page.panels:
             if len(rounds) == 1:

@@ -20,8 +20,8 @@ from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments import configured, run_folder
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.opened import SavedRun, open_run
-from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
-from fedjax_dp.models import ARCHITECTURES, Model, logistic_regression
+from fedjax_dp.experiments.training import Callbacks, Ready, Result, check_target, train
+from fedjax_dp.models import ARCHITECTURES, Model, usual_model
 from fedjax_dp.options import of_class
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
@@ -41,6 +41,7 @@ def run(
     model: Model | None = None,
     evaluate_every: int | None = None,
     train_metrics: bool = False,
+    target: str | None = None,
     execution: Execution | None = None,
     on_host: bool = False,
     out: str | os.PathLike[str] | None = None,
@@ -51,6 +52,7 @@ def run(
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises.
 
+    target            METRIC=VALUE of the task's metrics, such as accuracy=0.9, to count rounds and bytes to;
     out               a new folder for configuration, metrics, checkpoints, result and picture; `resume` goes on there
                       after a stop, `open_run` reads it;
     checkpoint_every  rounds between checkpoints in it (default: rounds / 5);
@@ -72,6 +74,7 @@ def run(
             "seed": seed,
             "evaluate_every": evaluate_every,
             "train_metrics": train_metrics,
+            **({} if target is None else {"target": target}),
         }
         said |= {"checkpoint_every": checkpoint_every, "records": "host" if on_host else "devices"}
         used = _model(model, data)
@@ -141,7 +144,7 @@ def resume(
 
 def _model(model: Model | None, data: FederatedData) -> Model:
     require_clients(data)
-    return logistic_regression(data.record_shape, data.classes) if model is None else model
+    return usual_model(data) if model is None else model
 
 
 def _ready(
@@ -157,6 +160,7 @@ def _ready(
     given, rounds, seed = algorithm, said["rounds"], said["seed"]
     planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     errors.require_count("rounds", rounds)
+    check_target(said.get("target"), model, data)
     on_host = said["records"] == "host"
     if on_host:
         prefetch.check(algorithm, said["train_metrics"])
@@ -186,6 +190,7 @@ def _ready(
         said=said,
         checksums=_checksums(given, data, model) if kept else {},
         shown=said,
+        target=said.get("target"),
     )
 
 
@@ -206,7 +211,9 @@ def _architecture(model: Model, data: FederatedData) -> str | None:
     """The name under which the package makes this very model."""
     for name, make in ARCHITECTURES.items():
         with contextlib.suppress(errors.ConfigurationError):  # it is not made for such records
-            if name != "lstm" and make(data.record_shape, data.classes) == model:  # its word vectors are its own
+            if (
+                name != "lstm" and make(data.record_shape, data.classes).for_data(data) == model
+            ):  # its word vectors are its own
                 return name
     return None
 

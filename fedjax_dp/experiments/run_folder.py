@@ -24,12 +24,13 @@ from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.round import ServerState, place
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
+from fedjax_dp.tasks import told_of
 
 ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
 BEGINNING = (ABOUT, GUARANTEE, CONFIG)  # in the order in which they are written: with the last it is a run folder
 CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 FREE = ("devices", "model_devices")  # what a run may change on its way
-KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices"}
+KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are told
 START_ANEW = "put it back, or start a new run"
 
@@ -46,7 +47,7 @@ class RunFolder:
         """Metrics always, the state where a checkpoint is due."""
         with self._storing():
             if distributed.first():
-                folders.write_json(self.path / METRICS, [point._asdict() for point in history])
+                folders.write_json(self.path / METRICS, [point.row() for point in history])
             if checkpoint:
                 self._checkpoints.save(state)
 
@@ -55,7 +56,7 @@ class RunFolder:
         told = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
         if distributed.first():
             with self._storing():
-                plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png")
+                plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
                 folders.write_json(self.path / RESULT, told)  # last: it says that the run is finished
 
     def state(self, ready: Ready) -> ServerState | None:
@@ -216,7 +217,7 @@ def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def history(path: pathlib.Path) -> list[Evaluation]:
-    return [Evaluation(**point) for point in read(path / METRICS)] if (path / METRICS).is_file() else []
+    return [Evaluation.of_row(point) for point in read(path / METRICS)] if (path / METRICS).is_file() else []
 
 
 def read(path: pathlib.Path) -> Any:
@@ -239,7 +240,10 @@ def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
         return
     about: dict[str, Any] = {"made of": made_of, "config": dict(ready.said), "checksums": dict(ready.checksums)}
     about |= {"seal": seal(about), **_layout(ready.execution)}
-    about |= {"records": {"shape": ready.data.record_shape, "classes": ready.data.classes, "tokens": ready.data.tokens}}
+    data = ready.data
+    words = None if data.vocabulary is None else data.vocabulary._asdict()
+    records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
+    about |= {"records": records | {"vocabulary": words}, "task": told_of(ready.task)}
     with folders.storing(path, "give another --out"), folders.making(path):
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())

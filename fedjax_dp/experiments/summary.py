@@ -6,21 +6,26 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import Traffic
 from fedjax_dp.experiments.training import Ready, Result
 from fedjax_dp.rounds import metrics
+from fedjax_dp.tasks import measures_of_task, told_of
+from fedjax_dp.tasks.measures import TEST, target_of
 
 
 def of_run(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
     """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
-    target = ready.target
-    reached = None if target is None else metrics.rounds_to(result.history, target)
+    reached = None
+    if ready.target is not None:
+        target = target_of(ready.target, measures_of_task(ready.task))
+        reached = metrics.rounds_to(result.history, target)
+    last = result.history[-1].row()
     return {
         "algorithm": ready.name,
         "dataset": ready.dataset,
         "rounds": ready.rounds,
         "seed": ready.seed,
         "classes": ready.data.classes,
-        "test_accuracy": result.test_accuracy,
-        "test_loss": result.test_loss,
-        "history": [point._asdict() for point in result.history],
+        "task": told_of(ready.task),
+        **{name: value for name, value in last.items() if name.startswith(TEST)},
+        "history": [point.row() for point in result.history],
         "probes": list(metrics.PROBES),
         "rounds_to_target": reached,
         "bytes_to_target": None if reached is None else traffic.total(reached),

@@ -15,11 +15,14 @@ from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.models import Model
+from fedjax_dp.models import Model, task_of
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.metrics import main_of
 from fedjax_dp.rounds.round import ServerState
 from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
+from fedjax_dp.tasks import Task, measures_of_task
+from fedjax_dp.tasks.measures import TEST, target_of
 
 
 @displayed
@@ -43,16 +46,22 @@ class Result(NamedTuple):
         return self.simulation.timing
 
     @property
-    def test_accuracy(self) -> float:
-        return self.history[-1].test_accuracy
+    def metrics(self) -> dict[str, float | None]:
+        """Of the task on the test set, at the end, by name; each is a property too, such as `test_accuracy`."""
+        return self.history[-1].metrics
 
     @property
     def test_loss(self) -> float:
         return self.history[-1].test_loss
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(TEST):
+            return getattr(self.history[-1], name)
+        raise AttributeError(f"a result has no {name}")
+
     def _card(self) -> Card:
         facts = {
-            "test accuracy": f"{self.test_accuracy:.4f}",
+            **main_of(self.history),
             "privacy": str(self.guarantee),
             **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
             "timing": self.timing.in_words,
@@ -69,7 +78,7 @@ class Ready:
     said           what decides the run as TOML can say it, by name
     checksums      of what decides it beside: data, code, values that only Python has, by name
     shown          what is told of its configuration
-    target         accuracy to count rounds to
+    target         METRIC=VALUE to count rounds to
     folder         that it is kept in, if any
     history        the evaluations before it was stopped, where it goes on
     """
@@ -90,9 +99,14 @@ class Ready:
     said: Mapping[str, Any]
     checksums: Mapping[str, str]
     shown: Mapping[str, Any]
-    target: float | None = None
+    target: str | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """What the scores of its model are judged by."""
+        return task_of(self.model, self.data)
 
     @property
     def title(self) -> str:
@@ -228,5 +242,11 @@ def _trained(
 
 
 def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
-    accuracy = f"accuracy {history[-1].test_accuracy:.3f}, " if history else ""
-    return f"{accuracy}{rounds / max(seconds, 1e-9):.1f} rounds/s"
+    reached = "".join(f"{name} {value}, " for name, value in main_of(history).items())
+    return f"{reached}{rounds / max(seconds, 1e-9):.1f} rounds/s"
+
+
+def check_target(said: str | None, model: Model, data: FederatedData) -> None:
+    """Refuse a target of a metric that the task has not."""
+    if said is not None:
+        target_of(said, measures_of_task(task_of(model, data)))

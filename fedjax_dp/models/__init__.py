@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 from fedjax_dp.gradients import FeatureModel, Model, PartlyFrozenModel
 from fedjax_dp.models.adaptation import Origin
-from fedjax_dp.models.dense import logistic_regression, mlp
+from fedjax_dp.models.dense import logistic_regression, mlp, usual_model
 from fedjax_dp.models.freezing import freeze
-from fedjax_dp.models.model import NetworkModel, cross_entropy, explain_gradients, mean_loss, model, next_token_loss
+from fedjax_dp.models.model import NetworkModel, explain_gradients, mean_loss, model, task_of
 from fedjax_dp.models.networks import Linen
 from fedjax_dp.models.starts import Start, read_start
 from fedjax_dp.models.text import char_lstm, lstm, random_embedding, word_lstm
 from fedjax_dp.models.transformers import gpt, vit
 from fedjax_dp.models.vision import cnn, group_norm_cnn
+from fedjax_dp.tasks import cross_entropy
 
 __all__ = [
     "ARCHITECTURES",
@@ -34,9 +35,10 @@ __all__ = [
     "mean_loss",
     "mlp",
     "model",
-    "next_token_loss",
     "random_embedding",
     "read_start",
+    "task_of",
+    "usual_model",
     "vit",
     "word_lstm",
 ]

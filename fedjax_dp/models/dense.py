@@ -6,6 +6,7 @@ import jax
 from flax import linen as nn
 
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
 
@@ -26,6 +27,11 @@ def logistic_regression(record_shape: tuple[int, ...], classes: int) -> NetworkM
     """Multinomial logistic regression on flattened features, started at zero (dpnfl's LR; 7,850 numbers on MNIST)."""
     require_sizes(record_shape, classes)
     return NetworkModel(Linen(_Softmax(classes)), tuple(record_shape))
+
+
+def usual_model(data: FederatedData) -> NetworkModel:
+    """What is trained where nobody names a model: `logistic_regression` with the loss of the data's task."""
+    return logistic_regression(data.record_shape, data.classes).for_data(data)
 
 
 class _Mlp(nn.Module):

@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.data.targets import MOST_CLASSES
-from fedjax_dp.few import FEW, written_log_sum_exp, written_sum
 from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Params
@@ -25,68 +23,9 @@ from fedjax_dp.models.batch_axis import first_row, require_records_apart
 from fedjax_dp.models.low_rank import Pair
 from fedjax_dp.models.networks import Network, named, network_of, unnamed
 from fedjax_dp.prng import role_key
+from fedjax_dp.tasks import Own, Task, cross_entropy, task_named
 
 T = TypeVar("T")
-
-
-def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label; zero for a label of no class.
-
-    The label becomes a one-hot row: picking a logit by index would put a slow scatter into every gradient.
-    """
-    logits = jnp.asarray(logits)
-    return _softmax_loss(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), jnp.asarray(label))
-
-
-@jax.custom_jvp
-def _softmax_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
-    return _softmax(logits, label)[0]
-
-
-@_softmax_loss.defjvp
-def _softmax_slope(
-    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]
-) -> tuple[jax.Array, jax.Array]:
-    """Softmax less the target; JAX would add up a one-hot row on its way there, which on a GPU is a launch."""
-    loss, slope = _softmax(*primals)
-    return loss, jnp.sum(slope * tangents[0], -1)
-
-
-def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The loss, and its derivative by the logits; both zero where there is no such class."""
-    classes = logits.shape[-1]
-    known = ((label >= 0) & (label < classes)).astype(logits.dtype)
-    target = jax.nn.one_hot(label, classes, dtype=logits.dtype)
-
-    def from_exponentials() -> tuple[jax.Array, jax.Array]:
-        shifted = logits - jnp.max(logits, -1)[..., None]
-        exponentials = jnp.exp(shifted)
-        total = jnp.sum(exponentials, -1)
-        loss = known * jnp.log(total) - jnp.sum(target * shifted, -1)
-        return loss, (known / total)[..., None] * exponentials - target
-
-    def from_their_logarithm() -> tuple[jax.Array, jax.Array]:
-        whole = written_log_sum_exp(logits)
-        loss = known * whole - written_sum(target * logits)
-        return loss, known[..., None] * jnp.exp(logits - whole[..., None]) - target
-
-    if not 1 < classes <= FEW:
-        return from_exponentials()
-    # On a GPU one number of a record instead of two, which would be a launch each. It is as exact as logits are.
-    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(cuda=from_their_logarithm, default=from_exponentials)
-    return found
-
-
-def next_token_loss(scores: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean cross-entropy of a record in nats: scores `(length, tokens)`, integer targets `(length,)`, 0 is padding.
-
-    A record of padding alone has loss zero.
-    """
-    if scores.ndim != 2 or targets.shape != scores.shape[:1]:
-        wanted = f"one for each of the {scores.shape[0]} positions of a record"
-        raise errors.refuse("targets", f"shape {tuple(targets.shape)}", wanted, "use a model that scores whole records")
-    real = targets != 0
-    return jnp.sum(cross_entropy(scores, jnp.where(real, targets, -1))) / jnp.maximum(jnp.sum(real), 1)
 
 
 def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:
@@ -98,7 +37,8 @@ def mean_loss(model: Model, params: Params, data: FederatedData, client: Client)
 class NetworkModel:
     """A network, used unchanged, and a loss of what it makes of one record.
 
-    loss_of  of scores and label of one record, a number;
+    loss_of  of scores and target of one record, a number; usually that of the task;
+    task     what scores are judged by; None: by the task that the data name;
     tokens   records are indices into a vocabulary, int32;
     dtype    of the forward and backward pass of layers that set none of their own: float32, or bfloat16 for devices
              that multiply it faster. Parameters, losses, norms, clipped sums and noise are float32 with either: what is
@@ -110,9 +50,10 @@ class NetworkModel:
 
     network: Network
     record_shape: tuple[int, ...]
-    loss_of: Callable[[Any, jax.Array], jax.Array] = cross_entropy
+    loss_of: Callable[[Any, Any], jax.Array] = cross_entropy
     tokens: bool = False
     dtype: Any = jnp.float32
+    task: Task | None = None
     adaptation: Adaptation | None = None
     held: Frozen | None = None
 
@@ -129,6 +70,17 @@ class NetworkModel:
     def base(self) -> "NetworkModel":
         """The same network with all its parameters trained."""
         return dataclasses.replace(self, adaptation=None, held=None)
+
+    def for_data(self, data: Any, loss: str | None = None, ap: str | None = None) -> "NetworkModel":
+        """The same, with the loss of the task that the data name; `loss` and `ap` are those of `tasks.task_named`."""
+        task = task_named(data, loss, ap)
+        if loss is None and ap is None:  # the data say it
+            return dataclasses.replace(self, loss_of=task.loss)
+        return self.for_task(task)
+
+    def for_task(self, task: Task) -> "NetworkModel":
+        """The same, with another task and its loss."""
+        return dataclasses.replace(self, loss_of=task.loss, task=task)
 
     def init(self, key: jax.Array) -> Params:
         if self.adaptation is None:
@@ -184,7 +136,7 @@ class NetworkModel:
         scores: jax.Array = self.scores(params, x)
         return scores
 
-    def loss(self, params: Params, x: jax.Array, y: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def loss(self, params: Params, x: jax.Array, y: Any, key: jax.Array | None = None) -> jax.Array:
         scores = self.scores(params, x, key)
         return self._told(lambda: self.loss_of(scores, y), "the loss")
 
@@ -257,7 +209,8 @@ def model(
     network: Any,
     example: Any,
     *,
-    loss: Callable[[Any, jax.Array], jax.Array] = cross_entropy,
+    task: Task | None = None,
+    loss: Callable[[Any, Any], jax.Array] | None = None,
     dtype: Any = jnp.float32,
     trained: str | None = None,
 ) -> NetworkModel:
@@ -268,7 +221,9 @@ def model(
              or Equinox module; or a pair of functions `(start, forward)`: start(key) makes parameters, forward(params,
              x), or forward(params, x, key), scores of one record;
     example  the data, or the features of one record, or their shape; integers are tokens;
-    loss     of scores and label of one record, a number;
+    task     what its scores are judged by, a `fedjax_dp.tasks.Task`; left out, the task that the data name;
+    loss     of scores and target of one record, a number; left out, the task's. Metrics of a task are measured with a
+             loss of one's own too, where the scores have the shape that the task's loss takes;
     dtype    see `NetworkModel`;
     trained  the name of a flag that tells the network whether it is trained, where it is not one of `networks.MODES`.
     Raises:  ConfigurationError for anything else, a network that keeps a state or whose output for a record depends on
@@ -285,22 +240,63 @@ def model(
             wanted = "the data, features of one record, or their shape"
             raise errors.refuse("example", doors.described(example), wanted) from None
         shape, tokens = tuple(example.shape), bool(jnp.issubdtype(example.dtype, jnp.integer))
-    made = NetworkModel(network_of(network, trained), shape, loss, tokens, dtype)
+    made = NetworkModel(network_of(network, trained), shape, cross_entropy, tokens, dtype)
+    made = made.for_data(example) if hasattr(example, "task") else made
+    made = made if task is None else made.for_task(task)
+    made = made if loss is None else dataclasses.replace(made, loss_of=loss)
     _check_batch(made)
     return made
 
 
 @checks_arguments
-def explain_gradients(model: NetworkModel, label: Any = None) -> Explanation:
+def explain_gradients(model: NetworkModel, target: Any = None) -> Explanation:
     """How the gradients of single records of a model are made, parameter by parameter, and what that costs; printable.
 
-    label  of one record, where it is no integer: an array, or its shape and type.
+    target  of one record, where it is no integer: the data, an array, its shape and type, or a pytree of such.
     """
     require_model(model)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    given = jnp.zeros((), jnp.int32) if label is None else label if hasattr(label, "dtype") else jnp.asarray(label)
-    batch = [jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for one in (model.blank, given)]
-    return explain(model, params, batch[0], batch[1])
+    if hasattr(target, "blank_targets"):
+        y = target.blank_targets(1)
+    else:
+        given = jnp.zeros((), jnp.int32) if target is None else target
+        y = jax.tree.map(_one_row, given)
+    return explain(model, params, _one_row(model.blank), y)
+
+
+def _one_row(a: Any) -> jax.ShapeDtypeStruct:
+    a = a if hasattr(a, "dtype") else jnp.asarray(a)
+    return jax.ShapeDtypeStruct((1, *a.shape), a.dtype)
+
+
+def task_of(model: Model, data: FederatedData) -> Task:
+    """What the scores of a model are judged by on some data: its own task, or the one that the data name.
+
+    With a loss of one's own scores may mean anything: where they have not the shape that the task's loss takes, nothing
+    is claimed of them but that loss.
+    """
+    shapes, structure = jax.tree.flatten(jax.tree.map(lambda a: a.shape[1:], data.y), lambda a: isinstance(a, tuple))
+    about = data.task, data.vocabulary, data.classes, data.record_shape, data.tokens
+    task: Any = getattr(model, "task", None) or task_named(data)
+    # Frozen values may be traced, which are no keys of a cache.
+    look: Callable[..., Task] = _task_of if getattr(model, "frozen", None) is None else _task_of.__wrapped__
+    return look(model, task, about, structure, tuple(shapes))
+
+
+@functools.lru_cache(maxsize=64)
+def _task_of(model: Model, task: Task, about: tuple[Any, ...], structure: Any, shapes: tuple[Any, ...]) -> Task:
+    *_, outputs, record_shape, tokens = about
+    wanted = task.scores(jax.tree.unflatten(structure, shapes), outputs)
+    if wanted is None or score_shapes(model, record_shape, tokens) == [wanted]:
+        return task
+    return Own()
+
+
+def score_shapes(model: Model, record_shape: tuple[int, ...], tokens: bool) -> list[tuple[int, ...]]:
+    """The shapes of what a model makes of one record."""
+    blank = jax.ShapeDtypeStruct(record_shape, jnp.int32 if tokens else jnp.float32)
+    made = jax.eval_shape(lambda key, x: model.logits(model.init(key), x), jax.random.key(0), blank)
+    return [tuple(a.shape) for a in jax.tree.leaves(made)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -340,7 +336,7 @@ def _remedy(error: Exception) -> str:
             "for dropout take a flag train in the call, which is True in training alone, and write "
             "Dropout(rate, deterministic=not train) (nnx: also rngs=; Haiku: only where is_training): keys are given"
         )
-    return "a network is given one record (Flax and Haiku: a batch of one), a loss its scores and its label"
+    return "a network is given one record (Flax and Haiku: a batch of one), a loss its scores and its target"
 
 
 def _place(error: Exception) -> str:

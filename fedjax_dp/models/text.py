@@ -12,8 +12,9 @@ from jax import lax
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.models.freezing import with_frozen
-from fedjax_dp.models.model import NetworkModel, next_token_loss, require_sizes
+from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
+from fedjax_dp.tasks import TokenCrossEntropy
 
 VOCABULARY, WIDTH = 3000, 300  # of rfedavg's text model
 
@@ -117,7 +118,7 @@ def word_lstm(
     _require_tokens(record_shape)
     require_sizes(record_shape, classes, (embedding, hidden, projection))
     network = _NextToken(classes, embedding, (hidden,), projection)
-    return NetworkModel(Linen(network), tuple(record_shape), next_token_loss, tokens=True)
+    return NetworkModel(Linen(network), tuple(record_shape), TokenCrossEntropy(pad=0), tokens=True)
 
 
 @checks_arguments
@@ -130,7 +131,7 @@ def char_lstm(record_shape: tuple[int, ...], classes: int, embedding: int = 8, h
     _require_tokens(record_shape)
     require_sizes(record_shape, classes, (embedding, hidden))
     network = _NextToken(classes, embedding, (hidden, hidden), None)
-    return NetworkModel(Linen(network), tuple(record_shape), next_token_loss, tokens=True)
+    return NetworkModel(Linen(network), tuple(record_shape), TokenCrossEntropy(pad=0), tokens=True)
 
 
 def _require_tokens(record_shape: tuple[int, ...]) -> None:

@@ -14,8 +14,9 @@ from flax import linen as nn
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.models.model import NetworkModel, next_token_loss, require_sizes
+from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
+from fedjax_dp.tasks import TokenCrossEntropy
 
 EPSILON = 1e-6  # of LayerNorm
 SMALL = nn.initializers.normal(0.02)  # of tables, as in GPT-2 and ViT
@@ -161,7 +162,7 @@ def gpt(record_shape: tuple[int, ...], classes: int, width: int = 64, layers: in
     if len(record_shape) != 1:
         raise errors.refuse("record_shape", tuple(record_shape), "(length,) of tokens", "use another model or data set")
     network = _Gpt(classes, record_shape[0], width, layers, heads)
-    return NetworkModel(Linen(network), tuple(record_shape), next_token_loss, tokens=True)
+    return NetworkModel(Linen(network), tuple(record_shape), TokenCrossEntropy(pad=0), tokens=True)
 
 
 def _require_transformer(width: int, layers: int, heads: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, Origin, logistic_regression
+from fedjax_dp.models import Model, Origin, usual_model
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
@@ -106,7 +106,7 @@ def plan_run(
         data=data,
         rounds=rounds,
         terms=terms,
-        model=logistic_regression(data.record_shape, data.classes) if model is None else model,
+        model=usual_model(data) if model is None else model,
         seed=seed,
         model_given=model is not None,
     )

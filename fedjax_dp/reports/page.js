@@ -108,11 +108,11 @@
 
   // Settings that no other one beats with at most as much epsilon.
   function front(settings) {
-    const known = settings.filter((row) => row.epsilon !== null && row.accuracy !== null);
-    known.sort((a, b) => a.epsilon - b.epsilon || b.accuracy - a.accuracy || a.key - b.key);
+    const known = settings.filter((row) => row.epsilon !== null && row.good !== null);
+    known.sort((a, b) => a.epsilon - b.epsilon || b.good - a.good || a.key - b.key);
     const found = [];
     for (const row of known) {
-      if (!found.length || row.accuracy > found[found.length - 1].accuracy) found.push(row);
+      if (!found.length || row.good > found[found.length - 1].good) found.push(row);
     }
     return found;
   }

@@ -16,21 +16,16 @@ from fedjax_dp.reports.contents import (
     Rows,
     Section,
     Tiles,
-    percent,
     seconds,
     size,
     told,
 )
+from fedjax_dp.tasks.measures import Measures, measures_of, plural
 
 KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
 COMING = "datum.state === 'to come'"
 Spending = Callable[[pathlib.Path, Mapping[str, Any], float], Rows]
 
-ACCURACY = {
-    "test_accuracy": "all test records",
-    "client_mean": "mean of clients (probe)",
-    "worst_tenth": "worst tenth of clients (probe)",
-}
 LOSS = {
     "test_loss": "test records",
     "train_loss": "cohort's batches (probe)",
@@ -82,14 +77,15 @@ def _report(
     done, rounds = (history[-1]["round"] if history else 0), config["rounds"]
     rows = shared.thinned(history)
     data: dict[str, Rows] = {"history": rows}
+    measures = measures_of(about["task"])
     sections = [
-        _result(config, history, guarantee, done, finished),
-        _curves(history, guarantee, spent, missing, finished),
+        _result(config, history, guarantee, done, finished, measures),
+        _curves(history, guarantee, spent, missing, finished, measures),
     ]
     if spent:
         data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spent]
     sections += shared.resting(guarantee)
-    clients, epsilons = _clients(history, guarantee)
+    clients, epsilons = _clients(history, guarantee, measures)
     if epsilons:
         data["epsilons"] = epsilons
     sections += [clients, _cost(result), shared.setting(config, about)]
@@ -103,14 +99,25 @@ def _report(
 
 
 def _result(
-    config: Mapping[str, Any], history: Rows, guarantee: Mapping[str, Any], done: int, finished: bool
+    config: Mapping[str, Any],
+    history: Rows,
+    guarantee: Mapping[str, Any],
+    done: int,
+    finished: bool,
+    measures: Measures,
 ) -> Section:
     """What a reader came for."""
     rounds = config["rounds"]
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
-    items = [("test accuracy", percent(shared.latest(history, "test_accuracy")), of)]
+    main, loss = measures.main, measures["test_loss"]
+    items = [(main.words, shared.number(main, shared.latest(history, main.name)), of)]
     items += shared.tiles(guarantee)
-    items.append(("test loss", told(shared.latest(history, "test_loss")), "cross-entropy, nats"))
+    for name, one in measures.tested.items():
+        if name not in (main.name, loss.name):
+            items.append((one.words, shared.number(one, shared.latest(history, name)), "public test data"))
+    of_loss = ", ".join(filter(None, [loss.words.removeprefix("test "), loss.unit]))
+    if main is not loss:
+        items.append(("test loss", told(shared.latest(history, "test_loss")), of_loss))
     blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
     if not finished:
         line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee is of all {rounds:,} rounds, done or not."
@@ -143,25 +150,38 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(label, config[name]) for name, label in names.items() if config.get(name) is not None]
 
 
-def _curves(history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, finished: bool) -> Section:
+def _fields(measures: Measures) -> dict[str, str]:
+    """The main metric, and how it is spread over clients."""
+    return {
+        measures.main.name: "all test records",
+        "client_mean": "mean of clients (probe)",
+        "worst_tenth": "worst tenth of clients (probe)",
+    }
+
+
+def _curves(
+    history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, finished: bool, measures: Measures
+) -> Section:
     """Everything that is known by round."""
+    main, loss = measures.main, measures["test_loss"]
+    words = main.words.removeprefix("test ")
     blocks: list[Block] = [
         *_figure(
             history,
-            "accuracy",
-            "Accuracy by round",
-            shared.tested(history),
-            ACCURACY,
-            charts.axis("accuracy", ".0%", domain=[0, 1]),
-            ".2%",
+            main.name.removeprefix("test_"),
+            f"{shared.capital(words)} by round",
+            shared.tested(history, words),
+            _fields(measures),
+            shared.axis_of(main, words, whole=True),
+            shared.format_of(main),
         ),
         *_figure(
             history,
             "loss",
             "Loss by round",
-            "Mean cross-entropy in nats, without penalties.",
+            f"Mean {loss.words.removeprefix('test ')}{f' in {loss.unit}' if loss.unit else ''}, without penalties.",
             LOSS,
-            charts.axis("cross-entropy (nats)"),
+            charts.axis(loss.label.removeprefix("test ")),
         ),
     ]
     if spent:
@@ -241,7 +261,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figur
     return Figure("epsilon", "Epsilon by round", about, spec, "spent")
 
 
-def _clients(history: Rows, guarantee: Mapping[str, Any]) -> tuple[Section, Rows]:
+def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:
     """How clients differ: in what is promised to them, and in how well the model serves them."""
     blocks: list[Block] = []
     rows = _ranked(guarantee.get("epsilons"))
@@ -265,12 +285,13 @@ def _clients(history: Rows, guarantee: Mapping[str, Any]) -> tuple[Section, Rows
         blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
     if shared.latest(history, "client_mean") is None:
         line = (
-            "How accuracy is spread over clients is not known: clients have no test records of their own. "
+            f"How {measures.main.words.removeprefix('test ')} is spread over clients is not known: clients have no "
+            "test records of their own. "
             "--holdout 0.2 keeps a fifth of each client's records for that."
         )
         blocks.append(Prose([line], "Missing"))
     else:
-        blocks += _served(history)
+        blocks += _served(history, measures)
     return Section("Clients", blocks), rows
 
 
@@ -285,22 +306,26 @@ def _ranked(epsilons: Sequence[tuple[float, int]] | None) -> Rows:
     return shared.thinned([{"rank": place, "epsilon": epsilon} for place, epsilon in enumerate(every, 1)])
 
 
-def _served(history: Rows) -> list[Block]:
-    """The accuracies of clients: mean, spread, worst tenth."""
+def _served(history: Rows, measures: Measures) -> list[Block]:
+    """The main metric by client: mean, spread, worst tenth."""
+    main, words = measures.main, measures.main.words.removeprefix("test ")
     mean, worst, variance = (shared.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
     items = [
-        ("mean accuracy of clients", percent(mean), "probe, last evaluation"),
-        ("worst tenth of clients", percent(worst), "probe, mean of their accuracies"),
-        ("standard deviation", percent(variance**0.5), "probe, over clients"),
+        (f"mean {words} of clients", shared.number(main, mean), "probe, last evaluation"),
+        ("worst tenth of clients", shared.number(main, worst), f"probe, mean of their {plural(words)}"),
+        ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
     ]
-    y = charts.axis("accuracy", ".0%", domain=[0, 1])
-    fields = {name: label for name, label in ACCURACY.items() if name != "test_accuracy"}
-    spec = charts.curves("history", fields, y, ".2%")
+    y = shared.axis_of(main, words, whole=True)
+    fields = {name: label for name, label in _fields(measures).items() if name != main.name}
+    spec = charts.curves("history", fields, y, shared.format_of(main))
+    low, high = ("datum.client_mean - sqrt(datum.client_variance)", "datum.client_mean + sqrt(datum.client_variance)")
+    low = low if main.signed else f"max(0, {low})"
+    high = f"min(1, {high})" if main.share else high
     band = {
         "transform": [
             {"filter": "isValid(datum.client_variance)"},
-            {"calculate": "max(0, datum.client_mean - sqrt(datum.client_variance))", "as": "low"},
-            {"calculate": "min(1, datum.client_mean + sqrt(datum.client_variance))", "as": "high"},
+            {"calculate": low, "as": "low"},
+            {"calculate": high, "as": "high"},
         ],
         "mark": {"type": "area", "opacity": 0.15, "aria": False},
         "encoding": {
@@ -311,10 +336,12 @@ def _served(history: Rows) -> list[Block]:
     }
     lines = {"transform": spec.pop("transform"), "encoding": spec.pop("encoding"), "layer": spec.pop("layer")}
     about = (
-        "Each client's model accuracy on its own test records: their mean with a band of one standard deviation over "
+        f"The model's {words} on each client's own test records: their mean with a band of one standard deviation over "
         "clients, and the mean of the worst tenth."
     )
-    figure = Figure("served", "Accuracy over clients", about, spec | {"layer": [band, lines]}, "history", True)
+    figure = Figure(
+        "served", f"{shared.capital(words)} over clients", about, spec | {"layer": [band, lines]}, "history", True
+    )
     return [Tiles(items), figure]
 
 
@@ -333,6 +360,6 @@ def _cost(result: Mapping[str, Any]) -> Section:
         ("bytes of the run, both ways", size(traffic["total"])),
     ]
     if result.get("rounds_to_target") is not None:
-        facts.append(("rounds to the target accuracy", result["rounds_to_target"]))
-        facts.append(("bytes to the target accuracy", size(result["bytes_to_target"])))
+        facts.append(("rounds to the target", result["rounds_to_target"]))
+        facts.append(("bytes to the target", size(result["bytes_to_target"])))
     return Section("Time and bytes", [Facts(facts)])

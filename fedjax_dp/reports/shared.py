@@ -7,7 +7,9 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
-from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, told
+from fedjax_dp.reports import charts
+from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, percent, told
+from fedjax_dp.tasks.measures import Measure
 
 UNITS = {"record": "one record of one client", "client": "one client with all its records"}
 DRAWN = 500  # rows of a curve
@@ -130,10 +132,32 @@ def thinned(rows: Rows) -> Rows:
     return [rows[round(step * place)] for place in range(DRAWN)]
 
 
-def tested(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What accuracy is measured on."""
+def tested(rows: Sequence[Mapping[str, Any]], words: str) -> str:
+    """What a metric is measured on."""
     held = latest(rows, "client_mean") is not None
-    return "Accuracy on records that clients hold out." if held else "Accuracy on public test data."
+    return f"{capital(words)} on {'records that clients hold out' if held else 'public test data'}."
+
+
+def capital(words: str) -> str:
+    """As a sentence begins."""
+    return words[:1].upper() + words[1:]
+
+
+def axis_of(measure: Measure, title: str, whole: bool = False) -> charts.Spec:
+    """What a channel of a metric has beside its field; `whole`: all that it can be, where that has two ends."""
+    if not measure.share:
+        return charts.axis(title + (f" ({measure.unit})" if measure.unit else ""), zero=False)
+    return charts.axis(title, ".0%", domain=[0, 1]) if whole else charts.axis(title, ".0%", zero=False)
+
+
+def number(measure: Measure, value: float | None) -> str:
+    """A metric in a tile."""
+    return percent(value) if measure.share else told(value)
+
+
+def format_of(measure: Measure) -> str:
+    """Of its numbers beside a point."""
+    return ".2%" if measure.share else ".4g"
 
 
 def latest(rows: Sequence[Mapping[str, Any]], field: str) -> Any:

@@ -20,15 +20,24 @@ from fedjax_dp.reports.contents import (
     Section,
     Tiles,
     chosen,
-    percent,
     seconds,
     told,
 )
 from fedjax_dp.sweeps.records import SELECTION, Record, read_records
-from fedjax_dp.sweeps.settings import CONFIDENCE, Interval, Setting, by_value, interval, ranked, same, settings_of
+from fedjax_dp.sweeps.settings import (
+    CONFIDENCE,
+    Interval,
+    Setting,
+    by_value,
+    interval,
+    measures_of_records,
+    ranked,
+    same,
+    settings_of,
+)
+from fedjax_dp.tasks.measures import Measure
 
 KIND, FOLDER = "sweep", "sweep.json"
-METRIC = "test_accuracy"
 GROUPS = 8  # that colours and shapes can tell apart
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
 TOLD = 2000  # points that are told one by one
@@ -39,21 +48,21 @@ def of_folder(path: pathlib.Path) -> Report:
     """The report of a sweep's folder."""
     about, records = read_records(path)
     axes, planned = [str(name) for name in about["axes"]], about.get("points", len(records))
-    settings = settings_of(records, axes)
+    settings, main = settings_of(records, axes), measures_of_records(records).main
     finished = len(records) >= planned
-    rows, group = _rows(settings, axes)
+    rows, group = _rows(settings, axes, main)
     data: dict[str, Rows] = {
         "settings": rows,
         "front": front(rows),
-        "by_round": _by_round(settings, rows),
+        "by_round": _by_round(settings, rows, main),
     }
     if len(records) <= TOLD:
-        data["points"] = [_point(record, axes) for record in records]
+        data["points"] = [_point(record, axes, main) for record in records]
     sections = [
-        _result(settings, records, rows, axes, planned, about),
+        _result(settings, records, rows, axes, planned, about, main),
         Section(
-            "Accuracy against epsilon",
-            _privacy(settings, rows, axes, group, len({row["key"] for row in data["by_round"]})),
+            f"{shared.capital(words_of(main))} against epsilon",
+            _privacy(settings, rows, axes, group, len({row["key"] for row in data["by_round"]}), main),
         ),
     ]
     if lost := [record for record in records if record["status"] != "done"]:
@@ -72,21 +81,26 @@ def of_folder(path: pathlib.Path) -> Report:
 
 def front(rows: Rows) -> Rows:
     """Settings that no other one beats with at most as much epsilon, in order of it; of equals the first."""
-    known = [row for row in rows if row["epsilon"] is not None and row["accuracy"] is not None]
+    known = [row for row in rows if row["epsilon"] is not None and row["good"] is not None]
     found: Rows = []
-    for row in sorted(known, key=lambda row: (row["epsilon"], -row["accuracy"], row["key"])):
-        if not found or row["accuracy"] > found[-1]["accuracy"]:
+    for row in sorted(known, key=lambda row: (row["epsilon"], -row["good"], row["key"])):
+        if not found or row["good"] > found[-1]["good"]:
             found.append(row)
     return found
 
 
-def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str | None]:
+def words_of(metric: Measure) -> str:
+    """A metric of the test set, which is what a sweep looks at."""
+    return metric.words.removeprefix("test ")
+
+
+def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tuple[Rows, str | None]:
     """A row for each setting, and the axis that colours tell apart."""
     places = {name: {value: place for place, value in enumerate(by_value(settings, name))} for name in axes}
     group = next((name for name in axes if name != "epsilon" and 1 < len(places[name]) <= GROUPS), None)
     rows = []
     for key, setting in enumerate(settings):
-        score, epsilon = setting.score(METRIC), setting.epsilon
+        score, epsilon = setting.score(main.name), setting.epsilon
         rows.append(
             {
                 "key": key,
@@ -95,8 +109,9 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str]) -> tuple[Rows, str |
                 "group": "all settings" if group is None else f"{group} {chosen(setting.values[group])}",
                 "epsilon": _finite(epsilon),
                 "private": math.isfinite(epsilon),
-                "accuracy": _finite(score.mean),
-                **_within(score),
+                "value": _finite(score.mean),
+                "good": _finite(main.better * score.mean),
+                **_within(score, main),
                 "seeds": score.seeds,
                 "lost": setting.failed,
             }
@@ -108,10 +123,10 @@ def _called(setting: Setting, axes: Sequence[str]) -> str:
     return ", ".join(f"{name} {chosen(setting.values[name])}" for name in axes) or "the only setting"
 
 
-def _by_round(settings: Sequence[Setting], rows: Rows) -> Rows:
-    """Mean accuracy over the seeds that are done, by round, of the best settings."""
+def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
+    """The mean of the main metric over the seeds that are done, by round, of the best settings."""
     place = {id(setting): row for setting, row in zip(settings, rows)}
-    best = [place[id(setting)] for setting in ranked(settings, METRIC)]
+    best = [place[id(setting)] for setting in ranked(settings, main)]
     longest = max((len(point["history"]) for setting in settings for point in setting.points), default=1)
     most = min(DRAWN, max(ROWS // max(longest, 1), 1))
     keys = {row["key"] for row in best[:most]} or {row["key"] for row in rows[:most]}
@@ -122,18 +137,18 @@ def _by_round(settings: Sequence[Setting], rows: Rows) -> Rows:
         seen: dict[int, list[float]] = {}
         for point in setting.done:
             for one in point["history"]:
-                if one.get(METRIC) is not None:
-                    seen.setdefault(one["round"], []).append(one[METRIC])
+                if one.get(main.name) is not None:
+                    seen.setdefault(one["round"], []).append(one[main.name])
         for at, numbers in sorted(seen.items()):
             score = interval(numbers)
             found.append(
                 {name: row[name] for name in ("key", "setting", "group")}
-                | {"round": at, "accuracy": score.mean, **_within(score)}
+                | {"round": at, "value": score.mean, **_within(score, main)}
             )
     return found
 
 
-def _point(record: Record, axes: Sequence[str]) -> dict[str, Any]:
+def _point(record: Record, axes: Sequence[str], main: Measure) -> dict[str, Any]:
     """A point as a row: what it is, and where it ended."""
     last = record["history"][-1] if record["history"] else {}
     return {
@@ -142,7 +157,7 @@ def _point(record: Record, axes: Sequence[str]) -> dict[str, Any]:
         "seed": record["values"]["seed"],
         "status": record["status"],
         "epsilon": record["guarantee"].get("epsilon"),
-        "accuracy": last.get(METRIC),
+        "value": last.get(main.name),
         "round": last.get("round"),
         "seconds": record["seconds"],
     }
@@ -155,26 +170,26 @@ def _result(
     axes: Sequence[str],
     planned: int,
     about: Mapping[str, Any],
+    main: Measure,
 ) -> Section:
     """The best setting, and how far the sweep is."""
     blocks: list[Block] = []
-    known = ranked(settings, METRIC)
+    known = ranked(settings, main)
     if known:
         best = known[0]
-        score, row = best.score(METRIC), rows[[id(one) for one in settings].index(id(best))]
+        score, row = best.score(main.name), rows[[id(one) for one in settings].index(id(best))]
         of = f"mean over {count(score.seeds, 'seed')}, the best setting"
         if score.seeds > 1:
-            of += f"; 95% interval {percent(row['low'])} to {percent(row['high'])}"
+            of += f"; 95% interval {shared.number(main, row['low'])} to {shared.number(main, row['high'])}"
         items = [
-            ("test accuracy", percent(score.mean), of),
+            (main.words, shared.number(main, score.mean), of),
             ("epsilon", told(best.epsilon), "of that setting, its worst seed"),
             ("settings", told(len(settings)), f"{count(len(records), 'point')} of {planned:,}"),
             ("on the Pareto front", told(len(front(rows))), "no other is better with at most as much epsilon"),
         ]
         blocks.append(Tiles(items))
-        blocks.append(
-            Prose([f"Best: {row['setting']}. Its mean is biased upwards: it was chosen by this very number."])
-        )
+        way = "upwards" if main.better > 0 else "downwards"
+        blocks.append(Prose([f"Best: {row['setting']}. Its mean is biased {way}: it was chosen by this very number."]))
     else:
         blocks.append(Prose(["No setting has all its seeds yet, so there is nothing to compare."], "Missing"))
     if len(records) < planned:
@@ -192,7 +207,7 @@ def _values(settings: Sequence[Setting], axis: str) -> str:
 
 
 def _privacy(
-    settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, drawn: int
+    settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, drawn: int, main: Measure
 ) -> list[Block]:
     """The front, under filters; the curves and the table of what they let through."""
     named = {name: [chosen(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
@@ -203,39 +218,55 @@ def _privacy(
             "Mean over seeds with its 95% interval, at the epsilon that is proved. The line joins the settings that no "
             "other one beats with at most as much epsilon."
         )
-        blocks.append(Figure("front", "Pareto front", about, _front_spec(names, group), "settings"))
+        blocks.append(Figure("front", "Pareto front", about, _front_spec(names, group, main), "settings"))
     else:
         blocks.append(Prose(["No setting has a finite epsilon, so there is no front."], "No privacy"))
     if drawn:
-        about = "Mean test accuracy over the seeds that are done, a line for each setting."
+        about = f"Mean {main.words} over the seeds that are done, a line for each setting."
         if drawn < len(settings):
             about += f" Drawn are the best {drawn:,} of {len(settings):,} settings."
-        blocks.append(Figure("curves", "Accuracy by round", about, _curves_spec(names, group), "by_round"))
-    columns = [*axes, "accuracy (%)", "95% interval", "proved epsilon", "seeds", "front"]
-    order = sorted(range(len(rows)), key=lambda place: -(rows[place]["accuracy"] or -1.0))
+        blocks.append(
+            Figure(
+                "curves",
+                f"{shared.capital(words_of(main))} by round",
+                about,
+                _curves_spec(names, group, main),
+                "by_round",
+            )
+        )
+    columns = [*axes, main.label.removeprefix("test "), "95% interval", "proved epsilon", "seeds", "front"]
+    order = sorted(range(len(rows)), key=lambda place: _order(rows[place]["good"]))
     best = {row["key"] for row in front(rows)}
     table = [
         [
             *(chosen(settings[place].values[name]) for name in axes),
-            _number(rows[place]["accuracy"], 100),
-            _between(rows[place]),
+            _number(rows[place]["value"], main),
+            _between(rows[place], main),
             rows[place]["epsilon"] if rows[place]["private"] else "∞",
             rows[place]["seeds"],
             "on the front" if rows[place]["key"] in best else "",
         ]
         for place in order
     ]
-    caption = f"Settings, the most accurate first; intervals of {CONFIDENCE:.0%} over seeds"
+    caption = f"Settings, the best first; intervals of {CONFIDENCE:.0%} over seeds"
     blocks.append(Grid(caption, columns, table, keys=[rows[place]["key"] for place in order]))
     return blocks
 
 
-def _number(value: float | None, times: float) -> float | None:
-    return None if value is None else times * value
+def _order(good: float | None) -> float:
+    """The best first, what is not known last."""
+    return math.inf if good is None else -good
 
 
-def _between(row: Mapping[str, Any]) -> str:
-    return "–" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+def _number(value: float | None, main: Measure) -> float | None:
+    return None if value is None else main.shown(value)
+
+
+def _between(row: Mapping[str, Any], main: Measure) -> str:
+    if row["low"] is None:
+        return "–"
+    low, high = main.shown(row["low"]), main.shown(row["high"])
+    return f"{low:.1f} to {high:.1f}" if main.share else f"{low:.4g} to {high:.4g}"
 
 
 def _colour(names: Sequence[str], group: str | None) -> charts.Spec:
@@ -243,23 +274,24 @@ def _colour(names: Sequence[str], group: str | None) -> charts.Spec:
     return {"field": "group", "type": "nominal", "scale": {"domain": list(names)}, "legend": legend}
 
 
-def _front_spec(names: Sequence[str], group: str | None) -> charts.Spec:
+def _front_spec(names: Sequence[str], group: str | None, main: Measure) -> charts.Spec:
     x = {
         "field": "epsilon",
         **charts.axis("proved epsilon (nats, logarithmic)", ".3~g", zero=False),
         "scale": {"type": "log", "nice": False, "padding": 24},
     }
-    y = {"field": "accuracy", **charts.axis("test accuracy", ".0%", zero=False)}
+    y = {"field": "value", **shared.axis_of(main, main.words)}
+    form = shared.format_of(main)
     tips = charts.tips(
         ("setting", "setting", ""),
-        ("accuracy", "accuracy", ".2%"),
-        ("low", "95% interval from", ".2%"),
-        ("high", "to", ".2%"),
+        ("value", words_of(main), form),
+        ("low", "95% interval from", form),
+        ("high", "to", form),
         ("epsilon", "epsilon", ".4g"),
         ("seeds", "seeds", ",d"),
     )
     colour = _colour(names, group)
-    known = [{"filter": "isValid(datum.epsilon) && isValid(datum.accuracy)"}]
+    known = [{"filter": "isValid(datum.epsilon) && isValid(datum.value)"}]
     shape = {"field": "group", "type": "nominal", "scale": {"domain": list(names)}, "legend": colour["legend"]}
     return charts.chart(
         height=340,
@@ -295,16 +327,17 @@ def _plain_axis(y: charts.Spec) -> charts.Spec:
     return {name: part for name, part in y.items() if name != "field"}
 
 
-def _curves_spec(names: Sequence[str], group: str | None) -> charts.Spec:
-    y = {"field": "accuracy", **charts.axis("test accuracy", ".0%", domain=[0, 1])}
+def _curves_spec(names: Sequence[str], group: str | None, main: Measure) -> charts.Spec:
+    y = {"field": "value", **shared.axis_of(main, main.words, whole=True)}
     colour = _colour(names, group)
     colour["legend"] = colour["legend"] and colour["legend"] | {"symbolType": "stroke"}
+    form = shared.format_of(main)
     tips = charts.tips(
         ("setting", "setting", ""),
         ("round", "round", ",d"),
-        ("accuracy", "accuracy", ".2%"),
-        ("low", "95% interval from", ".2%"),
-        ("high", "to", ".2%"),
+        ("value", words_of(main), form),
+        ("low", "95% interval from", form),
+        ("high", "to", form),
     )
     detail = {"field": "key", "type": "nominal"}
     return charts.chart(
@@ -369,11 +402,11 @@ def _cost(records: Sequence[Record]) -> Section:
     return Section("Time and bytes", [Facts(facts), Prose([line])])
 
 
-def _within(score: Interval) -> dict[str, float | None]:
-    """The ends of an interval, within what an accuracy can be."""
+def _within(score: Interval, main: Measure) -> dict[str, float | None]:
+    """The ends of an interval, within what the metric can be."""
     if not math.isfinite(score.low):
         return {"low": None, "high": None}
-    return {"low": max(score.low, 0.0), "high": min(score.high, 1.0)}
+    return {"low": max(score.low, main.low), "high": min(score.high, main.high)}
 
 
 def _finite(number: float) -> float | None:

@@ -3,14 +3,22 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedjax_dp.sweeps.plots.looks import METRICS, PERCENT
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import BETTER
+from fedjax_dp.tasks.measures import measures_of, target_of
 
 if TYPE_CHECKING:  # so that measures are told of without JAX
     from fedjax_dp.rounds.algorithm import Algorithm
 
 LAST = 5  # evaluations
+CLASSES = measures_of(  # the papers classify
+    {
+        "name": "classes",
+        "loss": {"words": "cross-entropy", "unit": "nats", "signed": False},
+        "metrics": [
+            {"name": "accuracy", "words": "accuracy", "better": 1, "share": True, "unit": "", "signed": False},
+        ],
+    }
+)
 
 
 class Measure(NamedTuple):
@@ -26,9 +34,8 @@ class Measure(NamedTuple):
         """(round, number) of every evaluation that knows it."""
         if self.field is None:
             return []
-        factor = 100 if self.field in PERCENT else 1
         known = [(seen["round"], seen.get(self.field)) for seen in record["history"]]
-        return [(at, factor * number) for at, number in known if number is not None]
+        return [(at, CLASSES[self.field].shown(number)) for at, number in known if number is not None]
 
 
 def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
@@ -39,15 +46,16 @@ def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
         if not numbers or any(number is None for number in numbers):
             return None
         total: float = sum(numbers)
-        return (100 if name in PERCENT else 1) * total / len(numbers)
+        mean: float = CLASSES[name].shown(1) * total / len(numbers)
+        return mean
 
     return of
 
 
 def _rounds_to_target(record: Record) -> float | None:
-    """The first evaluated round at the configuration's target accuracy; None if it is not reached."""
-    target = record["config"].get("target_accuracy")
-    return next((seen["round"] for seen in record["history"] if seen["test_accuracy"] >= target), None)
+    """The first evaluated round at the configuration's target; None if it is not reached."""
+    measure, value = target_of(record["config"]["target"], CLASSES)
+    return next((seen["round"] for seen in record["history"] if measure.reached(seen[measure.name], value)), None)
 
 
 def _milliseconds(record: Record) -> float:
@@ -56,7 +64,8 @@ def _milliseconds(record: Record) -> float:
 
 
 MEASURES: dict[str, Measure] = {
-    name: Measure(METRICS[name], BETTER[name], _last(name), 2 if name in PERCENT else 3, name) for name in METRICS
+    name: Measure(one.label, one.better, _last(name), 2 if one.share else 3, name)
+    for name, one in CLASSES.by_name.items()
 } | {
     "last5_accuracy": Measure(
         f"test accuracy (%), mean of the last {LAST} evaluations", 1, _last("test_accuracy", LAST), 2, "test_accuracy"

@@ -2,7 +2,7 @@
 
 from .algorithm import Algorithm as Algorithm
 from .metrics import Evaluation as Evaluation
-from .metrics import client_accuracies as client_accuracies
+from .metrics import client_metric as client_metric
 from .metrics import rounds_to as rounds_to
 from .round import Heard as Heard
 from .round import RoundReport as RoundReport

@@ -1,7 +1,7 @@
 """What is measured of a model: on the test set, by client, over all training records, and along a run's history."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +11,12 @@ from jax import lax
 
 from fedjax_dp import gradients
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.targets import rows_of
 from fedjax_dp.display import Table
-from fedjax_dp.models import Model
+from fedjax_dp.models import Model, task_of
 from fedjax_dp.rounds.round import RoundReport
+from fedjax_dp.tasks import Seen, Task, quotient
+from fedjax_dp.tasks.measures import TEST, Target
 
 ROWS = 2048  # records that are looked at together, at most
 FLOATS = 2**23  # numbers that a forward pass over them may make, in all; bounds memory
@@ -22,29 +25,60 @@ FLOATS = 2**23  # numbers that a forward pass over them may make, in all; bounds
 class Evaluation(NamedTuple):
     """Where training stands after `round` rounds. Fields in `PROBES` are the simulator's view, which nobody else has.
 
-    Losses are in nats, without penalties. None is what was not asked for, cannot be known, or is not finite.
+    metrics  of the task on public test data, by name, the main one first; also `test_accuracy` and the like as fields.
+    Losses are without penalties. None is what was not asked for, cannot be known, or is not finite.
     """
 
     round: int
-    test_accuracy: float  # on public test data
-    test_loss: float  # mean cross-entropy
+    metrics: dict[str, float | None]
+    test_loss: float  # mean over the test set
     train_loss: float | None = None  # mean over the last round's cohort and local steps; None if nobody took part
     clipped: float | None = None  # fraction of the last round's records whose gradient was scaled down
     noise_to_signal: float | None = None  # of the last round, see `noise_to_signal`
     objective: float | None = None  # sum_i p_i F_i: share-weighted mean loss over all training records
     gradient_norm: float | None = None  # |sum_i p_i grad F_i|, L2
-    client_mean: float | None = None  # mean of the clients' accuracies, each on its own part of the test set
-    worst_tenth: float | None = None  # mean accuracy of the worst tenth of the clients
-    client_variance: float | None = None  # of the clients' accuracies, which are fractions
+    client_mean: float | None = None  # mean of the clients' main metrics, each on its own part of the test set
+    worst_tenth: float | None = None  # mean of it over the worst tenth of the clients
+    client_variance: float | None = None  # of the clients' main metrics
+
+    def __getattr__(self, name: str) -> Any:
+        metrics = self.metrics
+        if name.startswith(TEST) and name.removeprefix(TEST) in metrics:
+            return metrics[name.removeprefix(TEST)]
+        known = ", ".join(f"{TEST}{metric}" for metric in [*metrics, "loss"])
+        raise AttributeError(f"an evaluation has no {name}; of the test set it has {known}")
+
+    def row(self) -> dict[str, Any]:
+        """Flat, as files have it: the round, `test_` and the name of each metric, then the other fields."""
+        rest = self._asdict()
+        first, metrics = rest.pop("round"), rest.pop("metrics")
+        return {"round": first, **{TEST + name: value for name, value in metrics.items()}, **rest}
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "Evaluation":
+        """The way back."""
+        own = {name: value for name, value in row.items() if name in cls._fields}
+        metrics = {name.removeprefix(TEST): value for name, value in row.items() if name not in own}
+        return cls(**own, metrics=metrics)
 
 
 def table(history: Sequence[Evaluation]) -> Table:
-    """A row for each evaluation, a column for each field that any of them has."""
-    fields = [name for name in Evaluation._fields if any(getattr(seen, name) is not None for seen in history)]
+    """A row for each evaluation, a column for each number that any of them has."""
+    rows = [seen.row() for seen in history]
+    fields = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
     return Table(
         [name.replace("_", " ") for name in fields],
-        [["" if (told := getattr(seen, name)) is None else f"{told:.4g}" for name in fields] for seen in history],
+        [["" if (told := row[name]) is None else f"{told:.4g}" for name in fields] for row in rows],
     )
+
+
+def main_of(history: Sequence[Evaluation]) -> dict[str, str]:
+    """The main metric of the last evaluation, by its name in words."""
+    if not history:
+        return {}
+    last = history[-1]
+    name, value = next(iter(last.metrics.items()), ("loss", last.test_loss))
+    return {f"test {name.replace('_', ' ')}": "not known" if value is None else f"{value:.4f}"}
 
 
 PROBES = (
@@ -59,47 +93,56 @@ PROBES = (
 )
 
 
-class Scores(NamedTuple):
+class Tested(NamedTuple):
     """A model on the test set."""
 
-    accuracy: jax.Array
-    loss: jax.Array
-    correct: jax.Array | None  # (num_clients,) records of each client's part that are right; None without parts
+    sums: dict[str, jax.Array]  # of the task's over all records, with `loss`
+    by_client: dict[str, jax.Array] | None  # the same over each client's part `(num_clients, ...)`; None without parts
+    scores: jax.Array | None  # (test records, ...) where the task keeps them
 
 
 class Look(NamedTuple):
     """What is looked at of a model, on the device."""
 
-    test: Scores
+    test: Tested
     train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, where they are asked for
 
 
 class Fairness(NamedTuple):
-    """How accuracy is spread over the clients that have test records."""
+    """How the main metric is spread over the clients that have test records."""
 
     mean: float
     worst_tenth: float  # mean over the worst tenth of them, rounded up, so at least one
-    variance: float  # over clients (divided by their number, not one less), in squared fractions
+    variance: float  # over clients (divided by their number, not one less), squared
 
 
 @gradients.JitOfModel
-def evaluate(params: Any, data: FederatedData, *, model: Model) -> Scores:
-    """Accuracy, mean loss and right answers by client on the test set, in one pass."""
-    records = data.y_test.shape[0]
+def evaluate(params: Any, data: FederatedData, *, model: Model) -> Tested:
+    """What the task's metrics are made of on the test set, in one pass over blocks of records."""
+    task, records, parts = task_of(model, data), data.x_test.shape[0], data.test_clients
 
-    def block(total: jax.Array, at: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x, y = data.features(data.x_test[at]), data.y_test[at]
-        right = (jnp.argmax(gradients.logits(model, params, x), -1) == y) & real
-        loss = jnp.where(real, gradients.losses(model, params, x, y), 0.0).sum()
-        return total + jnp.stack([right.sum().astype(jnp.float32), loss]), right
+    def seen(x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
+        """The sums of each record, and its scores; those of a model without metrics may be anything."""
+        found = {"loss": gradients.losses(model, params, x, y)}
+        if not task.metrics:
+            return found, None
+        scores = gradients.logits(model, params, x)
+        return {**jax.vmap(task.sums)(scores, y), **found}, scores
 
-    total, right = _over_blocks(
-        block, jnp.zeros(2), records, rows_per_block(model, params, data, records), data.sizes[0]
-    )
-    correct = None
-    if data.test_clients is not None:
-        correct = jax.ops.segment_sum(right.astype(jnp.int32), data.test_clients, data.num_clients)
-    return Scores(total[0] / records, total[1] / records, correct)
+    def block(total: Any, at: jax.Array, real: jax.Array) -> tuple[Any, Any]:
+        sums, scores = seen(data.features(data.x_test[at]), rows_of(data.y_test, at))
+        sums = {name: jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0) for name, a in sums.items()}
+        total = {name: total[name] + a.sum(0, dtype=a.dtype) for name, a in sums.items()}
+        return total, (None if parts is None else sums, scores if task.keeps_scores else None)
+
+    one, _ = jax.eval_shape(seen, data.features(data.x_test[:1]), rows_of(data.y_test, slice(1)))
+    start = {name: jnp.zeros(a.shape[1:], a.dtype) for name, a in one.items()}
+    rows = rows_per_block(model, params, data, records)
+    total, (apart, scores) = _over_blocks(block, start, records, rows, data.sizes[0])
+    by_client = None
+    if parts is not None:
+        by_client = {name: jax.ops.segment_sum(a, parts, data.num_clients) for name, a in apart.items()}
+    return Tested(total, by_client, scores)
 
 
 @gradients.JitOfModel
@@ -172,28 +215,53 @@ def rows_per_block(model: Model, params: Any, data: FederatedData, records: int)
     return max(1, min(ROWS, records, FLOATS // one))
 
 
-def client_accuracies(params: Any, data: FederatedData, *, model: Model) -> np.ndarray:
-    """Accuracy of each client on its own part of the test set `(num_clients,)`, a probe; NaN where that is empty."""
-    return _accuracies(np.asarray(evaluate(params, data, model=model).correct), data)
+def client_metric(params: Any, data: FederatedData, *, model: Model) -> np.ndarray:
+    """The main metric of each client on its own part of the test set `(num_clients,)`, a probe; NaN where it has none.
+
+    That is the accuracy of clients, for instance, or, where the task has no metrics, the mean loss.
+    """
+    return _main(task_of(model, data), _of_clients(evaluate(params, data, model=model), data))
 
 
-def fairness(accuracies: np.ndarray) -> Fairness:
-    """The spread of accuracies `(num_clients,)` over the clients, those with NaN left out."""
-    known = np.sort(accuracies[~np.isnan(accuracies)])
-    worst = known[: math.ceil(known.size / 10)]
+def fairness(values: np.ndarray, better: int = 1) -> Fairness:
+    """The spread of a metric `(num_clients,)` over the clients, those with NaN left out; `better` as of `Metric`."""
+    known = np.sort(values[~np.isnan(values)])
+    tenth = math.ceil(known.size / 10)
+    worst = known[:tenth] if better > 0 else known[known.size - tenth :]
     return Fairness(float(known.mean()), float(worst.mean()), float(known.var()))
 
 
-def _accuracies(correct: np.ndarray, data: FederatedData) -> np.ndarray:
-    records = np.bincount(np.asarray(data.test_clients), minlength=data.num_clients)
-    return np.where(records > 0, correct / np.maximum(records, 1), np.nan)
+def values_of(task: Task, test: Tested, data: FederatedData) -> dict[str, float | None]:
+    """The task's metrics on the whole test set, by name."""
+    records = len(data.x_test)
+    seen = _seen(test.sums, test.scores, data, np.zeros(records, int), np.array([float(records)]), whole=True)
+    return {metric.name: _finite(np.float32(metric.of(seen)[0])) for metric in task.metrics}
+
+
+def _of_clients(test: Tested, data: FederatedData) -> Seen:
+    """What the test set gave, client by client."""
+    parts = np.asarray(data.test_clients)
+    counts = np.bincount(parts, minlength=data.num_clients).astype(float)
+    return _seen(test.by_client or {}, test.scores, data, parts, counts)
+
+
+def _seen(
+    sums: Any, scores: Any, data: FederatedData, group_of: np.ndarray, counts: np.ndarray, whole: bool = False
+) -> Seen:
+    wide = {name: np.asarray(a, float)[None] if whole else np.asarray(a, float) for name, a in sums.items()}
+    kept = None if scores is None else np.asarray(scores, float)
+    return Seen(wide | {"records": counts}, kept, jax.tree.map(np.asarray, data.y_test), group_of)
+
+
+def _main(task: Task, seen: Seen) -> np.ndarray:
+    return task.metrics[0].of(seen) if task.metrics else quotient(seen.sums["loss"], seen.sums["records"])
 
 
 def measured(
     rounds: int, params: Any, data: FederatedData, report: RoundReport, *, model: Model, train: bool
 ) -> Evaluation:
     """The evaluation after `rounds` rounds, the last of which gave `report`; `train` adds `train_metrics`."""
-    return evaluation(rounds, look(params, data, model=model, train=train), report, data)
+    return evaluation(rounds, look(params, data, model=model, train=train), report, data, task_of(model, data))
 
 
 def look(params: Any, data: FederatedData, *, model: Model, train: bool) -> Look:
@@ -202,15 +270,18 @@ def look(params: Any, data: FederatedData, *, model: Model, train: bool) -> Look
     return Look(test, train_metrics(params, data, model=model) if train else None)
 
 
-def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData) -> Evaluation:
+def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData, task: Task) -> Evaluation:
     """The rest of an evaluation, on the host."""
     test, (objective, gradient_norm) = seen.test, seen.train or (None, None)
-    spread = (None, None, None) if test.correct is None else fairness(_accuracies(np.asarray(test.correct), data))
+    spread: tuple[float | None, ...] = (None, None, None)
+    if test.by_client is not None:
+        better = task.metrics[0].better if task.metrics else -1
+        spread = tuple(map(_finite, fairness(_main(task, _of_clients(test, data)), better)))
     present = np.asarray(report.present)
     return Evaluation(
         rounds,
-        float(test.accuracy),
-        float(test.loss),
+        values_of(task, test, data),
+        float(np.asarray(test.sums["loss"]) / np.float32(len(data.x_test))),
         _mean(report.loss, present),
         _mean(report.clipped, present),
         noise_to_signal(report.noise, report.signal, present),
@@ -238,9 +309,10 @@ def noise_to_signal(noise: Any, signal: Any, present: np.ndarray) -> float | Non
     return math.sqrt(noise / signal) if signal > 0 else None
 
 
-def rounds_to(history: Sequence[Evaluation], target: float) -> int | None:
-    """The first evaluated round whose test accuracy reaches `target`, None if none does."""
-    return next((point.round for point in history if point.test_accuracy >= target), None)
+def rounds_to(history: Sequence[Evaluation], target: Target) -> int | None:
+    """The first evaluated round whose metric is as good as `target`, None if none is."""
+    measure = target.measure
+    return next((seen.round for seen in history if measure.reached(seen.row()[measure.name], target.value)), None)
 
 
 def _mean(probe: Any, present: np.ndarray) -> float | None:

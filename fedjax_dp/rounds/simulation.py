@@ -23,7 +23,8 @@ from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.memory import fitting, free_memory
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.gradients import JitOfModel, joined, split
-from fedjax_dp.models import Model, NetworkModel, cross_entropy, logistic_regression
+from fedjax_dp.models import Model, NetworkModel, cross_entropy, usual_model
+from fedjax_dp.models.model import score_shapes
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import changed, tensor_sizes
 from fedjax_dp.rounds import metrics
@@ -33,6 +34,7 @@ from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.prefetch import Feed
 from fedjax_dp.rounds.round import Fed, RoundReport, ServerState, initial_state, place, run_round
 from fedjax_dp.rounds.update_noise import check_known
+from fedjax_dp.tasks import task_named
 
 MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
 MOST_STEPS = 10**8  # of a client in all rounds: rates and cohorts of every round are looked at before the first
@@ -104,27 +106,24 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
         gradients.require_model(model)
         if isinstance(model, NetworkModel):
             model.check(data.record_shape, data.tokens)
-            _check_scores(model, data.classes)
+            _check_scores(model, data)
         leaves, structure = jax.tree.flatten(data.blank_targets(1))
         _check_loss(model, data.record_shape, data.tokens, structure, tuple(leaves))
 
 
-@functools.lru_cache(maxsize=64)
-def _check_scores(model: NetworkModel, classes: int) -> None:
-    """Refuse a classifier with more or fewer outputs than classes; another loss gives scores another meaning."""
-    if model.loss_of is not cross_entropy:
+def _check_scores(model: NetworkModel, data: FederatedData) -> None:
+    """Refuse scores that the loss of the task does not take; a loss of one's own gives scores another meaning."""
+    task = task_named(data) if model.task is None else model.task
+    if model.loss_of != task.loss:
+        if model.loss_of is cross_entropy:
+            remedy = "write model.for_data(data), or give fedjax_dp.model a loss of its own"
+            raise errors.refuse("loss of the model", "that of task classes", f"one for task {task.name}", remedy)
         return
-    shapes = [
-        a.shape
-        for a in jax.tree.leaves(
-            jax.eval_shape(lambda k, x: model.scores(model.init(k), x), jax.random.key(0), model.blank)
-        )
-    ]
-    if shapes != [(classes,)]:
-        remedy = "give the network as many outputs, or a loss of its own"
-        raise errors.refuse(
-            "scores of the model", ", ".join(map(str, shapes)), f"{(classes,)}, one for each class", remedy
-        )
+    wanted = task.scores(tuple(data.y.shape[1:]) if hasattr(data.y, "shape") else (), data.classes)
+    shapes = score_shapes(model, data.record_shape, data.tokens)
+    if wanted is not None and shapes != [wanted]:
+        got, remedy = ", ".join(map(str, shapes)), "give the network as many outputs, or a loss of its own"
+        raise errors.refuse("scores of the model", got, f"{wanted}, as the loss of task {task.name} takes them", remedy)
 
 
 @functools.lru_cache(maxsize=64)
@@ -334,7 +333,7 @@ def simulate(
     began = time.perf_counter()
     if not checked:
         check(algorithm, data, rounds, model)
-    model = logistic_regression(data.record_shape, data.classes) if model is None else model
+    model = usual_model(data) if model is None else model
     if on_host:
         feeds.check(algorithm, train_metrics)
     every = evaluate_every or max(1, rounds // 20)

@@ -67,7 +67,7 @@ def spread(ready: Sequence[Ready], address: str, parts: int, cpus: int, keep: Ke
         environment = {} if gpus else {"env_vars": {"JAX_NUM_CPU_DEVICES": str(cpus)}}
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES, runtime_env=environment)(run_points)
         running = {task.remote(list(map(_task, batch)), parts): batch for batch in batches}
-        watch = Watch(len(ready), "test_accuracy")
+        watch = Watch(len(ready))
         with screen.live("sweep") as show:
             while running:
                 (done, *_), _ = ray.wait(list(running), num_returns=1)

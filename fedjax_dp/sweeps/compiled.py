@@ -13,7 +13,7 @@ from fedjax_dp.execution.targets import compiled_for, devices_of, execution_on, 
 from fedjax_dp.experiments.compiled import Compiled, compiling, read_off, require_room, times
 from fedjax_dp.experiments.floor import size_of, work_of
 from fedjax_dp.gradients import split
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps import program as programs
 from fedjax_dp.sweeps.memory import records_of
@@ -36,7 +36,7 @@ def compiled_sweep(
     """
     errors.require_count("points", points)
     chosen = target_of(target)
-    model = logistic_regression(data.record_shape, data.classes) if model is None else model
+    model = usual_model(data) if model is None else model
     mesh, share = Mesh(devices_of(chosen, devices), (programs.AXIS,)), math.ceil(points / devices)
     require_room(chosen, model)
     structure, frozen = split(model)

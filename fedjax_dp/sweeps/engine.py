@@ -24,7 +24,7 @@ from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments.floor import size_of
 from fedjax_dp.gradients import split
-from fedjax_dp.models import Model
+from fedjax_dp.models import Model, task_of
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
@@ -371,13 +371,14 @@ def _keys(words: jax.Array) -> jax.Array:
 def _outcome(job: Job, seen: Seen) -> PointEnd:
     """The history of a job from what was seen at its marks, `(marks, ...)`."""
     history: list[Evaluation] = []
+    task = task_of(job.model, job.data)
     for at in range(len(job.marks)):
         done, look, report = jax.tree.map(lambda a: a[at], seen)  # noqa: B023
         for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
             if lost.any():
                 told = str(error(int(done) - 1, report.clients[lost].tolist()))
                 return PointEnd(history, told, True, 0.0)
-        if not math.isfinite(look.test.loss):
+        if not math.isfinite(look.test.sums["loss"]):
             return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
-        history.append(metrics.evaluation(int(done), look, report, job.data))
+        history.append(metrics.evaluation(int(done), look, report, job.data, task))
     return PointEnd(history, None, False, 0.0)

@@ -121,7 +121,7 @@ def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) ->
     with _storing(folder):
         table.write(table.tidy(records, held["axes"]), folder)
         if any(record["status"] == "done" for record in records):
-            figures.overview(records, held["axes"], "test_accuracy", held["name"], folder / "sweep.png")
+            figures.overview(records, held["axes"], None, held["name"], folder / "sweep.png")
         folders.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
 
 

@@ -133,7 +133,7 @@ class Program:
                 point.algorithm, state, data, point.key, until, model=model, execution=self.execution
             )
             now = self._see(model, data, state, report)
-            sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.loss)
+            sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.sums["loss"])
             return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
 
         reached: tuple[Running, Seen] = lax.fori_loop(first, last, to_mark, (running, unseen))

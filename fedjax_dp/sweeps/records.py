@@ -18,6 +18,7 @@ PARTS: dict[str, type | tuple[type, ...]] = {
     "config": dict,
     "status": str,
     "reason": (str, type(None)),
+    "task": dict,
     "history": list,
     "guarantee": dict,
     "seconds": (int, float),

@@ -11,12 +11,14 @@ import jax
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.models import task_of
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.sweeps.axes import Values, told
 from fedjax_dp.sweeps.engine import Group, Job, PointEnd, Shelf, fastest, grouped
 from fedjax_dp.sweeps.preparation import Ready
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import BETTER
+from fedjax_dp.tasks import told_of
+from fedjax_dp.tasks.measures import Measure, measures_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,8 @@ def record(entry: Entry, outcome: PointEnd) -> Record:
         "config": dict(entry.config),
         "status": outcome.status,
         "reason": outcome.reason,
-        "history": [point._asdict() for point in outcome.history],
+        "task": told_of(task_of(entry.job.model, entry.job.data)),
+        "history": [point.row() for point in outcome.history],
         "guarantee": entry.guarantee.to_dict(),
         "seconds": round(outcome.seconds, 4),
     }
@@ -151,9 +154,7 @@ def planned(
     return Plan(groups, kinds, seconds, time.perf_counter() - began)
 
 
-def conduct(
-    plan: Plan, keep: Keep, screen: Screen, metric: str = "test_accuracy", *, with_params: bool = False
-) -> None:
+def conduct(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False) -> None:
     """Run a plan; `with_params` keeps the parameters of its points, unless they are more than MOST_BYTES."""
     size = sum(map(_bytes, itertools.chain(*plan.entries))) if with_params else 0
     if size > MOST_BYTES:
@@ -161,7 +162,7 @@ def conduct(
             f"no parameters are kept: those of all points are {size / 1e9:,.1f} GB, more than {MOST_BYTES / 1e9:.1f}"
         )
     with_params = with_params and size <= MOST_BYTES
-    watch = Watch(sum(map(len, plan.entries)), metric)
+    watch = Watch(sum(map(len, plan.entries)))
     with screen.live("sweep") as show:
         for group, entries in zip(plan.groups, plan.entries, strict=True):
 
@@ -184,20 +185,21 @@ def _bytes(entry: Entry) -> int:
 class Watch:
     """What somebody who waits wants to know."""
 
-    def __init__(self, total: int, metric: str):
-        self.total, self.metric, self.done, self.lost = total, metric, 0, 0
-        self._best: tuple[float, Values] | None = None
+    def __init__(self, total: int):
+        self.total, self.done, self.lost = total, 0, 0
+        self._best: tuple[float, Measure, Values] | None = None
         self._began = time.perf_counter()
 
     def add(self, record: Record) -> None:
         """Count a finished point."""
         self.done += 1
         self.lost += record["status"] != "done"
-        value = record["history"][-1].get(self.metric) if record["history"] else None
+        main = measures_of(record["task"]).main if self._best is None else self._best[1]
+        value = record["history"][-1].get(main.name) if record["history"] else None
         if record["status"] != "done" or value is None:
             return
-        if self._best is None or BETTER[self.metric] * (value - self._best[0]) > 0:
-            self._best = (value, record["values"])
+        if self._best is None or main.better * (value - self._best[0]) > 0:
+            self._best = (value, main, record["values"])
 
     def texts(self, done: float) -> dict[str, str]:
         """Lines of a table; `done` counts unfinished points in part."""
@@ -207,7 +209,8 @@ class Watch:
         if pace > 0:
             texts |= {"rate": f"{60 * pace:,.1f} points a minute", "left": duration((self.total - done) / pace)}
         if self._best:
-            texts["best so far"] = f"{self.metric} {self._best[0]:.4f} ({told(self._best[1])})"
+            value, main, values = self._best
+            texts["best so far"] = f"{main.name} {value:.4f} ({told(values)})"
         return texts
 
 

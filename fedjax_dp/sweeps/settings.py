@@ -12,22 +12,10 @@ from scipy import special
 
 from fedjax_dp import errors
 from fedjax_dp.sweeps.records import Record
+from fedjax_dp.tasks.measures import Measure, Measures, measures_of
 
-# Every metric of an Evaluation: 1 where larger is better, -1 where smaller is, 0 where neither.
-BETTER = {
-    "test_accuracy": 1,
-    "test_loss": -1,
-    "train_loss": -1,
-    "clipped": 0,
-    "noise_to_signal": -1,
-    "objective": -1,
-    "gradient_norm": -1,
-    "client_mean": 1,
-    "worst_tenth": 1,
-    "client_variance": -1,
-}
-SHARES = ("test_accuracy", "clipped", "client_mean", "worst_tenth")  # metrics that lie between 0 and 1
 CONFIDENCE = 0.95
+NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "metrics": []}  # of no point is known
 
 
 class Interval(NamedTuple):
@@ -67,9 +55,10 @@ class Setting(NamedTuple):
         last = (point["history"][-1].get(metric) if point["history"] else None for point in self.done)
         return interval([number for number in last if number is not None and math.isfinite(number)])
 
-    def comparable(self, metric: str) -> bool:
+    def comparable(self, metric: Measure) -> bool:
         """Whether every seed is done and knows `metric`, and what it is judged by: a mean then leaves nothing out."""
-        return all(self.score(name).seeds == len(self.points) for name in {metric, judged_by(metric)})
+        names = {metric.name, judged_by(metric).name}
+        return all(self.score(name).seeds == len(self.points) for name in names)
 
 
 def proved(point: Record) -> float:
@@ -94,11 +83,11 @@ def interval(numbers: Sequence[float]) -> Interval:
     return Interval(mean, std, mean - half, mean + half, seeds)
 
 
-def bounds(metric: str, low: float, high: float) -> str:
+def bounds(metric: Measure, low: float, high: float) -> str:
     """The ends of an interval as `0.7100 to 0.8400`, within what the metric can be; empty where there are none."""
     if math.isnan(low):
         return ""
-    return f"{max(low, 0.0):.4f} to {min(high, 1.0 if metric in SHARES else math.inf):.4f}"  # none is negative
+    return f"{max(low, metric.low):.4f} to {min(high, metric.high):.4f}"
 
 
 def same(value: Any) -> str:
@@ -129,23 +118,40 @@ def by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]
     return found
 
 
-def judged_by(metric: str) -> str:
+def measures_of_records(records: Iterable[Record]) -> Measures:
+    """What the histories of a sweep tell; of several tasks what any does, the main one that of the first point."""
+    told = {json.dumps(record["task"], sort_keys=True): record["task"] for record in records}
+    found = [measures_of(one) for one in told.values()] or [measures_of(NOTHING)]
+    every = {name: one for measures in found[::-1] for name, one in measures.by_name.items()}
+    order = [*found[0].by_name, *(name for name in every if name not in found[0].by_name)]
+    return Measures({name: every[name] for name in order}, found[0].main)
+
+
+def metric_of(records: Iterable[Record], name: str | None, judges: bool = False) -> Measure:
+    """A metric by its name in a history; the main one unless one is named. `judges`: it must have a better way."""
+    measures = measures_of_records(records)
+    if name is None:
+        return measures.main
+    errors.require_choice("metric", name, [one.name for one in measures.by_name.values() if one.better or not judges])
+    return measures.by_name[name]
+
+
+def judged_by(metric: Measure) -> Measure:
     """The metric that settings are compared by where `metric` is looked at: itself, if it has a better direction."""
-    errors.require_choice("metric", metric, BETTER)
-    return metric if BETTER[metric] else "test_accuracy"
+    return metric.judge or metric
 
 
-def goodness(setting: Setting, metric: str) -> float:
+def goodness(setting: Setting, metric: Measure) -> float:
     """What is larger for the better of two comparable settings."""
     judge = judged_by(metric)
-    return BETTER[judge] * setting.score(judge).mean
+    return judge.better * setting.score(judge.name).mean
 
 
-def ranked(settings: Iterable[Setting], metric: str) -> list[Setting]:
+def ranked(settings: Iterable[Setting], metric: Measure) -> list[Setting]:
     """The comparable settings, best first, equals in the order of the plan."""
     return sorted((s for s in settings if s.comparable(metric)), key=lambda setting: -goodness(setting, metric))
 
 
-def pick(settings: Iterable[Setting], metric: str) -> Setting | None:
+def pick(settings: Iterable[Setting], metric: Measure) -> Setting | None:
     """The best of the comparable settings; None where there is none."""
     return next(iter(ranked(settings, metric)), None)

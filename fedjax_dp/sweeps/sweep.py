@@ -19,7 +19,7 @@ from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.folders import require_writable
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
@@ -73,7 +73,7 @@ class Sweep:
         """One row per setting: mean, standard deviation and 95% interval of each metric over the seeds."""
         return summary(self.records, self.axes, metric)
 
-    def best(self, metric: str = "test_accuracy", epsilon_at_most: float | None = None) -> Best:
+    def best(self, metric: str | None = None, epsilon_at_most: float | None = None) -> Best:
         """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
         return best(self.records, self.axes, metric, epsilon_at_most)
 
@@ -104,7 +104,7 @@ class Sweep:
         path: str | os.PathLike[str] | None = None,
         kind: str = "overview",
         *,
-        metric: str = "test_accuracy",
+        metric: str | None = None,
         x: str | None = None,
         y: str | None = None,
         by: str | None = None,
@@ -197,7 +197,7 @@ def sweep(
             if "noise_multiplier" in {name.split(".")[-1] for name in varied} and run_options["epsilon"] is not None:
                 raise errors.refuse("noise_multiplier", "an axis", "left out where epsilon finds the noise", "drop one")
             value = made(algorithm, varied)
-            used = model or logistic_regression(own.record_shape, own.classes)
+            used = model or usual_model(own)
             counted = dataclasses.replace(terms, epsilon=run_options["epsilon"], delta=run_options["delta"])
             planned_run = plan_run(
                 value, own, rounds=run_options["rounds"], seed=values["seed"], model=used, terms=counted

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjax_dp import errors
 from fedjax_dp.display import Table, words
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import BETTER, Setting, pick, proved, settings_of
+from fedjax_dp.sweeps.settings import Setting, measures_of_records, metric_of, pick, proved, settings_of
+from fedjax_dp.tasks.measures import Measure
 
 if TYPE_CHECKING:
     import pandas
@@ -58,7 +59,9 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     points["seconds"] = [record["seconds"] for record in records]
 
     rows = [(place, seen) for place, record in enumerate(records) for seen in record["history"] or [{}]]
-    evaluations = {name: [seen.get(name) for _, seen in rows] for name in ("round", *BETTER)}
+    evaluations = {
+        name: [seen.get(name) for _, seen in rows] for name in ("round", *measures_of_records(records).by_name)
+    }
     fields = list(dict.fromkeys(name for record in records for name in record["config"]))
     clash = set(axes) & {"index", "point", "status", "reason", "seconds", *evaluations}
     if clash:
@@ -118,14 +121,14 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
     """
     import pandas
 
-    if metric is not None:
-        errors.require_choice("metric", metric, BETTER)
+    records = list(records)
+    names = measures_of_records(records).by_name if metric is None else (metric_of(records, metric).name,)
     settings = settings_of(records, axes)
     columns = {name: _column([setting.values[name] for setting in settings]) for name in axes}
     columns["done"] = _column([len(setting.done) for setting in settings], int)
     columns["failed"] = _column([setting.failed for setting in settings], int)
     columns["guarantee_epsilon"] = _column([setting.epsilon for setting in settings], float)
-    for name in BETTER if metric is None else (metric,):
+    for name in names:
         scores = [setting.score(name) for setting in settings]
         for part in ("mean", "std", "low", "high"):
             columns[f"{name}_{part}"] = _column([getattr(score, part) for score in scores], float)
@@ -134,40 +137,44 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
 
 
 def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
-    """One row per setting, as text: the axes, seeds, the largest proved epsilon, mean test accuracy and its spread."""
-    rows = []
+    """One row per setting, as text: the axes, seeds, the largest proved epsilon, mean and spread of the main metric."""
+    rows, records = [], list(records)
+    main = measures_of_records(records).main
     for setting in settings_of(records, axes):
-        score = setting.score("test_accuracy")
+        score = setting.score(main.name)
         seen = [f"{len(setting.done)} of {len(setting.points)}", f"{setting.epsilon:.4g}", f"{score.mean:.4f}"]
         rows.append([*(words(setting.values[name]) for name in axes), *seen, f"{score.std:.4f}"])
-    return Table([*axes, "seeds", "epsilon", "test accuracy", "std"], rows)
+    return Table([*axes, "seeds", "epsilon", main.words, "std"], rows)
 
 
 def best(
-    records: Iterable[Record], axes: Sequence[str], metric: str = "test_accuracy", epsilon_at_most: float | None = None
+    records: Iterable[Record], axes: Sequence[str], metric: str | None = None, epsilon_at_most: float | None = None
 ) -> Best:
     """The setting with the best mean of `metric` at the last evaluated round, the first in the plan among equals.
+
+    That is the task's main metric unless another is named.
 
     Compared are settings whose seeds are all done and know the metric, with as many seeds as the others, and whose
     proved epsilon is at most `epsilon_at_most` for every seed.
     """
-    errors.require_choice("metric", metric, [name for name, better in BETTER.items() if better])
+    records = list(records)
+    measure = metric_of(records, metric, judges=True)
     if epsilon_at_most is not None:
         errors.require_positive("epsilon_at_most", epsilon_at_most)
     settings = settings_of(records, axes)
     most = max((len(setting.points) for setting in settings), default=0)
-    verdicts = [_obstacle(setting, metric, epsilon_at_most, most) for setting in settings]
+    verdicts = [_obstacle(setting, measure, epsilon_at_most, most) for setting in settings]
     candidates = [setting for setting, verdict in zip(settings, verdicts) if verdict is None]
     excluded = dict(Counter(verdict for verdict in verdicts if verdict is not None))
-    winner = pick(candidates, metric)
+    winner = pick(candidates, measure)
     if winner is None:
-        reachable = [setting.epsilon for setting in settings if _obstacle(setting, metric, None, most) is None]
+        reachable = [setting.epsilon for setting in settings if _obstacle(setting, measure, None, most) is None]
         raise _nothing_fits(excluded, epsilon_at_most, reachable)
     return Best(
         winner.values,
         winner.points[0]["config"],
-        metric,
-        *winner.score(metric),
+        measure.name,
+        *winner.score(measure.name),
         failed=sum(setting.failed for setting in settings),
         guarantee=_weakest(winner),
         guarantee_epsilon=winner.epsilon,
@@ -182,14 +189,14 @@ def _weakest(setting: Setting) -> dict[str, Any]:
     return max(known, key=proved)["guarantee"] if known else {}
 
 
-def _obstacle(setting: Setting, metric: str, epsilon_at_most: float | None, most: int) -> str | None:
+def _obstacle(setting: Setting, metric: Measure, epsilon_at_most: float | None, most: int) -> str | None:
     """Why a setting is not compared; `most` is the largest number of seeds that any setting has."""
     if setting.failed:
         return "with a failed seed"
     if len(setting.points) < most:
         return f"with fewer than {most} seeds"
     if not setting.comparable(metric):
-        return f"without {metric}"
+        return f"without {metric.name}"
     if epsilon_at_most is not None and math.isnan(setting.epsilon):
         return "without a Guarantee"
     if epsilon_at_most is not None and setting.epsilon > epsilon_at_most:

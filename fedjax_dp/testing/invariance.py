@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
@@ -71,7 +71,7 @@ def check_padding(
     Errors:  none by chance; sums may differ by a relative 2e-5, because more rows are added in another order.
     Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
     """
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = model or usual_model(data)
     check(algorithm, data, 1, model)
 
     def examine(algorithm: Algorithm) -> list[Report]:
@@ -97,7 +97,7 @@ def check_order(
     Errors:  none by chance; a relative 2e-5 of rounding is allowed, and the resolution of a secure sum.
     Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
     """
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = model or usual_model(data)
     check(algorithm, data, 1, model)
 
     def examine(algorithm: Algorithm) -> list[Report]:

@@ -13,7 +13,7 @@ from fedjax_dp.accounting.events import Unit
 from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.pytrees import changed
@@ -66,7 +66,7 @@ def check_keys(
              always used again is found.
     Raises:  AssertionError; ConfigurationError.
     """
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = model or usual_model(data)
     if instruments.size_of(model) < 6:
         raise errors.refuse("model", f"{instruments.size_of(model)} parameters", "of at least 6, to tell noise apart")
     check(algorithm, data, 1, model)

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
@@ -60,7 +60,7 @@ def check_noise(
     if isinstance(subject, Algorithm):
         if data is None:
             raise errors.refuse("data", None, "given with an algorithm")
-        model = model or logistic_regression(data.record_shape, data.classes)
+        model = model or usual_model(data)
 
         examine = functools.partial(_of_algorithm, data=data, model=model, seed=seed, draws=draws)
     else:

@@ -11,7 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import Upload
@@ -102,7 +102,7 @@ def check_sensitivity(
     if isinstance(subject, Algorithm):
         if data is None:
             raise errors.refuse("data", None, "given with an algorithm")
-        model = model or logistic_regression(data.record_shape, data.classes)
+        model = model or usual_model(data)
         examine = lambda algorithm: _of_algorithm(algorithm, data, model, seed, trials)  # noqa: E731
     else:
         if sensitivity is None or not isinstance(adjacency, Adjacency) or records is None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_dp import errors, inspection
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import flow
-from fedjax_dp.models import Model, logistic_regression
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.corrections import Correction, Memory, Setting, Step, Visit
 from fedjax_dp.pytrees import changed, value
@@ -117,7 +117,7 @@ def check_statements(
     Errors:  the trace is exact; statistical assertions as `fedjax_dp.inspection` says.
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon.
     """
-    model = model or logistic_regression(data.record_shape, data.classes)
+    model = model or usual_model(data)
     check(algorithm, data, 1, model)
     instruments.require_private(algorithm)
 

@@ -163,9 +163,9 @@ def test_launches_cycles_and_exchanges_are_counted_with_their_loops():
 def test_what_cannot_be_compiled_for_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "must be installed, got no jax_cuda12_plugin" in refusal(targets.target_of, "h200")
-    assert cli.main(["bench", "--target", "v5e"]) == 2
+    assert cli.main(["bench", "--compile-for", "v5e"]) == 2
     assert "pip install" in capsys.readouterr().err
-    assert cli.main(["bench", "--target", "v5"]) == 2
+    assert cli.main(["bench", "--compile-for", "v5"]) == 2
     assert "did you mean v5e?" in capsys.readouterr().err
     monkeypatch.undo()
     assert "multiple of the 2" in refusal(lambda: targets.execution_on(targets.TARGETS["v5e"], 3, model_devices=2))
@@ -228,7 +228,7 @@ def test_what_a_compiler_says_that_it_needs_is_read():
 
 
 def test_a_model_that_does_not_fit_is_one_line(here, capsys):
-    assert cli.main(["bench", "--target", here, "--model", "mlp", "--hidden", "300000,300000"]) == 2
+    assert cli.main(["bench", "--compile-for", here, "--model", "mlp", "--hidden", "300000,300000"]) == 2
     assert "at least the 720 GB that a model and a client's copy of it need, got 141 GB" in capsys.readouterr().err
 
 
@@ -292,13 +292,13 @@ def test_an_audit_is_compiled_with_all_rounds_of_its_trials(here):
 
 def test_options_that_mean_nothing_with_a_target_are_refused(here, capsys, monkeypatch):
     def told(*options):
-        assert cli.main(["bench", "--target", here, *options]) == 2
+        assert cli.main(["bench", "--compile-for", here, *options]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "turns must be left out with --target, got 3" in told("--turns", "3")
+    assert "turns must be left out with --compile-for, got 3" in told("--turns", "3")
     assert "evaluate_every must be left out" in told("--evaluate-every=3")
-    assert "records must be devices with --target" in told("--records", "host")
+    assert "records must be devices with --compile-for" in told("--records", "host")
     assert "devices must be at most the 4 clients" in told("--cohort-size", "4", "--devices", "5")
     assert "deterministic must be at most the 4 clients" in told("--cohort-size", "4", "--deterministic", "5")
 
@@ -327,7 +327,7 @@ needs = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["h200", "a100", "v5e"])
 def test_a_round_is_compiled_for_devices_that_are_not_here(name, capsys, tmp_path):
-    assert cli.main(["bench", "--target", name, "--devices", "4", "--cohort-size", "8", "--json"]) == 0
+    assert cli.main(["bench", "--compile-for", name, "--devices", "4", "--cohort-size", "8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["fits"]
     assert told["step_launches"] > 0

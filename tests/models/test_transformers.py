@@ -12,8 +12,9 @@ from helpers import quick
 from scipy import special
 
 from fedjax_dp import cli, errors, gradients
-from fedjax_dp.models import char_lstm, explain_gradients, gpt, next_token_loss, vit, word_lstm
+from fedjax_dp.models import char_lstm, explain_gradients, gpt, vit, word_lstm
 from fedjax_dp.pytrees import path_name
+from fedjax_dp.tasks import TokenCrossEntropy
 
 COUNTS = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "model_gradients.json").read_text())[
     "parameter_counts"
@@ -158,8 +159,8 @@ def test_a_record_of_padding_has_loss_and_gradient_zero_and_padding_does_not_cou
     scores = jnp.asarray(np.random.default_rng(0).normal(size=(5, 7)), jnp.float32)
     targets = jnp.array([3, 0, 2, 0, 0])
     expected = -np.mean([special.log_softmax(np.asarray(scores, float)[t])[targets[t]] for t in (0, 2)])
-    np.testing.assert_allclose(next_token_loss(scores, targets), expected, rtol=1e-6)
-    loss, slope = jax.value_and_grad(next_token_loss)(scores, jnp.zeros(5, jnp.int32))
+    np.testing.assert_allclose(TokenCrossEntropy(pad=0)(scores, targets), expected, rtol=1e-6)
+    loss, slope = jax.value_and_grad(TokenCrossEntropy(pad=0))(scores, jnp.zeros(5, jnp.int32))
     assert loss == 0
     assert not slope.any()
 

@@ -15,7 +15,9 @@ from fedjax_dp import cli
 from fedjax_dp.experiments import plots
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.rounds import metrics
-from fedjax_dp.rounds.metrics import PROBES, Evaluation, fairness, noise_to_signal, rounds_to
+from fedjax_dp.rounds.metrics import PROBES, Evaluation, fairness, noise_to_signal
+from fedjax_dp.tasks import Classes, Regression, measures_of_task
+from fedjax_dp.tasks.measures import target_of
 
 MODEL = logistic_regression((3,), 3)
 SIZES = [5, 9, 2, 7, 4, 8, 3, 1, 6, 5, 2]
@@ -69,14 +71,14 @@ def test_accuracy_and_loss_equal_the_loops_whatever_the_blocks(data, rows, monke
     scores = metrics.evaluate.__wrapped__(params, jax.tree.map(jnp.asarray, data), model=MODEL)
     right = [np.argmax(softmax(params, x)) == y for x, y in zip(data.x_test, data.y_test, strict=True)]
     losses = [gradient(params, x, y)[0] for x, y in zip(data.x_test, data.y_test, strict=True)]
-    assert float(scores.accuracy) == pytest.approx(np.mean(right), abs=1e-6)
-    assert float(scores.loss) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert metrics.values_of(Classes(), scores, data) == {"accuracy": pytest.approx(np.mean(right), abs=1e-6)}
+    assert float(scores.sums["loss"]) == pytest.approx(np.sum(losses), rel=1e-5)
     expected = [sum(r for r, c in zip(right, data.test_clients, strict=True) if c == k) for k in range(len(SIZES))]
-    np.testing.assert_array_equal(scores.correct, expected)
+    np.testing.assert_array_equal(scores.by_client["right"], expected)
 
 
 def test_a_client_without_test_records_has_no_accuracy_and_is_left_out(data):
-    found = metrics.client_accuracies(params_of(), data, model=MODEL)
+    found = metrics.client_metric(params_of(), data, model=MODEL)
     assert np.flatnonzero(np.isnan(found)).tolist() == [3, 10]
     params, known = params_of(), []
     for client in range(len(SIZES)):
@@ -101,7 +103,7 @@ def test_worst_tenth_is_a_mean_over_clients_rounded_up():
 
 
 def test_without_parts_there_is_no_accuracy_by_client(data):
-    assert metrics.evaluate(params_of(), dataclasses.replace(data, test_clients=None), model=MODEL).correct is None
+    assert metrics.evaluate(params_of(), dataclasses.replace(data, test_clients=None), model=MODEL).by_client is None
 
 
 @pytest.mark.parametrize("rows", [13, 51, 2048])  # of 52 records
@@ -149,13 +151,13 @@ def last(algorithm, data, **options):
 
 
 def test_evaluations_carry_what_was_asked_and_probes_are_named(data):
-    assert set(Evaluation._fields) - set(PROBES) == {"round", "test_accuracy", "test_loss"}
+    assert set(Evaluation._fields) - set(PROBES) == {"round", "metrics", "test_loss"}
     run = fdp.simulate(fdp.fedavg(**COMMON), data, rounds=2, model=MODEL, train_metrics=True)
     point, (losses, gradients) = run.history[-1], by_client(run.params, data)
     assert point.objective == pytest.approx(np.asarray(data.shares, float) @ losses, rel=1e-5)
     assert point.gradient_norm == pytest.approx(np.linalg.norm(np.asarray(data.shares, float) @ gradients), rel=1e-4)
     assert point.noise_to_signal == 0.0
-    assert point[-3:] == tuple(fairness(metrics.client_accuracies(run.params, data, model=MODEL)))
+    assert point[-3:] == tuple(fairness(metrics.client_metric(run.params, data, model=MODEL)))
 
 
 @pytest.mark.slow
@@ -291,16 +293,30 @@ def test_the_variance_of_correlated_noise_is_that_of_its_draws():
 
 
 def history_of(*accuracies):
-    return [Evaluation(2 * i + 2, accuracy, 1.0) for i, accuracy in enumerate(accuracies)]
+    return [Evaluation(2 * i + 2, {"accuracy": accuracy}, 1.0) for i, accuracy in enumerate(accuracies)]
+
+
+def rounds_to(history, said, task=None):
+    return metrics.rounds_to(history, target_of(said, measures_of_task(task or Classes())))
 
 
 def test_rounds_to_a_target_is_the_first_evaluated_round_that_reaches_it():
     history = history_of(0.2, 0.6, 0.5, 0.7)
-    assert rounds_to(history, 0.6) == 4  # that it falls again later does not count
-    assert rounds_to(history, 0.61) == 8
-    assert rounds_to(history, 0.1) == 2
-    assert rounds_to(history, 0.71) is None
-    assert rounds_to([], 0.1) is None
+    assert rounds_to(history, "accuracy=0.6") == 4  # that it falls again later does not count
+    assert rounds_to(history, "accuracy=0.61") == 8
+    assert rounds_to(history, "accuracy=0.1") == 2
+    assert rounds_to(history, "accuracy=0.71") is None
+    assert rounds_to([], "accuracy=0.1") is None
+
+
+def test_a_target_is_reached_in_the_direction_of_its_metric():
+    falling = [
+        Evaluation(i + 1, {"rmse": rmse, "r2": 1 - rmse}, rmse**2) for i, rmse in enumerate((9.0, 5.0, 6.0, 2.0))
+    ]
+    assert rounds_to(falling, "rmse=5", Regression()) == 2
+    assert rounds_to(falling, "rmse=1.9", Regression()) is None
+    assert rounds_to(falling, "r2=-4", Regression()) == 2
+    assert rounds_to(falling, "loss=4", Regression()) == 4
 
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "2"]
@@ -314,8 +330,8 @@ def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
         "fedavg",
         "--train-metrics",
         "true",
-        "--target-accuracy",
-        "0.3",
+        "--target",
+        "accuracy=0.3",
         "--out",
         "r",
     ]
@@ -339,22 +355,30 @@ def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
     pathlib.Path("r/metrics.json").write_text(json.dumps([old[0], told["history"][1]]))
     pathlib.Path("r/result.json").unlink()  # else nothing is left to do
     assert cli.main(["run", "--resume", "r", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["history"] == [Evaluation(**old[0])._asdict(), told["history"][1]]
+    assert json.loads(capsys.readouterr().out)["history"] == [Evaluation.of_row(old[0]).row(), told["history"][1]]
 
 
 def test_a_target_that_is_not_reached_is_said_and_one_that_cannot_be_is_refused(capsys):
-    assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--target-accuracy", "1"]) == 0
+    assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--target", "accuracy=1"]) == 0
     assert "target    accuracy 1 not reached" in capsys.readouterr().out
-    for wrong in ("0", "1.01", "nan"):
-        assert cli.main(["run", "--target-accuracy", wrong]) == 2
-        assert "target_accuracy must be above 0 and at most 1, got" in capsys.readouterr().err
+    for wrong, wanted in {
+        "accuracy=1.01": "target must be a value from 0 to 1 of accuracy, got 'accuracy=1.01'",
+        "accuracy=nan": "target must be METRIC=VALUE, got 'accuracy=nan'; such as accuracy=0.9",
+        "0.9": "target must be METRIC=VALUE, got '0.9'",
+        "perplexity=9": "target must be METRIC=VALUE, METRIC one of accuracy, loss, got 'perplexity=9'",
+        "acuracy=.9": "did you mean accuracy?",
+    }.items():
+        assert cli.main(["run", "--target", wrong]) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == 1
+        assert wanted in told[0]
 
 
 def test_the_picture_of_a_run_shows_the_worst_tenth_and_labels_probes():
     spread = {"client_mean": 0.7, "worst_tenth": 0.4, "client_variance": 0.01}
-    history = [Evaluation(r, 0.7, 1.0, 1.2, 0.5, 3.0, 1.1, 0.2, **spread) for r in (1, 2)]
+    history = [Evaluation(r, {"accuracy": 0.7}, 1.0, 1.2, 0.5, 3.0, 1.1, 0.2, **spread) for r in (1, 2)]
     seen = [plots.plot_run(history, "a promise", "a title", "a.png")]
-    seen.append(plots.plot_run([Evaluation(1, 0.7, 1.0)], "a promise", "a title", "b.png"))
+    seen.append(plots.plot_run([Evaluation(1, {"accuracy": 0.7}, 1.0)], "a promise", "a title", "b.png"))
     labels = [axes.get_legend_handles_labels()[1] for axes in (*seen[0].axes, *seen[1].axes)]
     assert labels[0] == ["all test records", "worst tenth to mean (probe)", "worst tenth of clients (probe)"]
     assert labels[1] == ["test", "cohort's batches (probe)", "all training records (probe)"]

@@ -10,6 +10,7 @@ from fedjax_dp.experiments.trackers import told
 from fedjax_dp.experiments.trackers.told import Memory
 from fedjax_dp.experiments.training import Ready, Result
 from fedjax_dp.rounds.simulation import Evaluation
+from fedjax_dp.tasks import measures_of_task
 
 
 class TensorBoard:
@@ -50,7 +51,9 @@ class TensorBoard:
         session = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(session_log=session, step=self._memory.round + 1)  # what a kill left after that does not count
         config, privacy = told.config_of(run), told.privacy_of(run.guarantee)
-        experiment, begin, self._end = self._summary.hparams(config | privacy, dict.fromkeys(Evaluation._fields[1:3]))
+        experiment, begin, self._end = self._summary.hparams(
+            config | privacy, dict.fromkeys(measures_of_task(run.task).tested)
+        )
         for shown in (experiment, begin):
             self._write(summary=shown)
         self._text(

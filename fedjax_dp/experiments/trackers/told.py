@@ -62,7 +62,7 @@ def numbers_of(evaluation: Evaluation) -> dict[str, float]:
     """All of an evaluation but its round."""
     return {
         f"probe/{name}" if name in PROBES else name: float(value)
-        for name, value in evaluation._asdict().items()
+        for name, value in evaluation.row().items()
         if name != "round" and value is not None and math.isfinite(value)
     }
 

@@ -18,13 +18,14 @@ from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.plots.looks import Line
 from fedjax_dp.sweeps.plots.marks import CROSS, best_over, coloured, finish, legend_head, title
 from fedjax_dp.sweeps.settings import Interval, Setting, by_value, interval, pick, ranked
+from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out
 SPREAD = 0.035  # half the room that paths have at a value which they share
 FAILED_AT = -0.09  # below the axis of the metric
 
 
-def curves(panel: Any, settings: Sequence[Setting], metric: str, by: str | None = None) -> None:
+def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | None = None) -> None:
     """A metric against rounds: the best setting of each value of `by`, or the best 8 settings; the rest in grey.
 
     Bands and bars are 95% intervals of the mean over seeds. Runs that failed end in a cross.
@@ -47,12 +48,12 @@ def curves(panel: Any, settings: Sequence[Setting], metric: str, by: str | None 
         pictures.interval(panel, rounds, means, low, high, line.color, line.of, every)
     panel.set_xlabel("round")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title(panel, f"learning curves: {looks.metric_name(metric)}", how)
+    title(panel, f"learning curves: {metric.words}", how)
     head = legend_head(by) if by else looks.words(_varying(settings)) if lines else None
     finish(panel, metric, head)
 
 
-def _best_lines(settings: Sequence[Setting], metric: str) -> tuple[list[Line], str]:
+def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line], str]:
     """The best settings as lines in colours of their own, and what they are in words."""
     varying, best = _varying(settings), ranked(settings, metric)[:CURVES]
     lines = [
@@ -75,30 +76,30 @@ def _varying(settings: Sequence[Setting]) -> list[str]:
     return [name for name in settings[0].values if len(by_value(settings, name)) > 1]
 
 
-def curve(setting: Setting, metric: str) -> tuple[list[int], list[Interval]]:
+def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
     """Rounds that every finished seed was evaluated after, and the metric there over the seeds, as shown."""
     seen: dict[int, list[float]] = {}
     for point in setting.done:
         for evaluation in point["history"]:
-            number = evaluation.get(metric)
+            number = evaluation.get(metric.name)
             if number is not None and math.isfinite(number):
                 seen.setdefault(evaluation["round"], []).append(number)
     rounds = sorted(at for at, numbers in seen.items() if len(numbers) == len(setting.done))
     return rounds, [looks.shown_interval(metric, interval(seen[at])) for at in rounds]
 
 
-def _background(panel: Any, setting: Setting, metric: str, alpha: float) -> None:
+def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> None:
     """The mean of a setting as a thin grey line; each of its failed runs as a red one that ends in a cross."""
     rounds, scores = curve(setting, metric)
     panel.plot(rounds, [score.mean for score in scores], color="0.6", lw=0.6, alpha=alpha, zorder=1)
     for point in setting.points:
-        seen = [(e["round"], looks.shown(metric, e[metric])) for e in point["history"] if e.get(metric) is not None]
+        seen = [(e["round"], metric.shown(e[metric.name])) for e in point["history"] if e.get(metric.name) is not None]
         if point["status"] != "done" and seen:
             panel.plot(*zip(*seen), color=looks.FAILED, lw=0.7, alpha=0.6, zorder=2)
             panel.plot(*seen[-1], "x", color=looks.FAILED, ms=5, mew=1.2, gid=CROSS, zorder=2)
 
 
-def parallel(panel: Any, settings: Sequence[Setting], metric: str) -> None:
+def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     """Every setting as a path through its values to its mean of a metric, coloured by it; the best one is thick.
 
     Paths that share a value are spread there in the order of the metric, so that a bright upper edge shows what good
@@ -107,7 +108,7 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: str) -> None:
     names = _varying(settings) or list(settings[0].values)
     scales = {name: looks.scale_of(settings, name) for name in names}
     order = ranked(settings, metric)[::-1]  # the better, the later drawn
-    means = np.array([looks.shown(metric, setting.score(metric).mean) for setting in order])
+    means = np.array([metric.shown(setting.score(metric.name).mean) for setting in order])
     norm, colors = looks.colour_range(means, metric), looks.colour_map(metric)
     ends = np.clip(np.asarray(norm(means), float), 0, 1)
     aside = _spread(order, names)
@@ -125,7 +126,7 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: str) -> None:
     _metric_axis(panel, scales, metric, norm if means.size else None, bool(lost))
     if means.size:
         coloured(panel, metric, means)
-    title(panel, f"every setting, coloured by {looks.metric_name(metric)}", "thick: the best")
+    title(panel, f"every setting, coloured by {metric.words}", "thick: the best")
 
 
 def _spread(order: Sequence[Setting], names: Sequence[str]) -> dict[str, dict[int, float]]:
@@ -178,12 +179,12 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
         )
 
 
-def _metric_axis(panel: Any, scales: dict[str, looks.Scale], metric: str, norm: Any, failed: bool) -> None:
+def _metric_axis(panel: Any, scales: dict[str, looks.Scale], metric: Measure, norm: Any, failed: bool) -> None:
     """The last upright axis, where every path ends at its metric, or, if it failed, below; and the names of all."""
     place = len(scales)
     found = [] if norm is None else MaxNLocator(6).tick_values(norm.vmin, norm.vmax)
     numbers = [at for at in found if norm.vmin <= at <= norm.vmax]
     lost = [("failed", FAILED_AT)] * failed
     _ticks(panel, place, [*((f"{number:g}", float(norm(number))) for number in numbers), *lost])
-    names = [*(looks.words([name]) for name in scales), looks.metric_name(metric)]
+    names = [*(looks.words([name]) for name in scales), metric.words]
     panel.set_xticks(range(place + 1), labels=[textwrap.fill(name, 16) for name in names])

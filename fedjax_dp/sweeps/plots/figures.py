@@ -26,7 +26,8 @@ from fedjax_dp import pictures as canvas
 from fedjax_dp.pictures import Look
 from fedjax_dp.sweeps.plots import bundles, panels
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import BETTER, Setting, by_value, settings_of
+from fedjax_dp.sweeps.settings import Setting, by_value, metric_of, settings_of
+from fedjax_dp.tasks.measures import Measure
 
 Path = str | os.PathLike[str] | None
 Draw = Callable[..., Figure]
@@ -43,7 +44,7 @@ def pictures(
     axes: Sequence[str],
     title: str,
     kind: str = "all",
-    metric: str = "test_accuracy",
+    metric: str | None = None,
     x: str | None = None,
     y: str | None = None,
     by: str | None = None,
@@ -56,8 +57,8 @@ def pictures(
     for name in (x, y, by):
         if name is not None:
             errors.require_choice("axis", name, axes)
-    settings = checked(records, axes, metric)
-    ranked = influential(settings, metric)
+    settings, measure = checked(records, axes, metric)
+    ranked = influential(settings, measure)
     found: dict[str, dict[str, Draw]] = {name: {} for name in KINDS[1:]}
     draw = functools.partial
     found["overview"]["overview"] = draw(overview, records, axes, metric, title)
@@ -86,30 +87,30 @@ def metric_against(
     records: Iterable[Record],
     axes: Sequence[str],
     x: str,
-    metric: str,
+    metric: str | None,
     path: Path = None,
     by: str | None = None,
     **look: Unpack[Look],
 ) -> Figure:
     """A metric against the axis `x`, one line for each value of the axis `by`."""
-    settings = checked(records, axes, metric, x, by)
-    return _draw(settings, path, look, lambda panel: panels.against(panel, settings, x, metric, by))
+    settings, measure = checked(records, axes, metric, x, by)
+    return _draw(settings, path, look, lambda panel: panels.against(panel, settings, x, measure, by))
 
 
 def privacy_utility(
     records: Iterable[Record],
     axes: Sequence[str],
-    metric: str,
+    metric: str | None,
     path: Path = None,
     by: str | None = None,
     **look: Unpack[Look],
 ) -> Figure:
     """A metric against the proved epsilon, one line for each value of `by`, which is the algorithm if that is swept."""
-    settings = checked(records, axes, metric, by)
+    settings, measure = checked(records, axes, metric, by)
     if not any(math.isfinite(setting.epsilon) for setting in settings):
         raise errors.refuse("sweep", "no finite epsilon", "one with private points, to draw against epsilon")
     by = by or ("algorithm" if "algorithm" in axes else None)
-    return _draw(settings, path, look, lambda panel: panels.privacy(panel, settings, metric, by))
+    return _draw(settings, path, look, lambda panel: panels.privacy(panel, settings, measure, by))
 
 
 def heat_map(
@@ -117,54 +118,54 @@ def heat_map(
     axes: Sequence[str],
     x: str,
     y: str,
-    metric: str,
+    metric: str | None,
     path: Path = None,
     **look: Unpack[Look],
 ) -> Figure:
     """Means of a metric over the axes `x` and `y`."""
-    settings = checked(records, axes, metric, x, y)
+    settings, measure = checked(records, axes, metric, x, y)
     if x == y:
         raise errors.refuse("y", y, "another axis than x")
     if not panels.with_both(settings, x, y):
         raise errors.refuse("axes", f"{x} and {y}", "two that some setting has both of")
-    return _draw(settings, path, look, lambda panel: panels.heat(panel, settings, x, y, metric), bands=False)
+    return _draw(settings, path, look, lambda panel: panels.heat(panel, settings, x, y, measure), bands=False)
 
 
 def learning_curves(
     records: Iterable[Record],
     axes: Sequence[str],
-    metric: str,
+    metric: str | None,
     path: Path = None,
     by: str | None = None,
     **look: Unpack[Look],
 ) -> Figure:
     """A metric against rounds, for the best setting of each value of `by`, or for the best 8 settings."""
-    settings = checked(records, axes, metric, by)
-    return _draw(settings, path, look, lambda panel: bundles.curves(panel, settings, metric, by))
+    settings, measure = checked(records, axes, metric, by)
+    return _draw(settings, path, look, lambda panel: bundles.curves(panel, settings, measure, by))
 
 
 def parallel_coordinates(
-    records: Iterable[Record], axes: Sequence[str], metric: str, path: Path = None, **look: Unpack[Look]
+    records: Iterable[Record], axes: Sequence[str], metric: str | None, path: Path = None, **look: Unpack[Look]
 ) -> Figure:
     """Every setting as a path through its values to the metric."""
-    settings = checked(records, axes, metric)
+    settings, measure = checked(records, axes, metric)
     if not axes:
         raise errors.refuse("axes", "none", "an axis to draw paths through")
     size = (max(ONE[0], 3.0 + 1.6 * len(axes)), ONE[1])
-    return _draw(settings, path, look, lambda panel: bundles.parallel(panel, settings, metric), False, size)
+    return _draw(settings, path, look, lambda panel: bundles.parallel(panel, settings, measure), False, size)
 
 
 def overview(
     records: Iterable[Record],
     axes: Sequence[str],
-    metric: str,
+    metric: str | None,
     title: str,
     path: Path = None,
     **look: Unpack[Look],
 ) -> Figure:
     """What a person wants to see at the end of a sweep, on one page: up to four panels, as far as they apply."""
-    settings = checked(records, axes, metric)
-    chosen = _panels(settings, metric)
+    settings, measure = checked(records, axes, metric)
+    chosen = _panels(settings, measure)
     columns, rows = min(len(chosen), 2), math.ceil(len(chosen) / 2)
 
     def arrange(figure: Any) -> list[Any]:
@@ -186,7 +187,7 @@ def overview(
     return page.figure
 
 
-def _panels(settings: Sequence[Setting], metric: str) -> list[Callable[[Any], None]]:
+def _panels(settings: Sequence[Setting], metric: Measure) -> list[Callable[[Any], None]]:
     """The panels of an overview: the metric against epsilon or an axis, over two axes, over rounds, and as paths."""
     if not any(setting.comparable(metric) for setting in settings):
         return [lambda panel: _nothing_done(panel, settings), lambda panel: bundles.curves(panel, settings, metric)]
@@ -207,16 +208,18 @@ def _panels(settings: Sequence[Setting], metric: str) -> list[Callable[[Any], No
     return chosen
 
 
-def influential(settings: Sequence[Setting], metric: str) -> list[str]:
+def influential(settings: Sequence[Setting], metric: Measure) -> list[str]:
     """Axes with several values, the one first whose values differ most in their settings' mean of the metric.
 
     Settings that leave an axis out differ in more than its value, and do not count.
     """
-    known = [setting for setting in settings if setting.score(metric).seeds]
+    known = [setting for setting in settings if setting.score(metric.name).seeds]
     whole = [setting for setting in known if None not in setting.values.values()] or known
 
     def effect(name: str) -> float:
-        means = [np.mean([setting.score(metric).mean for setting in group]) for group in by_value(whole, name).values()]
+        means = [
+            np.mean([setting.score(metric.name).mean for setting in group]) for group in by_value(whole, name).values()
+        ]
         return float(np.var(means)) if means else 0.0
 
     varying = [name for name in settings[0].values if len(by_value(settings, name)) > 1]
@@ -252,16 +255,21 @@ def _nothing_done(panel: Any, settings: Sequence[Setting]) -> None:
     panel.text(0.5, 0.5, "\n".join(["no setting has all its seeds done", "", *lines]), ha="center", va="center")
 
 
-def checked(records: Iterable[Record], axes: Sequence[str], metric: str, *names: str | None) -> list[Setting]:
-    """The settings; refuses a sweep without points, and names that it does not have."""
-    errors.require_choice("metric", metric, BETTER)
+def checked(
+    records: Iterable[Record], axes: Sequence[str], metric: str | None, *names: str | None
+) -> tuple[list[Setting], Measure]:
+    """The settings, and what of them is looked at: the main metric unless one is named.
+
+    Refuses a sweep without points, and names that it does not have.
+    """
+    records = list(records)
     for name in names:
         if name is not None:
             errors.require_choice("axis", name, axes)
     settings = settings_of(records, axes)
     if not settings:
         raise errors.refuse("sweep", "no finished point", "one with a finished point to draw", "wait for the first")
-    return settings
+    return settings, metric_of(records, metric)
 
 
 def small_print(settings: Sequence[Setting], bands: bool) -> str:

@@ -13,25 +13,13 @@ from matplotlib.ticker import NullLocator
 
 from fedjax_dp import pictures
 from fedjax_dp.experiments import plots
-from fedjax_dp.sweeps.settings import BETTER, Interval, Setting, by_value, same
+from fedjax_dp.sweeps.settings import Interval, Setting, by_value, same
+from fedjax_dp.tasks.measures import Measure
 
 FAILED = "#c23b4b"
 PALETTE = (plots.TEST, plots.PROBE, plots.OBJECTIVE, "#7a4fa3", "#d39a2d", "#3aa6b9", "#8c6d46", "0.5")
 MAP = matplotlib.colormaps["viridis"]  # of metrics
 ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
-PERCENT = ("test_accuracy", "clipped", "client_mean", "worst_tenth")  # fractions, which are shown in percent
-METRICS = {
-    "test_accuracy": "test accuracy (%)",
-    "test_loss": "test cross-entropy (nats)",
-    "train_loss": "cross-entropy of the cohort's batches (nats, probe)",
-    "clipped": "gradients clipped (%, probe)",
-    "noise_to_signal": "noise over signal (probe)",
-    "objective": "objective (nats, probe)",
-    "gradient_norm": "norm of the objective's gradient (probe)",
-    "client_mean": "mean accuracy of clients (%, probe)",
-    "worst_tenth": "accuracy of the worst tenth (%, probe)",
-    "client_variance": "variance of clients' accuracies (probe)",
-}
 AXES = {
     "epsilon": "epsilon asked for (nats)",
     "epsilon_high": "largest epsilon asked for (nats)",
@@ -45,26 +33,15 @@ AXES = {
 }
 
 
-def shown(metric: str, number: float) -> float:
-    """The number as figures show it: fractions in percent."""
-    return 100 * number if metric in PERCENT else number
+def shown_interval(metric: Measure, score: Interval) -> Interval:
+    """Mean, standard deviation and interval as figures show them, cut where no such value can be."""
+    mean, std, low, high = map(metric.shown, score[:4])
+    return Interval(mean, std, max(low, metric.shown(metric.low)), min(high, metric.shown(metric.high)), score.seeds)
 
 
-def shown_interval(metric: str, score: Interval) -> Interval:
-    """The same of mean, standard deviation and interval, which is cut where no such value can be."""
-    mean, std, low, high = (shown(metric, number) for number in score[:4])
-    top = 100.0 if metric in PERCENT else math.inf
-    return Interval(mean, std, max(low, 0.0), min(high, top), score.seeds)  # every metric is 0 or more
-
-
-def short(number: float, metric: str) -> str:
+def short(number: float, metric: Measure) -> str:
     """A shown number in few characters: percents with one decimal, others with three digits."""
-    return f"{number:.1f}" if metric in PERCENT else f"{number:#.3g}".rstrip(".")
-
-
-def metric_name(metric: str) -> str:
-    """Without unit: `test accuracy`."""
-    return METRICS[metric].split(" (")[0]
+    return f"{number:.1f}" if metric.share else f"{number:#.3g}".rstrip(".")
 
 
 def axis_label(axis: str) -> str:
@@ -185,7 +162,7 @@ def lines_by(settings: Sequence[Setting], axis: str | None) -> list[Line]:
     return lines
 
 
-def colour_range(numbers: np.ndarray, metric: str) -> Normalize:
+def colour_range(numbers: np.ndarray, metric: Measure) -> Normalize:
     """The range that colours span, from the best number to the worst, which shares its colour if it is far off.
 
     Else a setting that learned nothing would leave all others in one colour. Far off is five times as far from the
@@ -194,16 +171,16 @@ def colour_range(numbers: np.ndarray, metric: str) -> Normalize:
     if not np.size(numbers):
         return Normalize(0, 1)
     low, middle, high = np.quantile(numbers, [0, 0.5, 1]).tolist()
-    if BETTER[metric] < 0 and high - middle > 5 * (middle - low) > 0:
+    if metric.better < 0 and high - middle > 5 * (middle - low) > 0:
         high = middle + 3 * (middle - low)
-    if BETTER[metric] > 0 and middle - low > 5 * (high - middle) > 0:
+    if metric.better > 0 and middle - low > 5 * (high - middle) > 0:
         low = middle - 3 * (high - middle)
     return Normalize(low, high) if low < high else Normalize(low - 0.5, high + 0.5)
 
 
-def colour_map(metric: str) -> Any:
+def colour_map(metric: Measure) -> Any:
     """The colours of a metric, the better the brighter."""
-    return MAP.reversed() if BETTER[metric] < 0 else MAP
+    return MAP.reversed() if metric.better < 0 else MAP
 
 
 def dark(color: np.ndarray) -> bool:

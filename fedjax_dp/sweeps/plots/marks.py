@@ -13,16 +13,19 @@ from fedjax_dp import pictures
 from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.plots.looks import FAILED, Line
 from fedjax_dp.sweeps.settings import Setting, judged_by, pick, same
+from fedjax_dp.tasks.measures import Measure
 
 Placed = tuple[float, Setting | None]  # where it stands, and the setting; None where every setting failed
 CROSS = "failed"  # the name of crosses, by which the legend knows that there are some
 
 
-def intervals(panel: Any, placed: Iterable[Placed], metric: str, line: Line, joined: bool = True) -> None:
+def intervals(panel: Any, placed: Iterable[Placed], metric: Measure, line: Line, joined: bool = True) -> None:
     """Means with 95% intervals: a line if `joined`, else dots with bars. A cross where all failed."""
     placed = sorted(placed, key=lambda pair: pair[0])
     crosses(panel, [at for at, setting in placed if setting is None], line.color)
-    known = [(at, looks.shown_interval(metric, setting.score(metric))) for at, setting in placed if setting is not None]
+    known = [
+        (at, looks.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if setting is not None
+    ]
     known = [(at, score) for at, score in known if math.isfinite(score.mean)]
     if not known:
         return
@@ -37,11 +40,13 @@ def intervals(panel: Any, placed: Iterable[Placed], metric: str, line: Line, joi
     panel.errorbar(x, means, lengths, ls="none", color=line.color, label=line.name, zorder=3, **look)
 
 
-def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: str, line: Line, alpha: float = 0.9) -> None:
+def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: Measure, line: Line, alpha: float = 0.9) -> None:
     """A dot with its 95% interval for every comparable setting; a cross at the bottom for the others."""
     placed = list(placed)
     crosses(panel, [at for at, setting in placed if setting.failed], line.color)
-    known = [(at, looks.shown_interval(metric, setting.score(metric))) for at, setting in placed if not setting.failed]
+    known = [
+        (at, looks.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if not setting.failed
+    ]
     if known:
         x, scores = zip(*known)
         means = np.array([score.mean for score in scores])
@@ -50,12 +55,12 @@ def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: str, line:
         panel.errorbar(x, means, lengths, ls="none", label=line.name or None, **look)
 
 
-def level(panel: Any, settings: Sequence[Setting], metric: str, line: Line, why: str) -> None:
+def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, why: str) -> None:
     """The best of settings that have no place on the x axis, as a broken horizontal line with its interval."""
     best = pick(settings, metric)
     if best is None:
         return
-    score = looks.shown_interval(metric, best.score(metric))
+    score = looks.shown_interval(metric, best.score(metric.name))
     label = why if line.name in ("", looks.in_words(None)) else f"{line.name}, {why}"
     broken = pictures.DASHES[1 + line.rank % (len(pictures.DASHES) - 1)]
     panel.axhline(score.mean, color=line.color, ls=broken, lw=1.4, label=label)
@@ -72,13 +77,13 @@ def crosses(panel: Any, places: Sequence[float], color: Any) -> None:
         )
 
 
-def coloured(panel: Any, metric: str, known: np.ndarray) -> ScalarMappable:
+def coloured(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
     """The colours for shown numbers `(settings,)` of a metric, with a bar beside the panel if there are any."""
     colors = ScalarMappable(looks.colour_range(known, metric), looks.colour_map(metric))
     if known.size:
         below, above = min(known) < colors.norm.vmin, max(known) > colors.norm.vmax
         extend = "min" if below else "max" if above else "neither"
-        bar = panel.figure.colorbar(colors, ax=panel, label=looks.METRICS[metric], pad=0.02, aspect=28, extend=extend)
+        bar = panel.figure.colorbar(colors, ax=panel, label=metric.label, pad=0.02, aspect=28, extend=extend)
         bar.outline.set_visible(False)
     return colors
 
@@ -88,12 +93,12 @@ def legend_head(by: str | None) -> str | None:
     return None if by is None else looks.axis_label(by)
 
 
-def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: str) -> str:
+def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure) -> str:
     """In words, what a panel that shows the axes `kept` does about the others."""
     axes = settings[0].values if settings else ()
     others = [name for name in axes if name not in kept and len({same(s.values[name]) for s in settings}) > 1]
     judge = judged_by(metric)
-    how = "" if judge == metric else f" (by {looks.metric_name(judge)})"
+    how = "" if judge == metric else f" (by {judge.words})"
     if len(others) > 4:
         return f"best over the {len(others)} other axes{how}"
     return f"best over {looks.words(others)}{how}" if others else ""
@@ -114,9 +119,9 @@ def title(panel: Any, head: str, how: str) -> None:
         )
 
 
-def finish(panel: Any, metric: str, head: str | None) -> None:
+def finish(panel: Any, metric: Measure, head: str | None) -> None:
     """Label of the metric, grid, spines, and a legend under `head` beside the panel."""
-    panel.set_ylabel(looks.METRICS[metric])
+    panel.set_ylabel(metric.label)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     handles, names = panel.get_legend_handles_labels()

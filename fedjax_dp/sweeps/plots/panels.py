@@ -28,11 +28,12 @@ from fedjax_dp.sweeps.plots.marks import (
     title,
 )
 from fedjax_dp.sweeps.settings import Setting, by_value, goodness, pick, ranked, same
+from fedjax_dp.tasks.measures import Measure
 
 MANY = 12  # an axis with more values was drawn at random rather than listed
 
 
-def against(panel: Any, settings: Sequence[Setting], x: str, metric: str, by: str | None = None) -> None:
+def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by: str | None = None) -> None:
     """A metric against an axis, one line for each value of `by`, with 95% intervals of the mean.
 
     Words stand side by side with bars, and so do more than two lines, each a little beside the value. Settings that
@@ -63,7 +64,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: str, by: st
         panel.set_xlim(-0.5, len(scale.values) - 0.5)
     how = "every setting" if random else best_over(settings, [x] if by is None else [x, by], metric)
     how = _told_aside(how, 0 if random or scale.kind == "category" else len(lines))
-    title(panel, f"{looks.metric_name(metric)} against {looks.words([x])}", how)
+    title(panel, f"{metric.words} against {looks.words([x])}", how)
     finish(panel, metric, legend_head(by))
 
 
@@ -85,7 +86,7 @@ def _told_aside(how: str, lines: int) -> str:
     return "; ".join(filter(None, [how, "side by side at each value" if lines > pictures.BANDS else ""]))
 
 
-def privacy(panel: Any, settings: Sequence[Setting], metric: str, by: str | None = None) -> None:
+def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | None = None) -> None:
     """A metric against the proved epsilon, one line for each value of `by`; without privacy a broken horizontal line.
 
     Where the budget is an axis, each budget stands at its best setting. Where epsilon follows from other axes, the
@@ -112,7 +113,7 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: str, by: str | None
     kept = ["epsilon", *([] if by is None else [by])]
     how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
     how = _told_aside(how, len(among) if budgets else 0)
-    title(panel, f"{looks.metric_name(metric)} against epsilon", how)
+    title(panel, f"{metric.words} against epsilon", how)
     finish(panel, metric, legend_head(by))
 
 
@@ -127,7 +128,7 @@ def _epsilon_ticks(panel: Any, epsilons: Sequence[float]) -> None:
         panel.xaxis.set_ticks(sorted({min(epsilons), max(epsilons)}))
 
 
-def _at_budgets(settings: Sequence[Setting], metric: str) -> list[Placed]:
+def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
     """The best setting of each budget, at its proved epsilon; None at that of the first where every setting failed."""
     placed: list[Placed] = []
     for group in by_value(settings, "epsilon").values():
@@ -136,7 +137,7 @@ def _at_budgets(settings: Sequence[Setting], metric: str) -> list[Placed]:
     return placed
 
 
-def frontier(settings: Sequence[Setting], metric: str) -> list[Placed]:
+def frontier(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
     """(epsilon, setting) in order of epsilon, for settings that are better than all with at most as much epsilon."""
     placed: list[Placed] = []
     best = -math.inf
@@ -166,7 +167,7 @@ def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:
     return [setting for setting in settings if None not in (setting.values[x], setting.values[y])]
 
 
-def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: str) -> None:
+def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
     """Means of a metric over two axes, as coloured cells with numbers; the best one is framed.
 
     Hatched: every setting there failed. A small cross: some did, and the number is of the best of the others. Axes
@@ -174,7 +175,7 @@ def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: str) -
     """
     shown = with_both(settings, x, y)
     columns, rows = looks.scale_of(shown, x), looks.scale_of(shown, y)
-    head = f"{looks.metric_name(metric)} over {looks.words([x])} and {looks.words([y])}"
+    head = f"{metric.words} over {looks.words([x])} and {looks.words([y])}"
     if max(len(columns.values), len(rows.values)) > MANY:
         _map_of_dots(panel, shown, x, y, metric)
         columns.set_on(panel.xaxis, looks.axis_label(x))
@@ -195,7 +196,7 @@ def _cells(
     settings: Sequence[Setting],
     scales: tuple[looks.Scale, looks.Scale],
     names: tuple[str, str],
-    metric: str,
+    metric: Measure,
 ) -> bool:
     """The coloured cells of a heat map, one unit wide and high, with their numbers; whether one has a small cross."""
     places = [{same(value): index for index, value in enumerate(scale.values)} for scale in scales]
@@ -207,7 +208,7 @@ def _cells(
     chosen = {place: pick(group, metric) for place, group in cells.items()}
     for place, best in chosen.items():
         if best is not None:
-            means[place] = looks.shown(metric, best.score(metric).mean)
+            means[place] = metric.shown(best.score(metric.name).mean)
     colors = coloured(panel, metric, means[np.isfinite(means)])
     panel.pcolormesh(means, cmap=colors.cmap, norm=colors.norm, edgecolors="white", lw=1.5)
     winner, crossed = pick(settings, metric), False
@@ -256,11 +257,11 @@ def _hatched(panel: Any, row: int, column: int, why: str) -> None:
     )
 
 
-def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: str) -> None:
+def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
     """Settings as coloured dots, the better ones on top; crosses for those that failed."""
     scales = [looks.scale_of(settings, name) for name in (x, y)]
     order = ranked(settings, metric)[::-1]
-    means = [looks.shown(metric, setting.score(metric).mean) for setting in order]
+    means = [metric.shown(setting.score(metric.name).mean) for setting in order]
     mesh = coloured(panel, metric, np.array(means))
     at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(scales, (x, y))]
     panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)

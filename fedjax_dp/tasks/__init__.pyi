@@ -1,0 +1,31 @@
+"""Tasks: what a target is judged by, its loss and the metrics of many records; which way is better."""
+
+from .choice import APS as APS
+from .choice import LOSSES as LOSSES
+from .choice import TASKS as TASKS
+from .choice import task_named as task_named
+from .losses import BinaryCrossEntropy as BinaryCrossEntropy
+from .losses import TokenCrossEntropy as TokenCrossEntropy
+from .losses import cross_entropy as cross_entropy
+from .losses import huber as huber
+from .losses import one_logit as one_logit
+from .losses import squared_error as squared_error
+from .measures import Measure as Measure
+from .measures import Measures as Measures
+from .measures import measures_of as measures_of
+from .ranking import area_under_curve as area_under_curve
+from .ranking import average_precision as average_precision
+from .shipped import Binary as Binary
+from .shipped import Classes as Classes
+from .shipped import MultiLabel as MultiLabel
+from .shipped import Own as Own
+from .shipped import Regression as Regression
+from .shipped import Sequence as Sequence
+from .task import LossWords as LossWords
+from .task import Metric as Metric
+from .task import Seen as Seen
+from .task import Task as Task
+from .task import measures_of_task as measures_of_task
+from .task import quotient as quotient
+from .task import ratio as ratio
+from .task import told_of as told_of

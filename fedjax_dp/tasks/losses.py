@@ -1,0 +1,120 @@
+"""Losses of one record, each of its scores and its target alone. A mean over a batch's tokens is none of these: it
+would divide one record's loss by the others' lengths.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_dp import errors
+from fedjax_dp.few import FEW, written_log_sum_exp, written_sum
+
+
+def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
+    """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label; zero for a label of no class.
+
+    The label becomes a one-hot row: picking a logit by index would put a slow scatter into every gradient.
+    """
+    return _softmax_loss(wide(logits), jnp.asarray(label))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenCrossEntropy:
+    """Cross-entropy of the next tokens of one record, in nats: scores `(tokens, vocabulary)`, target `(tokens,)` ids.
+
+    per  what the sum over the tokens that are no padding is divided by: `mean`, by how many these are, at least one;
+         `length`, by all. A record of nothing but padding has loss and gradient zero.
+    """
+
+    pad: int
+    per: str = "mean"
+
+    def __call__(self, scores: jax.Array, target: jax.Array) -> jax.Array:
+        if scores.ndim != 2 or target.shape != scores.shape[:1]:
+            wanted = f"one for each of the {scores.shape[0]} positions of a record"
+            got, remedy = f"shape {tuple(target.shape)}", "use a model that scores whole records"
+            raise errors.refuse("targets", got, wanted, remedy)
+        there = target != self.pad
+        total = jnp.sum(cross_entropy(scores, jnp.where(there, target, -1)))  # zero for what is no class
+        loss: jax.Array = total / (target.shape[-1] if self.per == "length" else jnp.maximum(there.sum(), 1))
+        return loss
+
+
+@dataclasses.dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """max(z, 0) - z y + log(1 + exp(-|z|)) of logits z and 0 or 1, in nats; the `mean` or `sum` over them."""
+
+    over: str = "mean"
+
+    def __call__(self, scores: jax.Array, target: jax.Array) -> jax.Array:
+        logits = wide(scores)
+        each = jnp.maximum(logits, 0) - logits * target.astype(logits.dtype) + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+        return jnp.mean(each) if self.over == "mean" else jnp.sum(each)
+
+
+def one_logit(scores: jax.Array, target: jax.Array) -> jax.Array:
+    """`BinaryCrossEntropy` of one logit `(1,)` and one target `()`."""
+    return BinaryCrossEntropy()(scores, target[None])
+
+
+def squared_error(scores: jax.Array, target: jax.Array) -> jax.Array:
+    """The mean of (score - target)^2 over the numbers of a target."""
+    errors = wide(scores) - target
+    return jnp.mean(errors * errors)
+
+
+def huber(scores: jax.Array, target: jax.Array) -> jax.Array:
+    """The mean over the numbers of a target of e^2 / 2 where |e| <= 1, else |e| - 1/2 (Huber 1964)."""
+    size = jnp.abs(wide(scores) - target)
+    small = jnp.minimum(size, 1.0)
+    loss: jax.Array = jnp.mean(small * (size - small / 2))
+    return loss
+
+
+def wide(scores: Any) -> jax.Array:
+    """Of at least 32 bits."""
+    scores = jnp.asarray(scores)
+    found: jax.Array = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    return found
+
+
+@jax.custom_jvp
+def _softmax_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
+    return _softmax(logits, label)[0]
+
+
+@_softmax_loss.defjvp
+def _softmax_slope(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax less the target; JAX would add up a one-hot row on its way there, which on a GPU is a launch."""
+    loss, slope = _softmax(*primals)
+    return loss, jnp.sum(slope * tangents[0], -1)
+
+
+def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The loss, and its derivative by the logits; both zero where there is no such class."""
+    classes = logits.shape[-1]
+    known = ((label >= 0) & (label < classes)).astype(logits.dtype)
+    target = jax.nn.one_hot(label, classes, dtype=logits.dtype)
+
+    def from_exponentials() -> tuple[jax.Array, jax.Array]:
+        shifted = logits - jnp.max(logits, -1)[..., None]
+        exponentials = jnp.exp(shifted)
+        total = jnp.sum(exponentials, -1)
+        loss = known * jnp.log(total) - jnp.sum(target * shifted, -1)
+        return loss, (known / total)[..., None] * exponentials - target
+
+    def from_their_logarithm() -> tuple[jax.Array, jax.Array]:
+        whole = written_log_sum_exp(logits)
+        loss = known * whole - written_sum(target * logits)
+        return loss, known[..., None] * jnp.exp(logits - whole[..., None]) - target
+
+    if not 1 < classes <= FEW:
+        return from_exponentials()
+    # On a GPU one number of a record instead of two, which would be a launch each. It is as exact as logits are.
+    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(cuda=from_their_logarithm, default=from_exponentials)
+    return found

@@ -1,0 +1,135 @@
+"""What a history tells, number by number: in words, in which direction it is better, and as what it is shown.
+
+Files of runs and sweeps carry what their task's metrics are, so whoever reads them needs no task. No JAX here.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedjax_dp import errors
+
+TEST = "test_"  # begins the name of a metric in a history
+
+
+class Measure(NamedTuple):
+    """One number of a history; `better` is 1 where larger is better, -1 where smaller is, 0 where neither."""
+
+    name: str
+    words: str
+    better: int
+    share: bool = False  # lies between 0 and 1, and is shown in percent
+    unit: str = ""
+    probe: bool = False  # the simulator's view, which nobody else has
+    judge: "Measure | None" = None  # what settings are compared by instead, where neither direction is better
+    signed: bool = False  # may be below 0
+
+    @property
+    def label(self) -> str:
+        """With its unit, for an axis: `test accuracy (%)`."""
+        told = ", ".join(filter(None, ["%" if self.share else self.unit, "probe" if self.probe else ""]))
+        return f"{self.words} ({told})" if told else self.words
+
+    @property
+    def low(self) -> float:
+        """Below which it cannot be."""
+        return float("-inf") if self.signed else 0.0
+
+    @property
+    def high(self) -> float:
+        """Above which it cannot be."""
+        return 1.0 if self.share else float("inf")
+
+    def shown(self, number: float) -> float:
+        """The number as figures and tables show it: shares in percent."""
+        return 100 * number if self.share else number
+
+    def told(self, number: float | None, digits: int = 1) -> str:
+        """The number in words: `81.4%`, or `7.73`."""
+        if number is None:
+            return "not known"
+        return f"{100 * number:.{digits}f}%" if self.share else f"{number:.4g}"
+
+    def reached(self, number: float | None, target: float) -> bool:
+        """Whether a number is as good as the target, in the direction of the metric."""
+        return number is not None and self.better * (number - target) >= 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Measures:
+    """All that the histories of a task tell, by name, and the one that stands for the rest."""
+
+    by_name: dict[str, Measure]
+    main: Measure
+
+    def __getitem__(self, name: str) -> Measure:
+        return self.by_name[name]
+
+    @property
+    def tested(self) -> dict[str, Measure]:
+        """Of the test set, the main one first."""
+        return {name: one for name, one in self.by_name.items() if name.startswith(TEST)}
+
+
+class Target(NamedTuple):
+    """A value of a metric of the test set that is to be reached."""
+
+    measure: Measure
+    value: float
+
+
+def split_target(said: str) -> tuple[str, float]:
+    """The name of a metric and a number, from `METRIC=VALUE`."""
+    name, equals, number = said.partition("=")
+    try:
+        value = float(number) if equals else math.nan
+    except ValueError:
+        value = math.nan
+    if not name or not math.isfinite(value):
+        raise errors.refuse("target", repr(said), "METRIC=VALUE", "such as accuracy=0.9")
+    return name.strip(), value
+
+
+def target_of(said: str, measures: "Measures") -> Target:
+    """The target that is meant by `METRIC=VALUE` where a task has these measures.
+
+    Raises: ConfigurationError for a metric that the task has not, and for a value that it cannot have.
+    """
+    name, value = split_target(said)
+    known = {full.removeprefix(TEST): one for full, one in measures.tested.items() if one.better}
+    if name not in known:
+        listed = f"METRIC=VALUE, METRIC one of {', '.join(known)}"
+        near = errors.nearest(name, known)
+        raise errors.refuse("target", repr(said), listed, f"did you mean {near[0]}?" if near else "")
+    measure = known[name]
+    if not measure.low <= value <= measure.high:
+        ends = "from 0 to 1" if measure.share else "0 or more"
+        raise errors.refuse("target", repr(said), f"a value {ends} of {name}")
+    return Target(measure, value)
+
+
+def measures_of(told: Mapping[str, Any]) -> Measures:
+    """The measures of histories whose task is as a file tells it: `{"name", "loss", "metrics"}`."""
+    found = [Measure(**{**one, "name": TEST + one["name"], "words": f"test {one['words']}"}) for one in told["metrics"]]
+    loss, of_loss = told["loss"]["words"], {"unit": told["loss"]["unit"], "signed": told["loss"]["signed"]}
+    found.append(Measure("test_loss", f"test {loss}", -1, **of_loss))
+    main = found[0]
+    clients = main.words.removeprefix("test ")
+    main_looks: dict[str, Any] = {"share": main.share, "unit": main.unit, "probe": True, "signed": main.signed}
+    found += [
+        Measure("train_loss", f"{loss} of the cohort's batches", -1, probe=True, **of_loss),
+        Measure("clipped", "gradients clipped", 0, True, probe=True, judge=main),
+        Measure("noise_to_signal", "noise over signal", -1, probe=True),
+        Measure("objective", "objective", -1, probe=True, **of_loss),
+        Measure("gradient_norm", "norm of the objective's gradient", -1, probe=True),
+        Measure("client_mean", f"mean {clients} of clients", main.better, **main_looks),
+        Measure("worst_tenth", f"{clients} of the worst tenth", main.better, **main_looks),
+        Measure("client_variance", f"variance of clients' {plural(clients)}", -1, probe=True),
+    ]
+    return Measures({one.name: one for one in found}, main)
+
+
+def plural(words: str) -> str:
+    """Several of a metric: `accuracies`."""
+    return words[:-1] + "ies" if words.endswith("y") else words

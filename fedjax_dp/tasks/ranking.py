@@ -1,0 +1,71 @@
+"""Metrics of ranks: average precision and the area under the ROC curve, of many groups of records at once.
+
+All takes flat arrays `(records,)`: scores, truth (0 or 1), and the group of each; gives one number a group. NumPy, as
+the order of all scores is needed.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+BUCKETS = 200  # of probabilities, in the approximate variant
+
+
+class _Blocks(NamedTuple):
+    """Records of one group with one score, in falling order of scores within each group."""
+
+    group: np.ndarray  # (blocks,)
+    hits: np.ndarray  # positives in the block, and in those above it, itself among them
+    hits_so_far: np.ndarray
+    records: np.ndarray
+    records_so_far: np.ndarray
+
+
+def average_precision(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
+    """AP = sum over distinct scores, falling, of (R_k - R_(k-1)) P_k, `(groups,)`; NaN without a positive."""
+    blocks = _blocks(scores, truth, group)
+    positives = np.bincount(group, truth, groups)
+    found = np.bincount(blocks.group, blocks.hits * blocks.hits_so_far / blocks.records_so_far, groups)
+    return _where(positives > 0, found, positives)
+
+
+def area_under_curve(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
+    """The chance that a positive scores above a negative, ties counted half, `(groups,)`; NaN without one of either."""
+    blocks = _blocks(scores, truth, group)
+    positives = np.bincount(group, truth, groups)
+    negatives = np.bincount(group, minlength=groups) - positives
+    above = blocks.hits_so_far - blocks.hits
+    found = np.bincount(blocks.group, (blocks.records - blocks.hits) * (above + blocks.hits / 2), groups)
+    return _where((positives > 0) & (negatives > 0), found, positives * negatives)
+
+
+def bucketed(scores: np.ndarray) -> np.ndarray:
+    """Logits as the number of the bucket of their probability, of BUCKETS of equal width."""
+    with np.errstate(over="ignore"):
+        probabilities = 1 / (1 + np.exp(-scores))
+    found: np.ndarray = np.minimum(np.floor(probabilities * BUCKETS), BUCKETS - 1)
+    return found
+
+
+def _blocks(scores: np.ndarray, truth: np.ndarray, group: np.ndarray) -> _Blocks:
+    order = np.lexsort((-scores, group))
+    scores, truth, group = scores[order], truth[order].astype(float), group[order]
+    last = np.ones(len(scores), bool)
+    last[:-1] = (scores[1:] != scores[:-1]) | (group[1:] != group[:-1])
+    ends = np.flatnonzero(last)
+    hits, records = np.diff(np.cumsum(truth)[ends], prepend=0.0), np.diff(ends, prepend=-1)
+    of = group[ends]
+    begins = np.flatnonzero(np.diff(of, prepend=-1))  # the first block of each group that is there
+    which = np.cumsum(np.diff(of, prepend=-1) != 0) - 1
+
+    def so_far(counts: np.ndarray) -> np.ndarray:
+        total = np.cumsum(counts)
+        found: np.ndarray = total - (total - counts)[begins][which]
+        return found
+
+    return _Blocks(of, hits, so_far(hits), records, so_far(records))
+
+
+def _where(known: np.ndarray, over: np.ndarray, under: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.where(known, over / np.where(known, under, 1), np.nan)
+    return found

@@ -1,0 +1,268 @@
+"""The tasks that data name: classes, sequences, several labels, yes or no, numbers, and targets of one's own."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.data.targets import OWN, Vocabulary
+from fedjax_dp.tasks import losses
+from fedjax_dp.tasks.ranking import area_under_curve, average_precision, bucketed
+from fedjax_dp.tasks.task import LossWords, Metric, Seen, quotient, ratio
+
+NATS = LossWords("cross-entropy", "nats")
+Loss = Callable[[Any, Any], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """One label of several: softmax cross-entropy, and accuracy."""
+
+    name = "classes"
+    loss_words = NATS
+    keeps_scores = False
+    metrics = (Metric("accuracy", "accuracy", 1, ratio("right"), share=True),)
+    loss: Loss = losses.cross_entropy
+
+    def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
+        return (outputs,)
+
+    def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
+        return {"right": (jnp.argmax(scores, -1) == target).astype(jnp.int32)}
+
+
+def _perplexity(over: str, under: str) -> Callable[[Seen], np.ndarray]:
+    def of(seen: Seen) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            found: np.ndarray = np.exp(quotient(seen.sums[over], seen.sums[under]))
+        return found
+
+    return of
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """The next token at every place of a record. Metrics count tokens of all records alike; none counts padding.
+
+    The most likely token is looked for among all ids, special ones too. Those that stand for words which are not in the
+    vocabulary (oov) and the end of a text (eos) are left out of the metrics that say so.
+    """
+
+    vocabulary: Vocabulary
+    loss: Loss
+
+    name = "sequence"
+    loss_words = LossWords("cross-entropy of a token", "nats")
+    keeps_scores = False
+    metrics = (
+        Metric("token_accuracy", "token accuracy", 1, ratio("right", "tokens"), share=True),
+        Metric("token_accuracy_no_oov", "token accuracy without OOV", 1, ratio("right_no_oov", "no_oov"), share=True),
+        Metric(
+            "token_accuracy_no_oov_eos",
+            "token accuracy without OOV and EOS",
+            1,
+            ratio("right_no_oov_eos", "no_oov_eos"),
+            share=True,
+        ),
+        Metric("perplexity", "perplexity", -1, _perplexity("nats", "tokens")),
+        Metric("perplexity_no_oov", "perplexity without OOV", -1, _perplexity("nats_no_oov", "no_oov")),
+    )
+
+    def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
+        return (*target_shape, outputs)
+
+    def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
+        known = self.vocabulary
+        there = target != known.pad
+        words = there & ~jnp.isin(target, jnp.asarray(known.oov, jnp.int32)) if known.oov else there
+        no_eos = words if known.eos is None else words & (target != known.eos)
+        right, each = jnp.argmax(scores, -1) == target, losses.cross_entropy(scores, target)
+        counted = {"tokens": there, "no_oov": words, "no_oov_eos": no_eos}
+        found = {name: among.sum(dtype=jnp.int32) for name, among in counted.items()}
+        for name, among in (("right", there), ("right_no_oov", words), ("right_no_oov_eos", no_eos)):
+            found[name] = (right & among).sum(dtype=jnp.int32)
+        for name, among in (("nats", there), ("nats_no_oov", words)):
+            found[name] = jnp.where(among, each, 0.0).sum()
+        return found
+
+
+def _by_label(seen: Seen, scores: np.ndarray) -> np.ndarray:
+    """Average precision of each label in each group `(groups, labels)`."""
+    labels = scores.shape[1]
+    group = seen.group_of[:, None] * labels + np.arange(labels)
+    truth = np.asarray(seen.targets)
+    found = average_precision(scores.ravel(), truth.ravel(), group.ravel(), seen.groups * labels)
+    return found.reshape(seen.groups, labels)
+
+
+def _kept(seen: Seen) -> np.ndarray:
+    if seen.scores is None:
+        raise ValueError("a metric of ranks needs the scores of a task that keeps them")
+    return seen.scores
+
+
+def mean_ap(seen: Seen) -> np.ndarray:
+    """The mean of AP over the labels with a positive record; the others are left out."""
+    found = _by_label(seen, _kept(seen))
+    known = ~np.isnan(found)
+    return quotient(np.where(known, found, 0).sum(1), known.sum(1))
+
+
+def mean_ap_buckets200(seen: Seen) -> np.ndarray:
+    """The same of probabilities in 200 buckets, where a label without a positive record counts as 0."""
+    found: np.ndarray = np.nan_to_num(_by_label(seen, bucketed(_kept(seen)))).mean(1)
+    return found
+
+
+def labels_with_positives(seen: Seen) -> np.ndarray:
+    """How many labels have a positive record, which mean AP is over."""
+    found: np.ndarray = (seen.sums["positives"] > 0).sum(1)
+    return found
+
+
+def micro_ap(seen: Seen) -> np.ndarray:
+    """AP of all labels' scores and targets as of one label."""
+    scores, truth = _kept(seen), np.asarray(seen.targets)
+    group = np.broadcast_to(seen.group_of[:, None], scores.shape)
+    return average_precision(scores.ravel(), truth.ravel(), group.ravel(), seen.groups)
+
+
+def micro_f1(seen: Seen) -> np.ndarray:
+    """2 TP / (2 TP + FP + FN) of all labels together."""
+    return quotient(2 * seen.sums["hits"], seen.sums["said"] + seen.sums["positives"].sum(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabel:
+    """Several labels, each there or not, with a logit each: mean average precision. A probability of 0.5 is a yes.
+
+    ap  `exact`, or `buckets200` as the FLAIR benchmark of pfl-research has it: mean_ap then goes by 200 buckets of
+        probabilities, and labels without a positive record count as 0.
+    """
+
+    loss: Loss
+    ap: str = "exact"
+
+    name = "multi_label"
+    loss_words = NATS
+    keeps_scores = True
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        means = {
+            "exact": Metric("mean_ap", "mean average precision", 1, mean_ap, share=True),
+            "buckets200": Metric("mean_ap", "mean average precision (200 buckets)", 1, mean_ap_buckets200, share=True),
+        }
+        return (
+            means[self.ap],
+            Metric("micro_ap", "micro average precision", 1, micro_ap, share=True),
+            Metric("micro_f1", "micro F1 at 0.5", 1, micro_f1, share=True),
+            Metric("labels_with_positives", "labels with a positive record", 0, labels_with_positives),
+        )
+
+    def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
+        return (outputs,)
+
+    def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
+        said, truth = scores >= 0, target > 0
+        return {
+            "hits": (said & truth).sum(dtype=jnp.int32),
+            "said": said.sum(dtype=jnp.int32),
+            "positives": truth.astype(jnp.int32),
+        }
+
+
+def _of_logits(ranked: Callable[..., np.ndarray]) -> Callable[[Seen], np.ndarray]:
+    def of(seen: Seen) -> np.ndarray:
+        return ranked(_kept(seen)[:, 0], np.asarray(seen.targets), seen.group_of, seen.groups)
+
+    return of
+
+
+@dataclasses.dataclass(frozen=True)
+class Binary:
+    """Yes or no, by one logit: accuracy, the area under the ROC curve, average precision. 0.5 is a yes."""
+
+    name = "binary"
+    loss_words = NATS
+    keeps_scores = True
+    metrics = (
+        Metric("accuracy", "accuracy", 1, ratio("right"), share=True),
+        Metric("auc", "area under the ROC curve", 1, _of_logits(area_under_curve), share=True),
+        Metric("ap", "average precision", 1, _of_logits(average_precision), share=True),
+    )
+    loss: Loss = losses.one_logit
+
+    def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
+        return (1,)
+
+    def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
+        return {"right": ((scores[0] >= 0) == (target > 0)).astype(jnp.int32)}
+
+
+def mean_squared(seen: Seen) -> np.ndarray:
+    """Over records and numbers of a target."""
+    return quotient(seen.sums["squared"].mean(1), seen.sums["records"])
+
+
+def r2(seen: Seen) -> np.ndarray:
+    """1 - SSE / SST of each number of a target, averaged over those that vary; SST is about the group's own mean."""
+    counts, targets = seen.sums["records"], np.asarray(seen.targets, float)
+    totals = np.zeros((2, seen.groups, targets.shape[1]))
+    np.add.at(totals[0], seen.group_of, targets)
+    means = totals[0] / np.maximum(counts, 1)[:, None]
+    np.add.at(totals[1], seen.group_of, (targets - means[seen.group_of]) ** 2)
+    found = 1 - quotient(seen.sums["squared"], totals[1])
+    known = ~np.isnan(found)
+    return quotient(np.where(known, found, 0).sum(1), known.sum(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """Numbers, a score each: the root of the mean squared error, and how much of the targets' variance is explained."""
+
+    loss: Loss = losses.squared_error
+
+    name = "regression"
+    keeps_scores = False
+    metrics = (
+        Metric("rmse", "root mean squared error", -1, lambda seen: np.sqrt(mean_squared(seen))),
+        Metric("mse", "mean squared error", -1, mean_squared),
+        Metric("mae", "mean absolute error", -1, lambda seen: quotient(seen.sums["absolute"], seen.sums["records"])),
+        Metric("r2", "R squared", 1, r2, signed=True),
+    )
+
+    @property
+    def loss_words(self) -> LossWords:
+        return LossWords("Huber loss" if self.loss is losses.huber else "squared error")
+
+    def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
+        return (outputs,)
+
+    def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
+        errors = losses.wide(scores) - target
+        return {"squared": errors * errors, "absolute": jnp.mean(jnp.abs(errors))}
+
+
+def _no_loss(scores: Any, target: Any) -> jax.Array:
+    raise ValueError("targets of one's own need a loss of one's own: fedjax_dp.model(network, data, loss=...)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Targets of one's own, of which nothing is known but the model's loss."""
+
+    name = OWN
+    loss_words = LossWords("loss", signed=True)
+    keeps_scores = False
+    metrics: tuple[Metric, ...] = ()
+    loss: Loss = _no_loss
+
+    def scores(self, target_shape: tuple[int, ...], outputs: int) -> None:
+        return None
+
+    def sums(self, scores: Any, target: Any) -> Mapping[str, jax.Array]:
+        return {}

@@ -1,0 +1,111 @@
+"""A task: what the scores of a model are judged by. The target of a record, its loss, and metrics of many records."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from fedjax_dp.tasks.measures import Measures, measures_of
+
+
+class Seen(NamedTuple):
+    """What a model's scores of test records gave, of some groups of records: of all, or of each client's.
+
+    sums      what the task adds up over records, by name `(groups, ...)`, float64; `records` counts them `(groups,)`;
+    scores    of every record, where the task keeps them `(records, ...)`, float64; else None;
+    targets   of every record, as the data have them;
+    group_of  the group of every record `(records,)`.
+    """
+
+    sums: Mapping[str, np.ndarray]
+    scores: np.ndarray | None
+    targets: Any
+    group_of: np.ndarray
+
+    @property
+    def groups(self) -> int:
+        return len(self.sums["records"])
+
+
+class Metric(NamedTuple):
+    """A number that tells how good scores are; `of` gives one for each group, NaN where it cannot be known."""
+
+    name: str
+    words: str
+    better: int  # 1 where larger is better, -1 where smaller is
+    of: Callable[[Seen], np.ndarray]
+    share: bool = False  # lies between 0 and 1
+    unit: str = ""
+    signed: bool = False  # may be below 0
+
+
+class LossWords(NamedTuple):
+    """What a loss is called."""
+
+    words: str
+    unit: str = ""
+    signed: bool = False  # may be below 0
+
+
+class Task(Protocol):
+    """Structure, not numbers: compared and hashed with the model that holds it, `fedjax_dp.model(..., task=)`.
+
+    A record's loss and sums are made of that record alone, so records of a batch cannot mix.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The first is the main one, which sweeps, plots and targets go by; without any, that is the mean loss."""
+        ...
+
+    @property
+    def loss_words(self) -> LossWords:
+        """What the loss is called."""
+        ...
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether metrics need the scores of the whole test set, as ranks do, beside sums."""
+        ...
+
+    def loss(self, scores: Any, target: Any) -> jax.Array:
+        """Of one record, a number `()`, differentiable by the scores; traced."""
+        ...
+
+    def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...] | None:
+        """The shape of the scores of one record that the loss takes; None: any."""
+        ...
+
+    def sums(self, scores: Any, target: Any) -> Mapping[str, jax.Array]:
+        """Of one record, what is added up over records; traced. Counts are integers, so that they stay exact."""
+        ...
+
+
+def ratio(over: str, under: str = "records") -> Callable[[Seen], np.ndarray]:
+    """A metric that is a quotient of two sums."""
+
+    def of(seen: Seen) -> np.ndarray:
+        return quotient(seen.sums[over], seen.sums[under])
+
+    return of
+
+
+def quotient(over: np.ndarray, under: np.ndarray) -> np.ndarray:
+    """NaN where nothing was counted."""
+    found: np.ndarray = np.where(under > 0, over / np.where(under > 0, under, 1), np.nan)
+    return found
+
+
+def told_of(task: Task) -> dict[str, Any]:
+    """The task as files tell it: JSON, from which `measures_of` makes its measures."""
+    metrics = [{name: value for name, value in one._asdict().items() if name != "of"} for one in task.metrics]
+    return {"name": task.name, "loss": task.loss_words._asdict(), "metrics": metrics}
+
+
+def measures_of_task(task: Task) -> Measures:
+    """The same of the task itself."""
+    return measures_of(told_of(task))
