@@ -307,7 +307,7 @@ def scaffold(
     """
     known(option, "I", "II")
     step = {"clip": clip, **step}
-    local = {"rule": rule, "decay": decay, "eps": eps, "state": state, **step}
+    local = {"rule": rule, "numbers": {"decay": decay, "eps": eps}, "state": state, **step}
     x, n, memory, results = case.start, len(case.shares), {}, []
     c_i = [np.zeros_like(x) for _ in range(n)]
     if warm is not None:

@@ -36,6 +36,7 @@ RIGHT = {  # of every function, by the name of the argument
     "example": CLIENTS,
     "exponent": 1.0,
     "folder": "none",
+    "group_size": 2,
     "fraction": 0.2,
     "labels": DIGITS.y_train,
     "min_records": 1,
@@ -50,6 +51,8 @@ RIGHT = {  # of every function, by the name of the argument
     "rounds": 1,
     "seed": 0,
     "sizes": [10] * 5,
+    "strength": 0.5,
+    "values": DIGITS.y_train,
     **{name: getattr(DIGITS, name) for name in ("x_train", "y_train", "x_test", "y_test")},
 }
 HEAVY = ["audit", "calibrate", "guarantee", "reproduce", "run", "simulate", "sweep"]  # which run where all is well

@@ -112,7 +112,7 @@ def somebodys(
 # 4. A data set, by name.
 
 
-def read_moons(name, data_dir, seed):
+def read_moons(name, data_dir, seed, reading):
     angle = np.linspace(0, np.pi, 300)
     upper = np.stack([np.cos(angle), np.sin(angle)], 1)
     x = np.concatenate([upper, np.array([1.0, 0.5]) - upper]).astype(np.float32)

@@ -94,7 +94,7 @@ SERVER = re.search(r"fdp\.parts\.Server\(.*\)", MINE)[0]
         (
             "nn.Dense(self.classes)",
             "nn.Dense(7)",
-            "scores of the model must be (3,), one for each class, got (7,); give",
+            "scores of the model must be (3,), as the loss of task classes takes them, got (7,); give",
         ),
         ("nn.Dense(16)(x)", "nn.BatchNorm(use_running_average=False)(x)", "use GroupNorm or LayerNorm instead"),
         (

@@ -122,7 +122,7 @@ def class_dirichlet(
     errors.require_count("num_clients", num_clients)
     errors.require_count("min_records", min_records)
     errors.require_positive("concentration", concentration)
-    rng, held, even = generator(seed), np.bincount(labels), len(labels) / num_clients
+    rng, held, even = generator(seed), np.bincount(labels.astype(int)), len(labels) / num_clients
     smallest = 0
     for _ in range(ATTEMPTS if min_records <= even else 0):
         table = np.zeros((num_clients, held.size), np.int64)

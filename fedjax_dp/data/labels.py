@@ -47,7 +47,7 @@ def pathological(
     check_partition(labels)
     errors.require_count("num_clients", num_clients)
     errors.require_choice("assignment", assignment, ASSIGNMENTS)
-    rng, held = generator(seed), np.bincount(labels)
+    rng, held = generator(seed), np.bincount(labels.astype(int))
     present = np.flatnonzero(held)
     if not 1 <= count <= present.size:
         raise errors.refuse("labels_per_client", count, f"between 1 and the {present.size} labels")

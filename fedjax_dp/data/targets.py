@@ -66,7 +66,14 @@ def rows_of(y: Any, rows: Any) -> Any:
 
 def as_arrays(y: Any) -> Any:
     """Targets as arrays of NumPy; lists of numbers are one, dictionaries and tuples are pytrees of several."""
-    return jax.tree.map(np.asarray, y, is_leaf=lambda part: isinstance(part, list))
+
+    def one(part: Any) -> np.ndarray:
+        try:
+            return np.asarray(part)
+        except ValueError:  # lists of different lengths
+            raise errors.refuse("targets", "lists of different lengths", "arrays", "pad or cut them") from None
+
+    return jax.tree.map(one, y, is_leaf=lambda part: isinstance(part, list))
 
 
 def stored(task: str, y: Any) -> Any:

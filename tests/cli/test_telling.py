@@ -9,6 +9,7 @@ from fedjax_dp import cli
 from fedjax_dp.cli import sweep, telling, wrapping
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.sweeps.sweep import Sweep
+from fedjax_dp.tasks import Classes, told_of
 
 CELLS = {
     "clip_norm": ["0.3", "1"],
@@ -81,6 +82,7 @@ def point(index, delta):
         "values": {"delta": delta, "seed": 0},
         "status": "done",
         "reason": "",
+        "task": told_of(Classes()),
         "history": [{"round": 1, "test_accuracy": 0.5}],
         "guarantee": guarantee,
     }

@@ -212,7 +212,7 @@ def test_a_classifier_has_one_score_for_each_class():
     check(algorithm, data, 1, fdp.logistic_regression((3,), 3))
     for outputs in (2, 5):
         told = refusal(check, algorithm, data, 1, fdp.logistic_regression((3,), outputs))
-        assert f"scores of the model must be (3,), one for each class, got ({outputs},)" in told
+        assert f"scores of the model must be (3,), as the loss of task classes takes them, got ({outputs},)" in told
     pair = (lambda key: {"w": np.zeros(3, np.float32)}, lambda params, x: (params["w"] * x).sum(keepdims=True))
     own = models.model(pair, (3,), loss=lambda scores, y: (scores[0] - y) ** 2)  # a regression of the label
     check(algorithm, data, 1, own)

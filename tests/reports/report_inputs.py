@@ -8,6 +8,7 @@ import threading
 import numpy as np
 
 from fedjax_dp.reports.server import Server
+from fedjax_dp.tasks import Classes, told_of
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>&amp;\u2028'\"${1}"
 
@@ -59,6 +60,7 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
             "config": {**values, "rounds": 6},
             "status": "done" if done else "diverged",
             "reason": None if done else "loss must be finite",
+            "task": told_of(Classes()),
             "history": history if done else history[:1],
             "guarantee": guarantee,
             "seconds": 0.5,

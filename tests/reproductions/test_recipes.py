@@ -261,7 +261,7 @@ def test_a_lost_seed_fails_its_number():
 
 @pytest.mark.parametrize(("accuracies", "missed"), [([80.0, 80.0], 0), ([80.0, 70.0], 1), ([70.0, 70.0], 2)])
 def test_a_target_that_some_seeds_miss_has_no_mean(accuracies, missed):
-    runs = [run(accuracy) | {"config": {"target_accuracy": 0.75}} for accuracy in accuracies]
+    runs = [run(accuracy) | {"config": {"target": "accuracy=0.75"}} for accuracy in accuracies]
     row = row_at(table_of(tiny(metrics=["rounds_to_target"], published={}), runs), DPNFL)
     assert row.readings["correct"].mean == (None if missed else 2)
     assert row.verdict == (f"not reached by {missed} of 2 seeds" if missed else "")

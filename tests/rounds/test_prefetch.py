@@ -48,7 +48,7 @@ def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
         logistic_regression((FEATURES,), 3),
         fdp.execution.all_devices(),
         on_host=True,
-        start=simulation.begin(algorithm, logistic_regression((FEATURES,), 3), data, key)._replace(round=empty),
+        start=simulation.begin(algorithm, data, key, model=logistic_regression((FEATURES,), 3))._replace(round=empty),
     )
     state, _ = run.advance(state, empty + 1)
     run.close()

@@ -16,13 +16,18 @@ from fedjax_dp.experiments import config
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
-from fedjax_dp.sweeps.settings import BETTER, bounds, interval, pick, same, settings_of
+from fedjax_dp.sweeps.settings import bounds, interval, pick, same, settings_of
+from fedjax_dp.tasks import Classes, measures_of, told_of
+
+TASK = told_of(Classes())
+CLASSES = measures_of(TASK)
 
 
 def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reason=None, config=None, **last):
     """A record whose test accuracy goes through `accuracies`; `last` are metrics of the last evaluation."""
     history = [
-        Evaluation(10 * (place + 1), accuracy, 2.0 - accuracy)._asdict() for place, accuracy in enumerate(accuracies)
+        Evaluation(10 * (place + 1), {"accuracy": accuracy}, 2.0 - accuracy).row()
+        for place, accuracy in enumerate(accuracies)
     ]
     if history:
         history[-1].update(last)
@@ -45,6 +50,7 @@ def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reas
         "config": {} if config is None else config,
         "status": status,
         "reason": reason,
+        "task": TASK,
         "history": history,
         "guarantee": guarantee,
         "seconds": 0.5,
@@ -95,7 +101,7 @@ def test_interval_by_hand_and_its_ends():
 
 
 def test_every_metric_of_an_evaluation_has_a_direction_or_none():
-    assert list(BETTER) == list(Evaluation._fields[1:])
+    assert ["round", *CLASSES.by_name] == list(Evaluation(1, {"accuracy": 0.5}, 1.0).row())
 
 
 def test_equal_values_have_equal_keys():
@@ -141,7 +147,7 @@ def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
     assert math.isnan(frame["test_accuracy"][4])
     assert frame["clipped"].tolist()[2] == 0.25
     assert frame["rounds"].tolist() == [30] * 3 + [pd.NA] * 2
-    assert set(BETTER) <= set(frame.columns)
+    assert set(CLASSES.by_name) <= set(frame.columns)
     assert not frame.columns.duplicated().any()
 
 
@@ -208,7 +214,7 @@ def test_summary_of_one_metric_and_one_seed():
     assert frame[["test_loss_std", "test_loss_low", "test_loss_high"]].isna().all(axis=None)
     assert not any(name.startswith("test_accuracy") for name in frame.columns)
     with pytest.raises(errors.ConfigurationError, match="did you mean test_loss"):
-        table.summary([], AXES, "test_los")
+        table.summary(grid([0.1], [7], lambda rate, seed: rate), AXES, "test_los")
 
 
 def test_a_seed_counts_once_however_often_it_was_drawn():
@@ -292,9 +298,9 @@ def test_metrics_without_direction_are_judged_by_accuracy():
         point(index, {"learning_rate": rate, "seed": 0}, (accuracy,), clipped=clipped)
         for index, (rate, accuracy, clipped) in enumerate([(0.1, 0.9, 0.2), (0.2, 0.5, 0.1), (0.3, 0.4, 0.9)])
     ]
-    assert pick(settings_of(records, AXES), "clipped").values == {"learning_rate": 0.1}
+    assert pick(settings_of(records, AXES), CLASSES["clipped"]).values == {"learning_rate": 0.1}
     unknown = point(3, {"learning_rate": 0.4, "seed": 0}, (0.99,))
-    assert pick(settings_of([unknown], AXES), "clipped") is None
+    assert pick(settings_of([unknown], AXES), CLASSES["clipped"]) is None
 
 
 def sweep_folder(records, axes=AXES, **more):
@@ -389,9 +395,9 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
 
 
 def test_an_interval_in_words_stays_within_what_the_metric_can_be():
-    assert bounds("test_accuracy", -0.09, 1.56) == "0.0000 to 1.0000"
-    assert bounds("test_loss", -0.09, 1.56) == "0.0000 to 1.5600"
-    assert bounds("test_accuracy", math.nan, math.nan) == ""
+    assert bounds(CLASSES["test_accuracy"], -0.09, 1.56) == "0.0000 to 1.0000"
+    assert bounds(CLASSES["test_loss"], -0.09, 1.56) == "0.0000 to 1.5600"
+    assert bounds(CLASSES["test_accuracy"], math.nan, math.nan) == ""
 
 
 def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
