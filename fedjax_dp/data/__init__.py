@@ -5,8 +5,9 @@ from fedjax_dp.data.holdout import hold_out, pooled, split_each
 from fedjax_dp.data.labels import labels_per_client
 from fedjax_dp.data.loaders import DATASETS, load, names_clients
 from fedjax_dp.data.own import dataset
-from fedjax_dp.data.owners import given_ids, natural_parts
+from fedjax_dp.data.owners import given_parts, natural_parts
 from fedjax_dp.data.partition import dirichlet, iid, natural, one_class_per_client, similarity
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.sizes import equal_sizes, one_class_sizes, power_law_sizes, zipf_sizes
 from fedjax_dp.data.store import Client, Dataset, FederatedData, federate
 from fedjax_dp.data.summary import Summary, label_counts, summarise
@@ -18,6 +19,7 @@ __all__ = [
     "Client",
     "Dataset",
     "FederatedData",
+    "Reading",
     "Summary",
     "Targets",
     "Vocabulary",
@@ -25,7 +27,7 @@ __all__ = [
     "dirichlet",
     "equal_sizes",
     "federate",
-    "given_ids",
+    "given_parts",
     "hold_out",
     "iid",
     "label_counts",

@@ -3,42 +3,58 @@
 import os
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data import arrays, cifar, idx, own, svhn, synthetic, tabular, text, tfds, writers
+from fedjax_dp.data.formats.hugging_face import hugging_face
+from fedjax_dp.data.formats.leaf import leaf
+from fedjax_dp.data.formats.tff import tff
+from fedjax_dp.data.reading import COLUMNS, NAMES, TEXT, Reading
 from fedjax_dp.data.store import Dataset
+from fedjax_dp.options import of_class, require
 
 Folder = str | os.PathLike[str] | None
 
 
 class Reader(NamedTuple):
-    """How a data set is read: `read(name, data_dir, seed)`, or with what follows its name and a colon instead."""
+    """How a data set is read: `read(name, data_dir, seed, reading)`, or with what follows a colon for its name."""
 
-    read: Callable[..., Dataset]
+    read: Callable[[str, Folder, int, Reading], Dataset]
     suffix: str | None = None  # what follows the colon, in words
-    table: bool = False  # `read` is told the columns of labels and clients, too
+    takes: tuple[str, ...] = ()  # what of a `Reading` means something for it
+    owned: Callable[[str, str | None], bool] = lambda rest, column: False  # whether a user's data name their clients
 
 
 def _files(read: Callable[[str, Folder], Dataset]) -> Reader:
-    return Reader(lambda name, data_dir, seed: read(name, data_dir))
+    return Reader(lambda name, data_dir, seed, reading: read(name, data_dir))
+
+
+def _named(rest: str, column: str | None) -> bool:
+    return column is not None
 
 
 def _table(kind: str) -> Reader:
-    def read(path: str, data_dir: Folder, seed: int, label: str | None, client: str | None) -> Dataset:
-        return own.from_table(pathlib.Path(path), kind, label, client)
+    def read(path: str, data_dir: Folder, seed: int, reading: Reading) -> Dataset:
+        return own.from_table(pathlib.Path(path), kind, reading)
 
-    return Reader(read, "PATH", table=True)
+    return Reader(read, "PATH", (*COLUMNS, "split_column"), _named)
 
 
-def _store(folder: str, data_dir: Folder, seed: int) -> Dataset:
+def _format(
+    read: Callable[[pathlib.Path, Reading], Dataset], *takes: str, owned: Any = lambda rest, column: True
+) -> Reader:
+    return Reader(lambda path, data_dir, seed, reading: read(pathlib.Path(path), reading), "PATH", takes, owned)
+
+
+def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> Dataset:
     got = f"'store:{folder}'"
     raise errors.refuse("dataset", got, "a data set", "a store holds clients already: open_store reads it")
 
 
 DATASETS: dict[str, Reader] = {
-    "digits": Reader(lambda name, data_dir, seed: arrays.digits()),
+    "digits": Reader(lambda name, data_dir, seed, reading: arrays.digits()),
     **dict.fromkeys(idx.IDX, _files(idx.images)),
     "adult": _files(tabular.adult),
     "adult_full": _files(tabular.adult),
@@ -47,11 +63,20 @@ DATASETS: dict[str, Reader] = {
     "svhn": _files(svhn.svhn),
     "femnist_digits": _files(writers.femnist_digits),
     "sent140": _files(text.sent140),
-    "npz": Reader(lambda path, data_dir, seed: own.from_npz(pathlib.Path(path)), "PATH"),
+    "npz": Reader(
+        lambda path, data_dir, seed, reading: own.from_npz(pathlib.Path(path)),
+        "PATH",
+        owned=lambda path, column: own.has_ids(pathlib.Path(path)),
+    ),
     "csv": _table("csv"),
     "parquet": _table("parquet"),
-    "synthetic": Reader(lambda asked, data_dir, seed: synthetic.synthetic(asked, seed), "U,V or synthetic:iid"),
-    "tfds": Reader(lambda name, data_dir, seed: tfds.image_classification(name, data_dir), "NAME"),
+    "leaf": _format(leaf, *TEXT, "stride", "convention", "record_shape"),
+    "tff": _format(tff, *TEXT, "stride", "convention", "record_shape", "subset"),
+    "hf": _format(hugging_face, *COLUMNS, *TEXT, "convention", owned=_named),
+    "synthetic": Reader(
+        lambda asked, data_dir, seed, reading: synthetic.synthetic(asked, seed), "U,V or synthetic:iid"
+    ),
+    "tfds": Reader(lambda name, data_dir, seed, reading: tfds.image_classification(name, data_dir), "NAME"),
     "store": Reader(_store, "FOLDER"),
 }
 
@@ -65,41 +90,37 @@ def kind_of(name: str) -> str:
     return kind
 
 
+def check_reading(kind: str, reading: Reading) -> None:
+    """Refuse what means nothing for a data set."""
+    for name in NAMES:
+        if (value := getattr(reading, name)) is not None and name not in DATASETS[kind].takes:
+            takers = [f"{other}:{reader.suffix}" for other, reader in DATASETS.items() if name in reader.takes]
+            raise errors.refuse(name, repr(value), f"left out for {kind}", f"it is for {', '.join(takers)}")
+
+
 @checks_arguments
-def load(
-    name: str,
-    data_dir: str | os.PathLike[str] | None = None,
-    seed: int = 0,
-    *,
-    label: str | None = None,
-    client: str | None = None,
-) -> Dataset:
-    """A data set by name: one of DATASETS; npz:PATH, csv:PATH and others go on after the colon.
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **how: Any) -> Dataset:
+    """A data set by name: one of DATASETS; npz:PATH, csv:PATH, leaf:PATH and others go on after the colon.
 
     A store holds clients, not a data set: `open_store` reads it.
 
     Files are looked for in `data_dir`, else in the folder that FEDJAX_DP_DATA names, else in the user cache. idx files
     that are not there are downloaded into the user cache and compared with their checksum; for other data sets the
-    error says which file belongs where. `seed` decides what synthetic draws, and nothing else. `label` and
-    `client` name columns of csv:PATH and parquet:PATH (default label, and no clients).
+    error says which file belongs where. `seed` decides what synthetic draws, and nothing else. `how` files of the
+    user's own are read: the fields of `fedjax_dp.data.Reading`, such as label_column="y".
     """
+    require(of_class(Reading), how, how, "load")
     kind, (_, colon, rest) = kind_of(name), name.partition(":")
-    read, suffix, table = DATASETS[kind]
-    if suffix is not None and not rest:
-        raise errors.refuse("dataset", repr(name), f"{kind}:{suffix}")
-    if colon and suffix is None:
+    reader, reading = DATASETS[kind], Reading(**how)
+    if reader.suffix is not None and not rest:
+        raise errors.refuse("dataset", repr(name), f"{kind}:{reader.suffix}")
+    if colon and reader.suffix is None:
         raise errors.refuse("dataset", repr(name), f"{kind} without a path", "npz:PATH reads your own arrays")
-    if table:
-        return read(rest, data_dir, seed, label, client)
-    if label is not None or client is not None:
-        raise errors.refuse(
-            "columns", repr(label or client), f"left out for {kind}", "csv:PATH and parquet:PATH have them"
-        )
-    return read(rest if suffix else kind, data_dir, seed)
+    check_reading(kind, reading)
+    return reader.read(rest if reader.suffix else kind, data_dir, seed, reading)
 
 
 @checks_arguments
-def names_clients(name: str, client: str | None) -> bool:
+def names_clients(name: str, client_column: str | None = None) -> bool:
     """Whether a user's own data set says who owns its records; no more of it is read than is needed for that."""
-    kind, rest = kind_of(name), name.partition(":")[2]
-    return client is not None if DATASETS[kind].table else kind == "npz" and own.has_ids(pathlib.Path(rest))
+    return DATASETS[kind_of(name)].owned(name.partition(":")[2], client_column)

@@ -1,7 +1,7 @@
 """A user's own data: arrays, a pandas DataFrame, an npz, CSV or Parquet file."""
 
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -9,8 +9,11 @@ from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.files import absent, check_keys, damaged, read_npz
+from fedjax_dp.data.formats.arrow_streams import read_parquet
+from fedjax_dp.data.formats.splits import reshaped
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 
 LABEL = "label"  # the column of labels, where no other is named
@@ -55,7 +58,7 @@ def dataset(
         for what, told in given.items():
             if told is not None:
                 raise errors.refuse(what, "an argument", "left out for a DataFrame", "name columns and give test=")
-        return from_frame(name, "", x_train, label, client, test)
+        return from_frame(name, "", x_train, Columns(LABEL if label is None else label, client), test)
     for what, told in (("label", label), ("client", client), ("test", test)):
         if told is not None:
             raise errors.refuse(what, repr(told)[:60], "left out for arrays", "it is for a DataFrame alone")
@@ -90,31 +93,58 @@ def has_ids(path: pathlib.Path) -> bool:
         return False
 
 
-def from_table(path: pathlib.Path, kind: str, label: str | None, client: str | None) -> Dataset:
+def from_table(path: pathlib.Path, kind: str, reading: Reading) -> Dataset:
     """A CSV or Parquet file of numeric columns, a column of labels and, if it is named, one of clients."""
-    import pandas as pd  # slow to import, and only needed here
-    import pyarrow.parquet
-
     if not path.is_file():
         raise absent(kind, path)
+    frame = _read_csv(path, reading.client_column) if kind == "csv" else read_parquet(path).to_pandas()
+    features = None if reading.feature_columns is None else reading.feature_columns.split(",")
+    columns = Columns(reading.label_column or LABEL, reading.client_column, reading.split_column, features)
+    found = from_frame(path.stem, f"{path.name}: ", frame, columns, None)
+    x_train, x_test = (reshaped(path.name, x, reading.record_shape) for x in (found.x_train, found.x_test))
+    return found._replace(x_train=x_train, x_test=x_test)
+
+
+def _read_csv(path: pathlib.Path, client: str | None) -> Any:
+    """The table, whose column of clients stays text: 007 is another client than 7. All of it whole numbers are such."""
+    import pandas as pd  # slow to import, and only needed here
+
     try:
-        csv = kind == "csv"
-        frame = pd.read_csv(path, low_memory=False) if csv else pyarrow.parquet.read_table(path).to_pandas()
-    except Exception as error:  # pandas and pyarrow have many, without a common base
+        frame = pd.read_csv(path, low_memory=False, dtype=None if client is None else {client: str})
+    except Exception as error:  # pandas has many, without a common base
         reason = " ".join(str(error).split())[:120]
-        raise damaged(path, "something else", f"a readable {kind} file", reason) from None
-    return from_frame(path.stem, f"{path.name}: ", frame, label, client, None)
+        raise damaged(path, "something else", "a readable csv file", reason) from None
+    if client in frame.columns and not frame[client].isna().any() and all(map(_is_number, frame[client])):
+        frame[client] = frame[client].astype("int64")
+    return frame
 
 
-def from_frame(name: str, where: str, frame: Any, label: str | None, client: str | None, test: Any) -> Dataset:
+def _is_number(word: str) -> bool:
+    """Whether it is how an integer of 64 bits is written."""
+    plain = len(word) < 21 and word.removeprefix("-").isdecimal() and word == str(int(word))
+    return plain and -(2**63) <= int(word) < 2**63
+
+
+class Columns(NamedTuple):
+    """Of a table, by name."""
+
+    label: str
+    client: str | None = None
+    split: str | None = None  # that says train or test; None: `split`, where there is one
+    features: list[str] | None = None  # None: all others
+
+
+def from_frame(name: str, where: str, frame: Any, columns: Columns, test: Any) -> Dataset:
     """The data set of a table; `where` begins what is refused of it."""
-    label = LABEL if label is None else label
+    label, client = columns.label, columns.client
     tables = [frame, test] if hasattr(test, "columns") else [frame]
-    splits = len(tables) == 1 and test is None and SPLIT in frame.columns
-    aside = [column for column in (label, client, SPLIT if splits else None) if column is not None]
+    split = columns.split
+    if split is None and len(tables) == 1 and test is None and SPLIT in frame.columns:
+        split = SPLIT
+    aside = [column for column in (label, client, split) if column is not None]
+    features = columns.features or [column for column in frame.columns if column not in aside]
     for table in tables:
-        _check_columns(where, table, frame, aside)
-    features = [column for column in frame.columns if column not in aside]
+        _check_columns(where, table, frame, aside, features)
     if not features:
         raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
     x = np.concatenate([_numbers(where, table, features) for table in tables])
@@ -128,8 +158,8 @@ def from_frame(name: str, where: str, frame: Any, label: str | None, client: str
     rows = np.arange(len(labels))
     if len(tables) == 2:
         train, tests = rows[: len(frame)], rows[len(frame) :]
-    elif splits:
-        train, tests = _by_column(where, frame)
+    elif split is not None:
+        train, tests = _by_column(where, frame, split)
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
@@ -179,14 +209,18 @@ def _text(ids: np.ndarray) -> np.ndarray:
     return ids.astype(str) if ids.dtype == object and all(isinstance(word, str) for word in ids.ravel()) else ids
 
 
-def _check_columns(where: str, table: Any, frame: Any, aside: list[str]) -> None:
+def _check_columns(where: str, table: Any, frame: Any, aside: list[str], features: list[str]) -> None:
     """The table has records, the named columns once each, the same as `frame`, and nothing is missing in them."""
     columns = list(table.columns)
     if not table.columns.is_unique:
         raise errors.refuse(f"{where}columns", table.columns[table.columns.duplicated()][0], "of different names")
-    if len(set(aside)) != len(aside):
-        raise errors.refuse(f"{where}columns of labels, clients and split", ", ".join(aside), "different ones")
-    for column in aside:
+    named = [*aside, *features]
+    if len(set(named)) != len(named):
+        twice = next(column for column in named if named.count(column) > 1)
+        raise errors.refuse(
+            f"{where}columns of labels, clients, split and features", f"{twice} twice", "different ones"
+        )
+    for column in named:
         if column not in columns:
             near = errors.nearest(str(column), map(str, columns))
             remedy = f"did you mean {near[0]}?" if near else "name the columns of labels and clients"
@@ -197,7 +231,7 @@ def _check_columns(where: str, table: Any, frame: Any, aside: list[str]) -> None
         raise errors.refuse(f"{where}columns of test", f"others, such as {other}", "those of the training records")
     if not len(table):
         raise errors.refuse(f"{where}records", 0, "at least one")
-    for column in columns:
+    for column in named:
         missing = table[column].isna().to_numpy()
         if missing.any():
             got = f"nothing in row {int(np.argmax(missing)) + 1}"
@@ -229,12 +263,12 @@ def _names(where: str, table: Any, column: str) -> np.ndarray:
     return values if values.dtype.kind in "iu" else values.astype(str)
 
 
-def _by_column(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
+def _by_column(where: str, frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Rows that the column says are for training and for testing."""
-    said = frame[SPLIT].to_numpy().astype(str)
+    said = frame[column].to_numpy().astype(str)
     if other := sorted(set(said) - {"train", "test"}):
-        raise errors.refuse(f"{where}column {SPLIT}", repr(other[0][:40]), "train or test in every row")
+        raise errors.refuse(f"{where}column {column}", repr(other[0][:40]), "train or test in every row")
     for word in ("train", "test"):
         if word not in said:
-            raise errors.refuse(f"{where}column {SPLIT}", f"no {word}", "train in some rows and test in others")
+            raise errors.refuse(f"{where}column {column}", f"no {word}", "train in some rows and test in others")
     return np.flatnonzero(said == "train"), np.flatnonzero(said == "test")

@@ -7,6 +7,8 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import rows_of
@@ -49,11 +51,43 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
 
 
 @checks_arguments
-def given_ids(path: str | os.PathLike[str], records: int) -> np.ndarray:
-    """Client ids of all `records`, from an .npy file or from a text file with one id in each line."""
+def given_parts(path: str | os.PathLike[str], records: int) -> list[np.ndarray]:
+    """The rows of each client, of all `records`, from a file.
+
+    .json  lists of rows by client, as other libraries' partitioners have them (`partition_id_to_indices`); clients in
+           the order of their names, as numbers where all are; rows that are in no list are nobody's;
+    .npy   an id for each record; or text, with an id in each line.
+    """
     path = pathlib.Path(path)
     if not path.is_file():
         raise errors.refuse("client_ids", str(path), "an existing file", "an .npy array, or one id in each line")
+    return _listed(path, records) if path.suffix == ".json" else natural(_ids(path, records))
+
+
+def _listed(path: pathlib.Path, records: int) -> list[np.ndarray]:
+    """Lists of rows, from the first on; none twice, none beyond the last."""
+    lists = object_of(str(path), read_json(path))
+    if not lists:
+        raise damaged(path, "no client", "lists of rows, one for each client")
+    numbered = all(len(name) < 20 and name.isdecimal() and name == str(int(name)) for name in lists)
+    seen, parts = np.zeros(records, bool), []
+    for name in sorted(lists, key=int if numbered else None):
+        where = f"{path}: {name[:40]!r}"
+        rows = list_of(where, lists[name], int, "row numbers")
+        if not rows:
+            raise damaged(where, "no row", "at least one", "drop the client")
+        for row in rows:
+            if not 0 <= row < records:
+                raise damaged(where, f"row {row}"[:40], f"rows 0 to {records - 1} of {records:,} records")
+            if seen[row]:
+                raise damaged(where, f"row {row} again", "every row once, in all lists")
+            seen[row] = True
+        parts.append(np.array(rows))
+    return parts
+
+
+def _ids(path: pathlib.Path, records: int) -> np.ndarray:
+    """An id for each record."""
     ids: np.ndarray
     try:
         if path.suffix == ".npy":

@@ -4,8 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
+
+LABELLED = ("classes", "binary", "multi_label")  # tasks whose targets are labels
 
 
 class Summary(NamedTuple):
@@ -15,42 +18,56 @@ class Summary(NamedTuple):
     clients: int
     records: int
     records_per_client: tuple[int, float, int]
-    classes: int
-    labels_per_client: tuple[int, float, int]
+    task: str
+    classes: int  # outputs of a model
+    labels_per_client: tuple[int, float, int] | None  # None: targets are no labels
     record_shape: tuple[int, ...]
     stored_as: str
+    target_shape: tuple[int, ...] | None  # None: targets are several arrays
     test_records: int
     clients_with_test_records: int | None  # None: the test set is not divided among clients
-    label_distance: float  # mean total variation distance of a client's labels from those of all records; 0 is iid
+    label_distance: float | None  # mean total variation distance of a client's labels from those of all; 0 is iid
 
 
 @checks_arguments
 def label_counts(data: FederatedData) -> np.ndarray:
-    """Records of each client and class, `(num_clients, classes)`."""
-    owners = np.repeat(np.arange(data.num_clients), data.sizes)
-    cells = np.bincount(
-        owners * data.classes + np.asarray(data.y)[data.row_numbers], minlength=data.num_clients * data.classes
-    )
-    return cells.reshape(data.num_clients, data.classes)
+    """Records of each client and class, `(num_clients, classes)`; of `multi_label` those that have the label.
+
+    Raises: ConfigurationError for targets that are no labels.
+    """
+    if data.task not in LABELLED:
+        raise errors.refuse("task", data.task, " or ".join(LABELLED), "labels alone can be counted")
+    owners, y = np.repeat(np.arange(data.num_clients), data.sizes), np.asarray(data.y)[data.row_numbers]
+    if data.task == "multi_label":
+        return np.add.reduceat(y.astype(np.int64), np.cumsum(data.sizes) - data.sizes)
+    classes = 2 if data.task == "binary" else data.classes
+    cells = np.bincount(owners * classes + y, minlength=data.num_clients * classes)
+    return cells.reshape(data.num_clients, classes)
 
 
 @checks_arguments
 def summarise(data: FederatedData) -> Summary:
     """The summary of federated data."""
-    counts, sizes = label_counts(data), np.asarray(data.sizes)
-    apart = np.abs(counts / sizes[:, None] - counts.sum(0) / sizes.sum()).sum(1) / 2
+    sizes, spread, distance = np.asarray(data.sizes), None, None
+    if data.task in LABELLED:
+        counts = label_counts(data)
+        spread = _spread((counts > 0).sum(1))
+        shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
+        distance = float((np.abs(shares - counts.sum(0) / max(1, counts.sum())).sum(1) / 2).mean())
     return Summary(
         name=data.name,
         clients=data.num_clients,
         records=int(sizes.sum()),
         records_per_client=_spread(sizes),
+        task=data.task,
         classes=data.classes,
-        labels_per_client=_spread((counts > 0).sum(1)),
+        labels_per_client=spread,
         record_shape=data.record_shape,
         stored_as=np.dtype(data.x.dtype).name,
-        test_records=len(data.y_test),
+        target_shape=tuple(data.y.shape[1:]) if hasattr(data.y, "dtype") else None,
+        test_records=len(data.x_test),
         clients_with_test_records=None if data.test_clients is None else len(np.unique(data.test_clients)),
-        label_distance=float(apart.mean()),
+        label_distance=distance,
     )
 
 

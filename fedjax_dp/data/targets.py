@@ -17,12 +17,13 @@ OWN = "own"  # the task of targets that no other describes
 class Vocabulary(NamedTuple):
     """The tokens of `sequence` data: ids from 0 to `size - 1`, of which some stand for no word.
 
-    pad       fills a record up, and is predicted nowhere; oov: words that are not in the vocabulary;
+    pad       fills a record up, and is predicted nowhere; None: every record is full;
+    oov       words that are not in the vocabulary;
     bos, eos  begin and end a text.
     """
 
     size: int
-    pad: int = 0
+    pad: int | None = 0
     oov: tuple[int, ...] = ()
     bos: int | None = None
     eos: int | None = None

@@ -15,13 +15,12 @@ from fedjax_dp.data import (
     dirichlet,
     equal_sizes,
     federate,
-    given_ids,
+    given_parts,
     hold_out,
     iid,
     labels_per_client,
     load,
     names_clients,
-    natural,
     natural_parts,
     noted_checksum,
     one_class_per_client,
@@ -32,8 +31,9 @@ from fedjax_dp.data import (
     similarity,
     zipf_sizes,
 )
-from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.data.loaders import check_reading, kind_of
 from fedjax_dp.data.projection import low_frequencies, principal_components
+from fedjax_dp.data.reading import NAMES, Reading
 from fedjax_dp.options import about
 
 # The options that mean something for a partition, and on top for the sizes that it is given.
@@ -52,8 +52,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "power-law": ("min_records",),
     "zipf": ("min_records", "zipf_exponent"),
 }
-COLUMNS = ("label_column", "client_column")  # of tables alone
-FILES = ("npz", "csv", "parquet")  # records of the user's own
+FILES = ("npz", "csv", "parquet", "hf")  # records of the user's own, of which nobody needs to say whose they are
 _NAMES = ", ".join(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 OPTIONS = sorted({name for names in (*PARTITIONS.values(), *SIZES.values()) for name in names})
 
@@ -78,12 +77,12 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     "femnist_digits": _NATURAL | {"num_clients": 12},
     "sent140": _TWO_CLASSES | {"num_clients": 100},
     "synthetic": _NATURAL | {"num_clients": 100},
-    "store": _NATURAL,
+    **dict.fromkeys(("store", "leaf", "tff"), _NATURAL),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class PopulationConfig:
+class PopulationConfig(Reading):
     """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
 
     data_dir             folder with data sets
@@ -93,15 +92,13 @@ class PopulationConfig:
     similarity           percent of records dealt at random, partition similarity
     concentration        of partition dirichlet; small is heterogeneous
     concentration_scale  hsu: concentration over the number of classes
-    client_ids           for partition given: .npy, or text with a line for each training record
+    client_ids           for partition given: .npy or text, an id for each training record; .json, lists of their rows
     sizes                records per client
     min_records          smallest client, for sizes power-law and zipf; natural drops smaller
     zipf_exponent        for sizes zipf
     pca                  principal components that replace the features; not private
     cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
     normalise            public constants: features become (x - MEAN) / STD, before pca and cosines
-    label_column         of csv:PATH and parquet:PATH
-    client_column        likewise; its clients are the natural ones
     holdout              pool all records; clients keep this fraction of theirs to test on
     """
 
@@ -121,8 +118,6 @@ class PopulationConfig:
     pca: int | None = None
     cosines: int | None = None
     normalise: Annotated[str | None, about("", metavar="MEAN,STD")] = None
-    label_column: Annotated[str | None, about("", metavar="NAME", default="label")] = None
-    client_column: Annotated[str | None, about("", metavar="NAME")] = None
     holdout: Annotated[float | None, about("", default="the test set")] = None
 
 
@@ -137,11 +132,7 @@ def population_of(kind: str) -> dict[str, Any]:
 def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     """Fill in from `preset` what the partition needs; refuses options that mean nothing for it."""
     kind = kind_of(config.dataset)
-    if not DATASETS[kind].table:
-        for name in COLUMNS:
-            if getattr(config, name) is not None:
-                wanted, remedy = f"left out for {kind}", "csv:PATH and parquet:PATH have columns"
-                raise errors.refuse(name, repr(getattr(config, name)), wanted, remedy)
+    check_reading(kind, config)
     if kind == "store":
         for name in ("partition", *OPTIONS, "pca", "cosines", "normalise", "holdout"):
             if getattr(config, name) is not None:
@@ -192,8 +183,8 @@ def build_data(config: PopulationConfig) -> FederatedData:
         if not where:
             raise errors.refuse("dataset", repr(config.dataset), "store:FOLDER", "fedjax-dp data convert writes one")
         return open_store(where)
-    columns = {"label": config.label_column, "client": config.client_column}
-    dataset = _normalised(load(config.dataset, config.data_dir, config.seed, **columns), config.normalise)
+    reading = {name: getattr(config, name) for name in NAMES}
+    dataset = _normalised(load(config.dataset, config.data_dir, config.seed, **reading), config.normalise)
     if config.holdout is not None:
         if config.partition == "natural" and dataset.client_ids is not None and dataset.test_client_ids is None:
             raise errors.refuse("holdout", config.holdout, "used where test records have client ids too", "drop it")
@@ -210,17 +201,18 @@ def build_data(config: PopulationConfig) -> FederatedData:
 
 def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
     """What was decided about the data without being asked, line by line."""
-    told = list(data.notes)
+    told, kind = list(data.notes), kind_of(config.dataset)
     if config.holdout is not None:
         told.append(f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first")
     if names_clients(config.dataset, config.client_column):
-        own = config.client_column or "client_ids"
+        own = f'"{config.client_column or "client_ids"}"' if kind in FILES else "the files"
         if config.partition == "natural":
-            told.append(f'clients are those of "{own}" (partition natural); --partition iid would deal records anew')
+            told.append(f"clients are those of {own} (partition natural); --partition iid would deal records anew")
         else:
-            told.append(f'"{own}" of the data is not used: partition {config.partition} was asked for')
-    elif kind_of(config.dataset) in FILES and config.partition != "given":
-        by = "--client-column" if DATASETS[kind_of(config.dataset)].table else "client_ids in the file"
+            column = f"{own} of the data is" if kind in FILES else f"the clients of {own} are"
+            told.append(f"{column} not used: partition {config.partition} was asked for")
+    elif kind in FILES and config.partition != "given":
+        by = "--client-column" if "client_column" in DATASETS[kind].takes else "client_ids in the file"
         told.append(f"nobody says whose records they are: dealt to {data.num_clients} clients; {by} would")
     return told
 
@@ -253,7 +245,7 @@ def _divide(config: PopulationConfig, dataset: Dataset) -> tuple[Dataset, list[n
     if partition == "natural":
         return natural_parts(dataset, need("min_records", config.min_records))
     if partition == "given":
-        return dataset, natural(given_ids(need("client_ids", config.client_ids), len(labels))), None
+        return dataset, given_parts(need("client_ids", config.client_ids), len(dataset.x_train)), None
     num_clients = need("num_clients", config.num_clients)
     if partition == "similarity":
         percent = need("similarity", config.similarity)

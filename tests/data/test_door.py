@@ -130,7 +130,7 @@ WRONG_TABLES = [
 def test_wrong_tables_are_refused_in_one_line(frame, words, kind, tmp_path):
     path = tmp_path / f"t.{kind}"
     frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
-    assert words in refusal(load, f"{kind}:{path}", client="who")
+    assert words in refusal(load, f"{kind}:{path}", client_column="who")
     assert words in refusal(fdp.dataset, frame, label="label", client="who")
 
 
@@ -141,7 +141,7 @@ def test_files_that_are_no_tables_are_refused(kind, tmp_path):
     for content in (b"", b"\xff\xfe\x00\x80" * 20, b"a,b\n1,2,3\n4,5,6,7,8\n"):
         path.write_bytes(content)
         refusal(load, f"{kind}:{path}")
-    refusal(load, "digits", label="y")
+    refusal(load, "digits", label_column="y")
 
 
 # Files of arrays

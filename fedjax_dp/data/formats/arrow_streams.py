@@ -1,0 +1,118 @@
+"""Arrow IPC streams and Parquet files, read without extension types: some libraries unpickle theirs.
+
+Memory: streams are mapped; a column costs memory once it is made numbers.
+"""
+
+import base64
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors, folders
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.limits import check_file
+
+MARK = b"\xff\xff\xff\xff"  # before a message's length
+END = MARK + bytes(4)
+FILE_MAGIC = b"ARROW1"
+EXTENSION = b"ARROW:extension:name"  # stands as it is in a schema that has one
+
+
+def read_stream(path: pathlib.Path) -> Any:
+    """The table of a stream's record batches, all looked at: offsets lie within their buffers.
+
+    Raises: ConfigurationError for what is no stream, or cut short, or has extension types.
+    """
+    import pyarrow as pa
+
+    size = check_file("Arrow", path)
+    wanted = "an Arrow stream, as save_to_disk writes it"
+    with open(path, "rb") as file:
+        head = file.read(8)
+        length = int.from_bytes(head[4:], "little")
+        if not head.startswith(MARK) or not 0 < length <= size:
+            got = "Arrow's file format" if head.startswith(FILE_MAGIC) else f"{head!r} at its beginning"
+            raise damaged(path, got, wanted)
+        if EXTENSION in file.read(length):
+            raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
+        file.seek(-len(END), os.SEEK_END)
+        if file.read() != END:
+            raise damaged(path, "an end within the stream", wanted, "get the file again")
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+            batches = list(reader)
+            for batch in batches:
+                batch.validate(full=True)
+            return pa.Table.from_batches(batches, reader.schema)
+    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+        raise damaged(path, f"damaged ({folders.reason(error)[:100]})", wanted) from None
+
+
+def read_parquet(path: pathlib.Path) -> Any:
+    """The table of a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    check_file("parquet", path)
+    try:
+        about = pyarrow.parquet.read_metadata(path).metadata or {}
+        if EXTENSION in base64.b64decode(about.get(b"ARROW:schema", b"")):
+            raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
+        return pyarrow.parquet.ParquetFile(path).read()
+    except errors.ConfigurationError:
+        raise
+    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+        raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
+
+
+def require_whole(where: str, column: Any) -> None:
+    """Refuse a column in which something is missing, also within its lists."""
+    import pyarrow as pa
+
+    inner = column
+    while True:
+        if inner.null_count:
+            raise damaged(where, f"nothing in {inner.null_count:,} places", "given in every record", "drop the records")
+        if not _is_list(pa, inner.type):
+            return
+        inner = flattened(inner)
+
+
+def flattened(column: Any) -> Any:
+    """The values of a column of lists, end to end."""
+    import pyarrow.compute as pc
+
+    return pc.list_flatten(column)
+
+
+def numbers_of(where: str, column: Any) -> np.ndarray:
+    """A column of numbers or of lists of them, all of one length, as `(records, ...)`; truth values are 0 and 1."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    require_whole(where, column)
+    shape: list[int] = [len(column)]
+    while _is_list(pa, column.type):
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if len(lengths) != 1:
+            raise damaged(where, f"lists of {sorted(lengths)[0]} and {sorted(lengths)[-1]}", "lists of one length")
+        shape.append(lengths[0])
+        column = flattened(column)
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise damaged(where, f"{column.type}"[:60], "numbers, or lists of them")
+    values: np.ndarray = column.to_numpy().reshape(shape)
+    return values
+
+
+def is_text(column: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _is_list(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -1,0 +1,129 @@
+"""Characters of plays as rows of ids: LEAF's windows, and the snippets of TensorFlow Federated."""
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.sequences import (
+    LEAF_CHARACTERS,
+    TFF_CHARACTERS,
+    check_cut,
+    numbered,
+    rows_of_text,
+    smallest,
+)
+from fedjax_dp.data.formats.splits import TEST_FRACTION, Split, made, whole
+from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import Vocabulary
+
+WINDOW_OPTIONS = ("stride", "convention")
+SNIPPET_OPTIONS = ("length", "stride", "convention")
+LENGTH = 80
+LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=None)  # every row is full
+
+
+def windows(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+    """LEAF's windows, texts of `length + 1` characters that begin one character apart, as next-character sequences.
+
+    With a stride s, of windows that follow one another only each s-th is kept; at a stride of `length` each character
+    is the target of one record. Without a test split the last tenth of every client's windows is held out, and those
+    before that share characters with it are dropped.
+    """
+    convention = reading.convention or "leaf"
+    table, vocabulary = _table(convention)
+    length, stride = len(train["rows"][0]) - 1, 1 if reading.stride is None else reading.stride
+    check_cut(length, stride, length)
+    sides, notes = [], []
+    for split in (train, test):
+        if split is not None:
+            points, owners = _code_points(split["rows"], length + 1), split.owners
+            kept = _thinned(points, owners, stride)
+            ids = table[np.minimum(points[kept], len(table) - 1)]
+            if ids.min() < 0:
+                stranger = chr(points[kept][ids < 0][0])
+                wanted, remedy = "one of LEAF's 80", "--convention tff gives unknown ones an id"
+                raise damaged(f"{where}: character", repr(stranger), wanted, remedy)
+            sides.append((ids, owners[kept]))
+            if len(kept) < len(points):
+                notes.append(f"stride {stride}: {len(kept):,} of {len(points):,} windows are kept")
+    if test is None:
+        (ids, owners), gap = sides[0], -(-length // stride)
+        rows, tests = _tails(where, owners, gap)
+        notes.append(f"no test split: the last {TEST_FRACTION:.0%} of every client's windows; {gap} before are dropped")
+        sides = [(ids[part], owners[part]) for part in (rows, tests)]
+    return _sequences(name, where, sides, vocabulary, notes)
+
+
+def snippets(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+    """Snippets of bytes as next-character sequences, `(length,)`, each between BOS and EOS.
+
+    tff     snippet by snippet, rows that share nothing: a stride of length + 1;
+    fedjax  a client's snippets end to end, so that every id but the first is a target once: a stride of length.
+    """
+    convention = reading.convention or "tff"
+    errors.require_choice("convention", convention, ("tff", "fedjax"))
+    joined = convention == "fedjax"
+    length = LENGTH if reading.length is None else reading.length
+    stride = length + (not joined) if reading.stride is None else reading.stride
+    check_cut(length, stride, length + 1)
+    table, vocabulary = _table(convention)
+    parts, notes = whole(where, train, test)
+    sides = []
+    for part in parts:
+        texts, owners = part["snippets"], part.owners
+        order = np.argsort(owners, kind="stable")
+        begins = np.flatnonzero(owners[order][1:] != owners[order][:-1]) + 1
+        groups = np.split(order, begins) if joined else order[:, None]
+        cut = [
+            rows_of_text([table[np.frombuffer(texts[at], np.uint8)] for at in group], vocabulary, length, stride)
+            for group in groups
+        ]
+        whose = np.array([owners[group[0]] for group in groups])
+        sides.append((np.concatenate(cut), np.repeat(whose, [len(rows) for rows in cut])))
+    return _sequences(name, where, sides, vocabulary, notes)
+
+
+def _sequences(
+    name: str, where: str, sides: list[tuple[np.ndarray, np.ndarray]], vocabulary: Vocabulary, notes: list[str]
+) -> Dataset:
+    """Rows of `length + 1` ids as inputs and the next ones."""
+    both = [(smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].astype(np.int32), owners) for ids, owners in sides]
+    return made(name, where, both[0], both[1], notes, task="sequence", tokens=True, vocabulary=vocabulary)
+
+
+def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
+    """The id of each character below 256, -1 where it has none; the last one's is that of all others."""
+    if convention == "leaf":
+        vocabulary, unknown = LEAF, -1
+        known = {character: place for place, character in enumerate(LEAF_CHARACTERS)}
+    else:
+        known, vocabulary = numbered(TFF_CHARACTERS, convention)
+        unknown = vocabulary.oov[0]
+    return np.array([known.get(chr(code), unknown) for code in range(256)], np.int32), vocabulary
+
+
+def _code_points(rows: list[str], width: int) -> np.ndarray:
+    return np.frombuffer("".join(rows).encode("utf-32-le", "surrogatepass"), np.uint32).reshape(-1, width)
+
+
+def _thinned(points: np.ndarray, owners: np.ndarray, stride: int) -> np.ndarray:
+    """Each `stride`-th of windows that follow one another in the file, by their numbers."""
+    follows = np.append(False, (points[:-1, 1:] == points[1:, :-1]).all(1) & (owners[1:] == owners[:-1]))
+    at = np.arange(len(points))
+    begun = np.maximum.accumulate(np.where(follows, 0, at))
+    return np.flatnonzero((at - begun) % stride == 0)
+
+
+def _tails(where: str, owners: np.ndarray, gap: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of every client's windows, in the file's order, the first ones to train on and the last ones to test on."""
+    train, tests = [], []
+    for name in np.unique(owners):
+        rows = np.flatnonzero(owners == name)
+        tested = min(int(TEST_FRACTION * len(rows)), max(0, len(rows) - gap - 1))
+        train.append(rows[: len(rows) - tested - (gap if tested else 0)])
+        tests.append(rows[len(rows) - tested :])
+    if not sum(map(len, tests)):
+        wanted = f"more than {10 if gap < 9 else gap + 1} windows of some client, to test on its last ones"
+        raise damaged(where, "no test split and few windows", wanted, "LEAF's preprocess.sh -t sample makes a split")
+    return np.concatenate(train), np.concatenate(tests)

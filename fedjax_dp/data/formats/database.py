@@ -1,0 +1,116 @@
+"""SQLite files, packed by lzma or xz or not: opened so that nothing in them runs, and read row by row.
+
+Memory: a page cache of a few MiB. A packed database is expanded on disk, in a temporary file that loses its name as
+soon as SQLite has it open.
+"""
+
+import contextlib
+import lzma
+import pathlib
+import sqlite3
+import tempfile
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from fedjax_dp import errors, folders
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.limits import check_growth
+
+MAGIC = b"SQLite format 3\0"
+PACKED = (b"\x5d", b"\xfd7zXZ\0")  # lzma alone with its usual properties, xz
+PIECE = 1 << 20
+DICTIONARY = 1 << 29  # bytes that the decoder may take; the largest preset takes a fifth of that
+LARGEST_RECORD = 1 << 26
+WANTED = "an SQLite database, perhaps packed by lzma or xz"
+READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
+
+
+def is_database(beginning: bytes) -> bool:
+    """Whether a file that begins so may be one of these."""
+    return beginning.startswith((MAGIC, *PACKED))
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
+    """The database, for reading tables alone.
+
+    Raises: ConfigurationError for what is none, also where the block finds that; errors.StorageError where there is no
+    room to expand it.
+    """
+    with contextlib.ExitStack() as stack:
+        with open(path, "rb") as file:
+            packed = not file.read(len(MAGIC)).startswith(MAGIC)
+            file.seek(0)
+            place = path
+            if packed:
+                where, remedy = "the expanded database", "make room, or name another folder in TMPDIR"
+                stack.enter_context(folders.storing(f"{where} of {path}", remedy))
+                holder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedjax_dp."))
+                place = pathlib.Path(holder, "database")
+                with open(place, "wb") as expanded:
+                    _expand(path, file, expanded)
+        stack.enter_context(_told(path))
+        uri = f"file:{urllib.parse.quote(str(place.absolute()))}?mode=ro&immutable=1"
+        base = stack.enter_context(contextlib.closing(sqlite3.connect(uri, uri=True)))
+        base.execute("PRAGMA schema_version")
+        if packed:
+            place.unlink()
+        for setting in ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "mmap_size=0"):
+            base.execute(f"PRAGMA {setting}")
+        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_RECORD)
+        base.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY)
+        yield base
+
+
+def check_table(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> None:
+    """Refuse a view, a virtual or a missing table."""
+    found = base.execute("SELECT type, rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchall()
+    if len(found) != 1 or found[0][0] != "table" or not found[0][1]:
+        kinds = {str(kind) if root or kind != "table" else "virtual table" for kind, root in found}
+        got = f"a {' and a '.join(sorted(kinds))}" if kinds else "nothing"
+        raise damaged(f"{path}: {table}", got[:60], f"a table with {', '.join(columns)}")
+
+
+def rows(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> Iterator[Any]:
+    """Rows of a table in the order of their numbers, one scan; `table` and `columns` are words of ours."""
+    last = None
+    # an index could give another order; asking for this one could sort what has no end
+    for number, *row in base.execute(f"SELECT rowid, {', '.join(columns)} FROM {table} NOT INDEXED"):
+        if last is not None and not number > last:  # a page that is its own child has no end
+            raise damaged(f"{path}: {table}", f"row {number} again", "a table whose rows have numbers of their own")
+        last = number
+        yield row
+
+
+def _expand(path: pathlib.Path, file: BinaryIO, expanded: BinaryIO) -> None:
+    """Unpack in pieces; stops at the first bytes that begin no database, and at a size that no data have."""
+    unpack = lzma.LZMADecompressor(memlimit=DICTIONARY)
+    stored, size, begun = path.stat().st_size, 0, b""
+    try:
+        while not unpack.eof:
+            raw = file.read(PIECE) if unpack.needs_input else b""
+            if unpack.needs_input and not raw:
+                raise damaged(path, "an end within the packed data", WANTED, "get the file again")
+            piece = unpack.decompress(raw, max_length=PIECE if size >= len(MAGIC) else len(MAGIC) - size)
+            size += len(piece)
+            begun += piece if len(begun) < len(MAGIC) else b""
+            if not MAGIC.startswith(begun) or (unpack.eof and begun != MAGIC):
+                raise damaged(path, f"{begun!r} at the beginning of what is packed", WANTED)
+            check_growth(path, stored, size)
+            expanded.write(piece)
+    except (lzma.LZMAError, MemoryError) as error:
+        raise damaged(path, f"something else ({folders.reason(error)})", WANTED) from None
+    if unpack.unused_data or file.read(1):
+        raise damaged(path, "more bytes after its end", WANTED)
+
+
+@contextlib.contextmanager
+def _told(path: pathlib.Path) -> Iterator[None]:
+    """What SQLite says of a file, in one line."""
+    try:
+        yield
+    except (sqlite3.Error, OverflowError, MemoryError) as error:
+        raise damaged(path, f"damaged ({folders.reason(error)[:100]})", "a readable database") from None
+    except UnicodeDecodeError as error:
+        raise errors.refuse(str(path), f"text that is no UTF-8 ({error.reason})", "a readable database") from None

@@ -1,0 +1,106 @@
+"""HDF5 files of TensorFlow Federated: a group `examples`, in it a group for each client, in it an array a field.
+
+Memory: one field of one client at a time; the file is not held. Nothing outside the file is opened: links, external
+storage and virtual data sets are refused, and so are filters that HDF5 would load a library for.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors, folders
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.limits import EXPANSION, check_growth, check_id
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 32000: "lzf"}  # numbers of HDF5's registry
+GROUP = "examples"
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[Any]:
+    """The group of clients.
+
+    Raises: ConfigurationError for what is none, also where the block finds that.
+    """
+    try:
+        import h5py  # an extra, and only needed here
+    except ImportError:
+        remedy = 'pip install "fedjax-dp[hdf5]"'
+        raise errors.refuse("h5py", "not installed", f"installed to read {path.name}", remedy) from None
+    try:
+        with h5py.File(path, "r") as file:
+            yield _child(str(path), file, GROUP, h5py.Group, "a group")
+    except errors.ConfigurationError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:  # any that h5py makes of it
+        raise damaged(path, f"damaged ({folders.reason(error)[:100]})", "a readable HDF5 file") from None
+
+
+def clients_of(path: pathlib.Path, group: Any) -> list[str]:
+    """Names of the clients, sorted as text."""
+    return sorted(check_id(f"{path}: {GROUP}", name) for name in group)
+
+
+def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
+    """A client's arrays by field, not yet read; refused are what is no array and what does not stand in the file."""
+    import h5py
+
+    where = f"{path}: {client!r}"
+    held = _child(f"{path}: {GROUP}", group, client, h5py.Group, "a group of arrays")
+    found = {name: _child(where, held, name, h5py.Dataset, "an array") for name in sorted(held)}
+    for name, array in found.items():
+        plan = array.id.get_create_plist()
+        if array.is_virtual or plan.get_external_count():
+            kind = "virtual: it stands in another file" if array.is_virtual else "in an external file"
+            raise damaged(f"{where}: {name}", kind, "an array that stands in the file itself")
+        filters = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]
+        if strange := [number for number in filters if number not in FILTERS]:
+            known = ", ".join(FILTERS.values())
+            raise damaged(f"{where}: {name}", f"packed by filter {strange[0]}", f"packed by {known} or not")
+        if array.shape is None or not array.shape or not array.shape[0]:
+            raise damaged(f"{where}: {name}", f"shape {array.shape}", "a row for each record, at least one")
+        check_growth(f"{where}: {name}", array.id.get_storage_size(), array.size * array.dtype.itemsize)
+    if len({array.shape[0] for array in found.values()}) > 1:
+        told = ", ".join(f"{name} {array.shape[0]}" for name, array in found.items())
+        raise damaged(where, f"records of {told}", "as many records in every field")
+    return found
+
+
+def numbers(where: str, array: Any) -> np.ndarray:
+    """An array of real numbers, `(records, ...)`."""
+    if array.dtype.kind not in "iuf":
+        raise damaged(where, str(array.dtype), "real numbers")
+    values: np.ndarray = array[()]
+    return values
+
+
+def texts(where: str, array: Any, stored: int) -> list[bytes]:
+    """One text for each record. Read in blocks: a text may stand for many rows, so that no block takes more than as
+    many files."""
+    import h5py
+
+    if array.ndim != 1 or h5py.check_string_dtype(array.dtype) is None:
+        raise damaged(where, f"{array.dtype} {array.shape}", "text, one for each record")
+    found: list[bytes] = []
+    for at in range(0, len(array), EXPANSION):
+        found += map(bytes, array[at : at + EXPANSION])
+        check_growth(where, stored, sum(map(len, found[at:])))
+    return found
+
+
+def _child(where: str, group: Any, name: str, kind: type, told: str) -> Any:
+    """What a group holds under a name, by a link within the file."""
+    import h5py
+
+    links, key = group.id.links, name.encode()  # asking the group would follow the link
+    if not links.exists(key) or links.get_info(key).type != h5py.h5l.TYPE_HARD:
+        got = "a link to another place or file" if links.exists(key) else "nothing"
+        raise damaged(f"{where}: {name}", got, f"{told}, in the file itself")
+    child = group[name]
+    if not isinstance(child, kind):
+        raise damaged(f"{where}: {name}", "something else", told)
+    return child

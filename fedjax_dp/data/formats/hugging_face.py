@@ -1,0 +1,304 @@
+"""Data sets that Hugging Face's `datasets` saved to disk: Arrow streams, named in `state.json`, and what columns are.
+
+Memory: files are mapped; each column that is used is held once, pictures as the files have them beside that.
+"""
+
+import io
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors, folders
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.arrow_streams import is_text, numbers_of, read_stream, require_whole
+from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
+from fedjax_dp.data.formats.limits import check_id
+from fedjax_dp.data.formats.splits import Split, made, reshaped, whole
+from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, classified, sentences
+from fedjax_dp.data.reading import COLUMNS, Reading
+from fedjax_dp.data.store import Dataset
+
+TEST = ("test", "validation")  # the first that is there is tested on
+PICTURES = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no format that starts other programs
+MOST_PIXELS = 1 << 24
+DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # Pillow's names of pixels that are no bytes
+
+
+class Column(NamedTuple):
+    """A column as `dataset_info.json` describes it."""
+
+    name: str
+    kind: str  # Value, ClassLabel, Image, or of lists: List
+    names: tuple[str, ...] = ()  # of classes, also of those in a list
+
+
+class Roles(NamedTuple):
+    """Which columns are what."""
+
+    label: str | None
+    client: str | None
+    features: list[str]
+
+
+def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
+    """The data set of a folder with `dataset_dict.json`, or with the one split that `state.json` describes.
+
+    label_column: the one class label unless given, else a column `label`; without any, text alone is to go on.
+    """
+    if not path.is_dir():
+        raise errors.refuse("hf folder", str(path), "an existing folder", "save_to_disk writes one")
+    folders_of, notes = _splits(path)
+    tables, columns = dict[str, Any](), dict[str, Column]()
+    for name, folder in folders_of.items():
+        tables[name], found = _table(folder)
+        if columns and found != columns:
+            raise damaged(folder, "other columns", "those of the split train")
+        columns = found
+    where, roles = str(path), _roles(str(path), columns, reading)
+    of_text = [columns[name].kind for name in roles.features] == ["Value"] and is_text(
+        tables["train"][roles.features[0]]
+    )
+    if roles.label is None and not of_text:
+        raise errors.refuse("label_column", "nothing", f"one of {', '.join(columns)}", "name the column of targets")
+    splits, about = {name: Split() for name in tables}, dict[str, Any]()
+    if roles.label is not None:
+        held = {name: table[roles.label] for name, table in tables.items()}
+        targets, about = _targets(where, columns[roles.label], held)
+        for name, split in splits.items():
+            split.columns["y"] = targets[name]
+    for name, split in splits.items():
+        table = tables[name]
+        owners = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
+        split.own(owners, len(table))
+        features = [table[feature] for feature in roles.features]
+        if of_text:
+            require_whole(f"{where}: {roles.features[0]}", features[0])
+            split.columns["tokens" if roles.label is None else "text"] = features[0].to_pylist()
+        else:
+            split.columns["x"] = _numbers(where, [columns[feature] for feature in roles.features], features)
+    return _finished(path, reading, roles, splits, of_text, notes, about)
+
+
+def _finished(
+    path: pathlib.Path,
+    reading: Reading,
+    roles: Roles,
+    splits: dict[str, Split],
+    of_text: bool,
+    notes: list[str],
+    about: dict[str, Any],
+) -> Dataset:
+    where, train, test = str(path), splits["train"], splits.get("test")
+    notes = [*notes, *about.pop("notes", ())]
+    if not of_text:
+        reading.require_meant(COLUMNS, "columns of numbers and pictures")
+        parts, held = whole(where, train, test)
+        sides = [(reshaped(where, part["x"], reading.record_shape), part["y"], part.owners) for part in parts]
+        return made(path.name, where, sides[0], sides[1], [*notes, *held], **about)
+    options = SENTENCE_OPTIONS if roles.label is None else CLASSIFIED_OPTIONS
+    reading.require_meant({*COLUMNS, *options} - {"record_shape"}, "a column of text")
+    if roles.label is None:
+        found = sentences(path.name, where, train, test, reading)
+    elif "classes" in about:
+        found = classified(path.name, where, train, test, reading, about["classes"])
+    else:
+        raise errors.refuse("label_column", roles.label, "a column of classes beside text")
+    return found._replace(notes=(*notes, *found.notes))
+
+
+def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
+    """The folders of the splits that are used, and what is to be said of them."""
+    if not (path / "dataset_dict.json").is_file():
+        return {"train": path}, []
+    about = object_of(str(path / "dataset_dict.json"), read_json(path / "dataset_dict.json"), ("splits",))
+    names = list_of(f"{path / 'dataset_dict.json'}: splits", about["splits"], str, "names")
+    for name in names:
+        _plain(path / "dataset_dict.json", name)
+    if "train" not in names:
+        raise damaged(path, f"splits {', '.join(names)}"[:100], "with a split train")
+    test = next((name for name in TEST if name in names), None)
+    rest = sorted(set(names) - {"train", test})
+    notes = [f"splits that are not used: {', '.join(rest)}"[:200]] if rest else []
+    if test not in (None, "test"):
+        notes.append(f"tested on the split {test}")
+    return {"train": path / "train"} | ({} if test is None else {"test": path / test}), notes
+
+
+def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
+    """The records of a split, and what its columns are."""
+    import pyarrow as pa
+
+    state = object_of(str(folder / "state.json"), read_json(folder / "state.json"), ("_data_files",))
+    if state.get("_indices_data_files"):
+        raise damaged(folder / "state.json", "rows by an index", "all rows", "flatten_indices() before it is saved")
+    files = []
+    for entry in list_of(f"{folder / 'state.json'}: _data_files", state["_data_files"], dict, "objects"):
+        name = object_of(f"{folder / 'state.json'}: _data_files", entry, ("filename",))["filename"]
+        files.append(folder / _plain(folder / "state.json", name))
+    if not files:
+        raise damaged(folder / "state.json", "no file", "Arrow files in _data_files")
+    tables = [read_stream(file) for file in files]
+    if other := next((file for file, table in zip(files, tables) if table.schema != tables[0].schema), None):
+        raise damaged(other, "other columns", f"those of {files[0].name}")
+    table = pa.concat_tables(tables)
+    if not len(table):
+        raise damaged(folder, "no record", "at least one in a split")
+    described = folder / "dataset_info.json"
+    features = object_of(f"{described}: features", object_of(str(described), read_json(described)).get("features"))
+    if sorted(features) != sorted(table.column_names):
+        raise damaged(f"{described}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
+    return table, {name: _described(f"{described}: {name}", name, features[name]) for name in table.column_names}
+
+
+def _described(where: str, name: str, feature: Any) -> Column:
+    """What a column holds; a list is told by what is in it."""
+    if isinstance(feature, list) and len(feature) == 1:  # as older versions write a list
+        feature = {"_type": "List", "feature": feature[0]}
+    kind = object_of(where, feature, ("_type",))["_type"]
+    if kind in ("Sequence", "List", "LargeList"):
+        inner = _described(where, name, feature.get("feature"))
+        return Column(name, "List", inner.names)
+    if kind == "ClassLabel":
+        names = list_of(f"{where}: names", feature.get("names"), str, "names")
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise damaged(f"{where}: names", f"{len(names)}", "two different classes or more")
+        return Column(name, kind, tuple(names))
+    return Column(name, kind if isinstance(kind, str) else "something else")
+
+
+def _plain(file: pathlib.Path, name: Any) -> str:
+    """The name of something in the folder itself."""
+    if not isinstance(name, str) or name in ("", ".", "..") or pathlib.PurePath(name).name != name or "\0" in name:
+        raise damaged(file, f"{name!r:.60}", "plain names, of what is in the folder")
+    return name
+
+
+def _named(where: str, columns: dict[str, Column], name: str, option: str) -> str:
+    if name not in columns:
+        near = errors.nearest(name, columns)
+        remedy = f"did you mean {near[0]}?" if near else ""
+        raise errors.refuse(option, name, f"a column of {where}: {', '.join(columns)}"[:200], remedy)
+    return name
+
+
+def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
+    """Which columns are labels, clients and features."""
+    classes = [name for name, column in columns.items() if column.kind == "ClassLabel"]
+    label = classes[0] if len(classes) == 1 else "label" if "label" in columns else None
+    if reading.label_column is not None:
+        label = _named(where, columns, reading.label_column, "label_column")
+    client = None
+    if reading.client_column is not None:
+        client = _named(where, columns, reading.client_column, "client_column")
+    features = [name for name in columns if name not in (label, client)]
+    if reading.feature_columns is not None:
+        features = [_named(where, columns, name, "feature_columns") for name in reading.feature_columns.split(",")]
+        if both := [name for name in features if name in (label, client) or features.count(name) > 1]:
+            raise errors.refuse("feature_columns", both[0], "other columns than those of labels and clients, each once")
+    if not features:
+        got = f"columns {', '.join(columns)}"
+        raise damaged(where, got[:100], "a column of features beside those of labels and clients")
+    return Roles(label, client, features)
+
+
+def _ids(where: str, column: Any) -> np.ndarray:
+    """Clients: integers, or text."""
+    require_whole(where, column)
+    if is_text(column):
+        return np.array([check_id(where, name) for name in column.to_pylist()], str)
+    ids = numbers_of(where, column)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise damaged(where, f"{column.type}"[:60], "integers or text")
+    return ids
+
+
+def _targets(where: str, about: Column, columns: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Targets of every split, and what the data set is to know of them."""
+    where = f"{where}: {about.name}"
+    if about.kind == "ClassLabel":
+        labels = {name: numbers_of(where, column) for name, column in columns.items()}
+        for y in labels.values():
+            if y.ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= len(about.names):
+                got = f"{y.dtype} {y.shape}" if y.ndim != 1 or y.dtype.kind not in "iu" else f"{y.min()} to {y.max()}"
+                wanted = f"0 to {len(about.names) - 1} of its {len(about.names)} names"
+                raise damaged(where, got, wanted, "-1 is a label that is missing: drop the record")
+        return {name: y.astype(np.int32) for name, y in labels.items()}, {"classes": len(about.names)}
+    if about.names:
+        return {name: _marked(where, column, len(about.names)) for name, column in columns.items()}, {
+            "task": "multi_label"
+        }
+    if all(is_text(column) for column in columns.values()):
+        words = {name: np.array(column.to_pylist(), object) for name, column in columns.items()}
+        for column in columns.values():
+            require_whole(where, column)
+        known = sorted(set().union(*words.values()))
+        place = {word: number for number, word in enumerate(known)}
+        note = f"labels in sorted order are classes 0 to {len(known) - 1}: {', '.join(known[:5])}"[:200]
+        return (
+            {name: np.array([place[word] for word in y], np.int32) for name, y in words.items()},
+            {"classes": len(known), "notes": (note,)},
+        )
+    numbers = {name: numbers_of(where, column) for name, column in columns.items()}
+    if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
+        most = max(int(y.max()) for y in numbers.values())
+        return numbers, {"classes": None if most else 2}
+    return {name: y.reshape(len(y), -1).astype(np.float32) for name, y in numbers.items()}, {"task": "regression"}
+
+
+def _marked(where: str, column: Any, classes: int) -> np.ndarray:
+    """Lists of classes as 0 and 1, `(records, classes)`."""
+    require_whole(where, column)
+    marks = np.zeros((len(column), classes), np.uint8)
+    for row, found in zip(marks, column.to_pylist()):
+        if not all(isinstance(one, int) and 0 <= one < classes for one in found):
+            raise damaged(where, f"{found}"[:60], f"lists of classes 0 to {classes - 1}")
+        row[found] = 1
+    return marks
+
+
+def _numbers(where: str, columns: list[Column], held: list[Any]) -> np.ndarray:
+    """Features `(records, ...)`: pictures, or the numbers of all columns side by side."""
+    if [column.kind for column in columns] == ["Image"]:
+        return _pictures(f"{where}: {columns[0].name}", held[0])
+    found = []
+    for column, values in zip(columns, held):
+        if column.kind == "Image" or is_text(values):
+            got = ("pictures" if column.kind == "Image" else "text") + " among other features"
+            raise damaged(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")
+        found.append(numbers_of(f"{where}: {column.name}", values))
+    x = found[0]
+    if len(found) > 1 or x.ndim == 1:
+        x = np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
+    with np.errstate(over="ignore"):  # told as infinity
+        return x if x.dtype == np.uint8 else x.astype(np.float32)
+
+
+def _pictures(where: str, column: Any) -> np.ndarray:
+    """Pictures of one size, from the bytes beside them; a path is never followed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise errors.refuse("pillow", "not installed", f"installed to read {where}", "pip install pillow") from None
+    found: list[np.ndarray] = []
+    mode = ""
+    for place, cell in enumerate(column.to_pylist()):
+        at = f"{where}, record {place}"
+        raw = cell.get("bytes") if isinstance(cell, dict) else None
+        if not isinstance(raw, bytes):
+            raise damaged(at, "a path alone, or nothing", "with the picture's bytes", "embed them before it is saved")
+        try:
+            with Image.open(io.BytesIO(raw), formats=PICTURES) as picture:
+                if picture.width * picture.height > MOST_PIXELS or picture.mode in DEEP:
+                    got = f"{picture.width} x {picture.height}, {picture.mode}"
+                    raise damaged(at, got, f"bytes, at most {MOST_PIXELS:,} pixels")
+                mode = mode or ("L" if picture.mode in ("1", "L") else "RGB")
+                pixels = np.asarray(picture.convert(mode))
+        except errors.ConfigurationError:
+            raise
+        except Exception as error:  # any error of a library that reads a damaged picture
+            raise damaged(at, f"no picture ({folders.reason(error)[:60]})", f"one of {', '.join(PICTURES)}") from None
+        if found and pixels.shape != found[0].shape:
+            raise damaged(at, f"{pixels.shape}", f"{found[0].shape}, as the first")
+        found.append(pixels)
+    return np.stack(found)

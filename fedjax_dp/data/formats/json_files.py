@@ -1,0 +1,67 @@
+"""JSON files as the standard has them: no NaN, no name twice, no nesting without end.
+
+Memory: the whole file as Python's values, some 32 bytes for each number in it.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+from fedjax_dp import folders
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.limits import check_file
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """What the file says.
+
+    Raises: ConfigurationError for a file that is not there, is cut short or is no JSON.
+    """
+    check_file("JSON", path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file, object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError:
+        raise damaged(path, "lists within lists without end", "a JSON file of data") from None
+    except (ValueError, OSError, MemoryError) as error:  # of bytes that are no UTF-8, too
+        raise damaged(path, f"something else ({folders.reason(error)[:100]})", "a JSON file") from None
+
+
+def object_of(where: str, found: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+    """An object with these names, perhaps among others."""
+    if not isinstance(found, dict):
+        raise damaged(where, f"a {told(found)}", f"an object with {', '.join(keys)}" if keys else "an object")
+    for key in keys:
+        if key not in found:
+            shown = ", ".join(map(repr, sorted(found)[:5])) or "nothing"
+            raise damaged(where, shown[:100], f"an object with {key}")
+    return found
+
+
+def list_of(where: str, found: Any, kind: type | None = None, words: str = "") -> list[Any]:
+    """A list, of values of one kind if it is given; `words` tell the kind."""
+    if not isinstance(found, list):
+        raise damaged(where, f"a {told(found)}", f"a list{words and ' of '}{words}")
+    for place, value in enumerate(found if kind is not None else ()):
+        if type(value) is not kind:  # true is no integer
+            raise damaged(f"{where}, item {place}", f"a {told(value)}", f"a list of {words}")
+    return found
+
+
+def told(value: Any) -> str:
+    """The kind of a value, in JSON's words."""
+    names = {dict: "object", list: "list", str: "text", bool: "truth value", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "one of its names"
+        raise ValueError(f"{twice[:40]!r} twice in one object")
+    return found
+
+
+def _constant(word: str) -> Any:
+    raise ValueError(f"{word}, which is no number")

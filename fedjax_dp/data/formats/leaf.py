@@ -1,0 +1,254 @@
+"""LEAF's JSON files: {users, num_samples, user_data {user: {x, y}}} in data/train and data/test.
+
+Memory: one file at a time as Python's values (some 32 bytes for each number), and the columns that are kept.
+Source: Caldas et al. 2018, arXiv:1812.01097, and its published readers; `hierarchies` is not used.
+"""
+
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
+from fedjax_dp.data.formats.json_files import list_of, object_of, read_json, told
+from fedjax_dp.data.formats.limits import check_id
+from fedjax_dp.data.formats.splits import Numbers, Split, made, reshaped, whole
+from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
+from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.store import Dataset
+
+FEMNIST = (784, 62)  # numbers of an image, classes
+WHOLE = ("all_data", "sampled_data")  # folders of files that nobody has split
+SENT140 = 6  # fields of a record: id, date, query, user, text, split
+TEXT = 4  # the one of them that is read
+
+
+class Layout(NamedTuple):
+    """What the records of one of LEAF's data sets are like."""
+
+    name: str
+    fits: Callable[[Any, Any], bool]  # x and y of a record
+    begin: Callable[[], Split]
+    add: Callable[[Split, str, str, list[Any], list[Any]], None]  # x and y of a user's records
+    finish: Callable[[str, str, Split, Split | None, Reading], Dataset]
+    options: tuple[str, ...]
+
+
+def leaf(path: pathlib.Path, reading: Reading) -> Dataset:
+    """The data set of a folder with data/train and data/test, of one with .json files, or of one such file.
+
+    Without test files a tenth of every client's records is held out.
+    """
+    folders = _files(path)
+    layout: Layout | None = None
+    seen: dict[str, set[str]] = {}
+    splits: dict[str, Split] = {}
+    for split, files in folders.items():
+        for file in files:
+            for where, user, x, y in _users(file, seen.setdefault(split, set())):
+                if layout is None:
+                    layout = _layout_of(where, x[0], y[0])
+                if split not in splits:
+                    splits[split] = layout.begin()
+                layout.add(splits[split], where, user, x, y)
+    if layout is None:
+        raise damaged(path, "no user", "LEAF's files with users in them")
+    reading.require_meant(layout.options, f"LEAF's {layout.name}")
+    return layout.finish(_name(path), str(path), splits["train"], splits.get("test"), reading)
+
+
+def _name(path: pathlib.Path) -> str:
+    names = [part for part in path.absolute().parts if part not in ("data", "train", *WHOLE)]
+    return pathlib.Path(names[-1]).stem
+
+
+def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
+    """The files of the splits, sorted by name."""
+    if path.is_file():
+        return {"train": [path]}
+    if not path.is_dir():
+        raise errors.refuse("leaf folder", str(path), "an existing folder, or a .json file")
+    for base in (path / "data", path):
+        for train in ("train", *WHOLE):
+            found = {"train": _json(base / train)}
+            if train == "train" and (base / "test").is_dir():
+                found["test"] = _json(base / "test")
+                if not found["test"]:
+                    raise damaged(base / "test", "no .json file", "LEAF's files of test records")
+            if found["train"]:
+                return found
+    if whole_files := _json(path):
+        return {"train": whole_files}
+    raise damaged(path, "no .json file in it or in data/train", "a folder of LEAF's")
+
+
+def _json(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(folder.glob("*.json"))
+
+
+def _users(path: pathlib.Path, seen: set[str]) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
+    """Each user of a file: where it stands, its name, x and y of its records."""
+    content = object_of(str(path), read_json(path), ("users", "num_samples", "user_data"))
+    users = list_of(f"{path}: users", content["users"])
+    counts = list_of(f"{path}: num_samples", content["num_samples"], int, "integers")
+    held = object_of(f"{path}: user_data", content["user_data"])
+    if len(counts) != len(users) or len(held) != len(users):
+        got = f"{len(counts)} and {len(held)}"
+        raise damaged(f"{path}: num_samples and user_data", got, f"of {len(users)}, one for each of users")
+    for user, count in zip(users, counts):
+        check_id(f"{path}: users", user)
+        if user in seen:
+            raise damaged(f"{path}: users", f"{user!r} twice", "each user once in all files of a split")
+        seen.add(user)
+        where = f"{path}: {user!r}"
+        records = object_of(where, held.get(user), ("x", "y"))
+        x, y = (list_of(f"{where}: {name}", records[name]) for name in ("x", "y"))
+        if not len(x) == len(y) == count:
+            raise damaged(where, f"{len(x)} x and {len(y)} y", f"{count} of each, as num_samples says")
+        if not count:
+            raise damaged(where, "no record", "at least one", "drop the user")
+        yield where, user, x, y
+
+
+def _layout_of(where: str, x: Any, y: Any) -> Layout:
+    for layout in LAYOUTS:
+        if layout.fits(x, y):
+            return layout
+    got = f"x: {_kind(x)}, y: {_kind(y)}"
+    raise damaged(f"{where}, record 0", got, f"as in {', '.join(layout.name for layout in LAYOUTS)}")
+
+
+def _kind(value: Any) -> str:
+    return f"list of {_kind(value[0])}" if isinstance(value, list) and value else told(value)
+
+
+# Numbers: FEMNIST, Synthetic and others.
+
+
+def _add_numbers(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
+    split.columns["x"].add(f"{where}: x", x)
+    split.columns["y"].add(f"{where}: y", y)
+    split.add(user, len(x))
+
+
+def _numbers(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+    parts, notes = whole(where, train, test)
+    about: dict[str, Any] = {}
+    targets = [part["y"] for part in parts]
+    if train["x"].shape[1:] == FEMNIST[:1] and 10 <= targets[0].max() < FEMNIST[1]:
+        about["classes"] = FEMNIST[1]
+        notes.append("62 classes and paper 1, as in FEMNIST: the inverse of MNIST")
+    if all(y.ndim == 1 and np.array_equal(y, np.floor(y)) and np.abs(y).max() < 1 << 31 for y in targets):
+        targets = [y.astype(np.int32) for y in targets]
+    else:
+        targets = [y.reshape(len(y), -1).astype(np.float32) for y in targets]
+        about["task"] = "regression"
+        notes.append("targets have fractions: task regression")
+    sides = [(reshaped(where, part["x"], reading.record_shape), y, part.owners) for part, y in zip(parts, targets)]
+    return made(name, where, sides[0], sides[1], notes, **about)
+
+
+# Shakespeare: 80 characters and the next one, a record for each place in a text.
+
+
+def _add_characters(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
+    inputs, outputs = (list_of(f"{where}: {name}", found, str, "text") for name, found in (("x", x), ("y", y)))
+    rows = split.columns["rows"]
+    length = len(rows[0]) - 1 if rows else len(inputs[0])
+    for place, (text, after) in enumerate(zip(inputs, outputs)):
+        if len(text) != length or len(after) != 1 or not length:
+            got = f"{len(text)} and {len(after)} characters in record {place}"
+            raise damaged(where, got, f"{length or 'some'} of x and one of y, as in the first record")
+    rows += [text + after for text, after in zip(inputs, outputs)]
+    split.add(user, len(x))
+
+
+# Sentiment140: the text of a message, the fifth of six fields. The fourth is the user's name, which is no feature.
+
+
+def _add_messages(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
+    for place, record in enumerate(x):
+        fields = list_of(f"{where}: x, record {place}", record, str, "text")
+        if len(fields) != SENT140:
+            raise damaged(f"{where}: x, record {place}", f"{len(fields)} fields", f"{SENT140}, the fifth is the text")
+        split.columns["text"].append(fields[TEXT])
+    for label in list_of(f"{where}: y", y, int, "integers"):
+        if label not in (0, 1):
+            raise damaged(f"{where}: y", str(label)[:40], "0 or 1")
+    split.columns["y"] += y
+    split.add(user, len(x))
+
+
+def _messages(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+    return classified(name, where, train, test, reading, classes=2)
+
+
+# Reddit: a comment is rows of ten tokens, cut and padded, and the tokens that follow. A record is one row.
+
+
+def _add_comments(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
+    rows = split.columns["rows"]
+    before = len(rows)
+    for place, (inputs, target) in enumerate(zip(x, y)):
+        at = f"{where}, comment {place}"
+        outputs = object_of(f"{at}: y", target, ("target_tokens",))["target_tokens"]
+        both = [list_of(f"{at}: x", inputs), list_of(f"{at}: target_tokens", outputs)]
+        if len(both[0]) != len(both[1]):
+            raise damaged(at, f"{len(both[0])} and {len(both[1])} sequences", "as many of x as of target_tokens")
+        for tokens, after in zip(*both):
+            list_of(f"{at}: x", tokens, str, "tokens")
+            list_of(f"{at}: target_tokens", after, str, "tokens")
+            length = len(rows[0]) - 1 if rows else len(tokens)
+            if not len(tokens) == len(after) == length or not length:
+                got = f"{len(tokens)} and {len(after)} tokens"
+                raise damaged(at, got, f"{length or 'some'} and as many, as in the first record")
+            if tokens[1:] != after[:-1]:
+                raise damaged(f"{at}: target_tokens", "others", "the tokens of x, one further on")
+            rows.append(tuple(map(sys.intern, (*tokens, after[-1]))))
+    if len(rows) == before:
+        raise damaged(where, "no sequence", "at least one", "drop the user")
+    split.add(user, len(rows) - before)
+
+
+def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], kind)
+
+
+LAYOUTS = (
+    Layout(
+        "numbers",
+        lambda x, y: _is_list_of(x, (int, float, list)) and isinstance(y, int | float | list),
+        lambda: Split(x=Numbers(np.float32), y=Numbers(np.float64)),
+        _add_numbers,
+        _numbers,
+        ("record_shape",),
+    ),
+    Layout(
+        "Shakespeare",
+        lambda x, y: isinstance(x, str) and isinstance(y, str),
+        lambda: Split(rows=[]),
+        _add_characters,
+        windows,
+        WINDOW_OPTIONS,
+    ),
+    Layout(
+        "Sentiment140",
+        lambda x, y: _is_list_of(x, str) and isinstance(y, int),
+        lambda: Split(text=[], y=[]),
+        _add_messages,
+        _messages,
+        CLASSIFIED_OPTIONS,
+    ),
+    Layout(
+        "Reddit",
+        lambda x, y: _is_list_of(x, list) and isinstance(y, dict),
+        lambda: Split(rows=[]),
+        _add_comments,
+        token_rows,
+        ROW_OPTIONS,
+    ),
+)

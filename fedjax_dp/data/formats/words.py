@@ -1,0 +1,125 @@
+"""Words as ids: sentences to go on, rows of tokens, and texts to classify."""
+
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.files import damaged
+from fedjax_dp.data.formats.sequences import (
+    CONVENTIONS,
+    MOST_WORDS,
+    WORDS,
+    Ids,
+    check_cut,
+    most_frequent,
+    numbered,
+    read_words,
+    sentence,
+    smallest,
+)
+from fedjax_dp.data.formats.splits import Part, Split, made, whole
+from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import Vocabulary
+from fedjax_dp.data.text import words_of
+
+CLASSIFIED_OPTIONS = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
+SENTENCE_OPTIONS = (*CLASSIFIED_OPTIONS, "convention")
+ROW_OPTIONS = ("vocabulary", "vocabulary_size", "oov_buckets", "convention")
+SENTENCE, MESSAGE = 20, 25  # words of a record
+LEARNT = "a vocabulary of the most frequent words of all training records"
+SPECIAL = {"<PAD>": "pad", "<BOS>": "bos", "<EOS>": "eos"}  # in rows of tokens
+UNKNOWN = "<UNK>"
+
+
+def sentences(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+    """Sentences, words with blanks between, as next-word sequences `(length,)`, each between BOS and EOS, cut."""
+    length = SENTENCE if reading.length is None else reading.length
+    check_cut(length, None, 0)
+    parts, notes = whole(where, train, test)
+    texts = [part["tokens"] for part in parts]
+    words, learnt = _vocabulary(where, (text.split() for text in texts[0]), reading)
+    ids = numbered(words, reading.convention or "tff", _buckets(reading))
+
+    def rows_of(texts: list[str]) -> np.ndarray:
+        table = np.empty((len(texts), length + 1), np.int32)
+        for row, text in zip(table, texts):
+            row[:] = sentence(map(ids.of, text.split()[: length + 1]), ids.vocabulary, length)
+        return table
+
+    rows = [rows_of(side) for side in texts]
+    return _sequences(name, where, rows, parts, ids.vocabulary, learnt, notes)
+
+
+def token_rows(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+    """Rows of tokens that are cut and padded already: `length + 1` tokens, the last `length` of which are targets."""
+    parts, notes = whole(where, train, test)
+    rows = [part["rows"] for part in parts]
+    plain = ([token for token in row if token not in SPECIAL and token != UNKNOWN] for row in rows[0])
+    words, learnt = _vocabulary(where, plain, reading)
+    ids = numbered(words, reading.convention or "tff", _buckets(reading))
+    special = {token: getattr(ids.vocabulary, role) for token, role in SPECIAL.items()}
+    tables = [
+        np.array([[special[token] if token in special else ids.of(token) for token in row] for row in side], np.int32)
+        for side in rows
+    ]
+    return _sequences(name, where, tables, parts, ids.vocabulary, learnt, notes)
+
+
+def classified(name: str, where: str, train: Split, test: Split | None, reading: Reading, classes: int) -> Dataset:
+    """Texts as words in lower case, `(length,)`, and their classes; 0 pads, 1 and on are unknown, words come then.
+
+    A text without words is one unknown word.
+    """
+    length = MESSAGE if reading.length is None else reading.length
+    check_cut(length, None, 0)
+    parts, notes = whole(where, train, test)
+    texts = [list(map(words_of, part["text"])) for part in parts]
+    words, learnt = _vocabulary(where, texts[0], reading)
+    buckets = _buckets(reading)
+    vocabulary = Vocabulary(1 + buckets + len(words), pad=0, oov=tuple(range(1, 1 + buckets)))
+    ids = Ids({word: 1 + buckets + place for place, word in enumerate(words)}, vocabulary)
+    sides = []
+    for part, found in zip(parts, texts):
+        x = np.zeros((len(found), length), np.int32)
+        for row, text in zip(x, found):
+            told = [ids.of(word) for word in text[:length]] or [1]
+            row[: len(told)] = told
+        sides.append((smallest(x, vocabulary.size), np.array(part["y"], np.int32), part.owners))
+    about: dict[str, Any] = {"classes": classes, "tokens": True, "vocabulary": vocabulary, "learnt": learnt}
+    return made(name, where, sides[0], sides[1], notes, **about)
+
+
+def _sequences(
+    name: str,
+    where: str,
+    rows: list[np.ndarray],
+    parts: tuple[Part, Part],
+    vocabulary: Vocabulary,
+    learnt: tuple[str, ...],
+    notes: list[str],
+) -> Dataset:
+    kept = [(smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].copy(), part.owners) for ids, part in zip(rows, parts)]
+    about: dict[str, Any] = {"task": "sequence", "tokens": True, "vocabulary": vocabulary, "learnt": learnt}
+    return made(name, where, kept[0], kept[1], notes, **about)
+
+
+def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) -> tuple[list[str], tuple[str, ...]]:
+    """Words, public or of the training records, and what was learnt from those."""
+    most = WORDS if reading.vocabulary_size is None else reading.vocabulary_size
+    errors.require_integer("vocabulary_size", most, 1, MOST_WORDS)
+    if reading.convention is not None:
+        errors.require_choice("convention", reading.convention, CONVENTIONS)
+    if reading.vocabulary is not None:
+        return read_words(pathlib.Path(reading.vocabulary), most), ()
+    words = most_frequent(texts, most)
+    if not words:
+        raise damaged(where, "no word in any training record", "texts with words", "or give --vocabulary")
+    return words, (LEARNT,)
+
+
+def _buckets(reading: Reading) -> int:
+    return 1 if reading.oov_buckets is None else reading.oov_buckets
