@@ -17,13 +17,12 @@ OWN = "own"  # the task of targets that no other describes
 class Vocabulary(NamedTuple):
     """The tokens of `sequence` data: ids from 0 to `size - 1`, of which some stand for no word.
 
-    pad       fills a record up, and is predicted nowhere; None: every record is full;
-    oov       words that are not in the vocabulary;
-    bos, eos  begin and end a text.
+    pad       fills a record up, and is predicted nowhere; -1: every record is full;
+    oov       words that are not in the vocabulary; bos, eos: begin and end a text.
     """
 
     size: int
-    pad: int | None = 0
+    pad: int = 0
     oov: tuple[int, ...] = ()
     bos: int | None = None
     eos: int | None = None
@@ -80,7 +79,7 @@ def check_vocabulary(what: str, vocabulary: Any) -> Vocabulary:
     said = [("pad", vocabulary.pad), ("bos", vocabulary.bos), ("eos", vocabulary.eos)]
     for name, one in said + [("oov", one) for one in vocabulary.oov]:
         if one is not None:
-            errors.require_integer(f"{what}: {name}", one, 0, vocabulary.size - 1)
+            errors.require_integer(f"{what}: {name}", one, -(name == "pad"), vocabulary.size - 1)
     return vocabulary
 
 

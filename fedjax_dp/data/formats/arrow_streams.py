@@ -3,14 +3,15 @@
 Memory: streams are mapped; a column costs memory once it is made numbers.
 """
 
-import base64
+import binascii
 import os
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
 
-from fedjax_dp import errors, folders
+from fedjax_dp import folders
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.formats.limits import check_file
 
@@ -56,15 +57,27 @@ def read_parquet(path: pathlib.Path) -> Any:
     import pyarrow.parquet
 
     check_file("parquet", path)
+    if _extended(path):
+        raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
     try:
-        about = pyarrow.parquet.read_metadata(path).metadata or {}
-        if EXTENSION in base64.b64decode(about.get(b"ARROW:schema", b"")):
-            raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
         return pyarrow.parquet.ParquetFile(path).read()
-    except errors.ConfigurationError:
-        raise
     except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
         raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
+
+
+def _extended(path: pathlib.Path) -> bool:
+    """Whether the footer holds a schema of Arrow, packed as base64, that names an extension type.
+
+    Any other way of asking would make the schema, and its types, already.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(max(0, size - 8))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - 8 - length))
+        footer = file.read(length)
+    packed = (run[at:] for run in re.findall(rb"[A-Za-z0-9+/]{24,}", footer) for at in range(4))
+    return any(EXTENSION in binascii.a2b_base64(part[: len(part) // 4 * 4]) for part in packed)
 
 
 def require_whole(where: str, column: Any) -> None:

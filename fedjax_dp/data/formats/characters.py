@@ -20,7 +20,7 @@ from fedjax_dp.data.targets import Vocabulary
 WINDOW_OPTIONS = ("stride", "convention")
 SNIPPET_OPTIONS = ("length", "stride", "convention")
 LENGTH = 80
-LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=None)  # every row is full
+LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=-1)  # every row is full
 
 
 def windows(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:

@@ -19,6 +19,7 @@ from fedjax_dp.data.formats.limits import check_growth
 
 MAGIC = b"SQLite format 3\0"
 PACKED = (b"\x5d", b"\xfd7zXZ\0")  # lzma alone with its usual properties, xz
+HEADER = 100  # bytes, with the size of a page, and how many there are
 PIECE = 1 << 20
 DICTIONARY = 1 << 29  # bytes that the decoder may take; the largest preset takes a fifth of that
 LARGEST_RECORD = 1 << 26
@@ -50,6 +51,7 @@ def opened(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
                 place = pathlib.Path(holder, "database")
                 with open(place, "wb") as expanded:
                     _expand(path, file, expanded)
+        _check_size(path, place)
         stack.enter_context(_told(path))
         uri = f"file:{urllib.parse.quote(str(place.absolute()))}?mode=ro&immutable=1"
         base = stack.enter_context(contextlib.closing(sqlite3.connect(uri, uri=True)))
@@ -81,6 +83,16 @@ def rows(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tupl
             raise damaged(f"{path}: {table}", f"row {number} again", "a table whose rows have numbers of their own")
         last = number
         yield row
+
+
+def _check_size(path: pathlib.Path, place: pathlib.Path) -> None:
+    """Refuse a database that is shorter than it says: SQLite would take the rest of its last page for zeros."""
+    with open(place, "rb") as file:
+        header = file.read(HEADER)
+    page = int.from_bytes(header[16:18], "big")
+    wanted = (1 << 16 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+    if len(header) < HEADER or (header[24:28] == header[92:96] and place.stat().st_size < wanted):
+        raise damaged(path, f"{place.stat().st_size:,} bytes", f"a readable database of {wanted:,} bytes")
 
 
 def _expand(path: pathlib.Path, file: BinaryIO, expanded: BinaryIO) -> None:

@@ -4,6 +4,7 @@ Memory: files are mapped; each column that is used is held once, pictures as the
 """
 
 import io
+import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -46,8 +47,8 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
 
     label_column: the one class label unless given, else a column `label`; without any, text alone is to go on.
     """
-    if not path.is_dir():
-        raise errors.refuse("hf folder", str(path), "an existing folder", "save_to_disk writes one")
+    if not os.path.isdir(path):  # unlike a path's own question, also of names that no folder can have
+        raise errors.refuse("hf folder", folders.shown(str(path)), "an existing folder", "save_to_disk writes one")
     folders_of, notes = _splits(path)
     tables, columns = dict[str, Any](), dict[str, Column]()
     for name, folder in folders_of.items():

@@ -59,9 +59,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "one of its names"
-        raise ValueError(f"{twice[:40]!r} twice in one object")
+        raise ValueError(f"a name twice in one object, {twice[:40]!r}")
     return found
 
 
 def _constant(word: str) -> Any:
-    raise ValueError(f"{word}, which is no number")
+    raise ValueError(f"a number {word}")

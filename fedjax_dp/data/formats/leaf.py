@@ -4,6 +4,7 @@ Memory: one file at a time as Python's values (some 32 bytes for each number), a
 Source: Caldas et al. 2018, arXiv:1812.01097, and its published readers; `hierarchies` is not used.
 """
 
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
 from fedjax_dp.data.formats.json_files import list_of, object_of, read_json, told
@@ -68,10 +69,10 @@ def _name(path: pathlib.Path) -> str:
 
 def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """The files of the splits, sorted by name."""
-    if path.is_file():
+    if os.path.isfile(path):  # unlike a path's own question, also of names that no file can have
         return {"train": [path]}
-    if not path.is_dir():
-        raise errors.refuse("leaf folder", str(path), "an existing folder, or a .json file")
+    if not os.path.isdir(path):
+        raise errors.refuse("leaf folder", folders.shown(str(path)), "an existing folder, or a .json file")
     for base in (path / "data", path):
         for train in ("train", *WHOLE):
             found = {"train": _json(base / train)}
@@ -207,7 +208,7 @@ def _add_comments(split: Split, where: str, user: str, x: list[Any], y: list[Any
                 got = f"{len(tokens)} and {len(after)} tokens"
                 raise damaged(at, got, f"{length or 'some'} and as many, as in the first record")
             if tokens[1:] != after[:-1]:
-                raise damaged(f"{at}: target_tokens", "others", "the tokens of x, one further on")
+                raise damaged(f"{at}: target_tokens", "others", "the tokens of x, one on")
             rows.append(tuple(map(sys.intern, (*tokens, after[-1]))))
     if len(rows) == before:
         raise damaged(where, "no sequence", "at least one", "drop the user")

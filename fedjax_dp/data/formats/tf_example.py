@@ -40,8 +40,9 @@ def _feature(raw: bytes) -> Feature:
     which, parts = 0, list[bytes]()
     for number, kind, content, _ in _fields(raw):
         if kind == BYTES and number in (1, 2, 3):
-            parts = [*parts, content] if number == which else [content]
-            which = number
+            if number != which:
+                which, parts = number, []
+            parts.append(content)
     joined = b"".join(parts)  # messages merge as their bytes do
     if which == 2:
         return _floats(joined)

@@ -1,0 +1,532 @@
+"""Files of other systems are read to what they hold: those given to `expected.json`, small ones to rules."""
+
+import json
+import lzma
+import os
+import pathlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from client_files import POSTS, SNIPPETS, WINDOW, database, example, hdf5, leaf_file, saved, windows
+from helpers import refusal
+
+from fedjax_dp import cli
+from fedjax_dp.data import Vocabulary, federate, load, natural_parts, open_store
+from fedjax_dp.data.formats.sequences import LEAF_CHARACTERS, TFF_CHARACTERS, numbered, rows_of_text
+from fedjax_dp.data.owners import given_parts
+
+PIXELS = np.linspace(0, 1, 784, dtype=np.float32)
+
+
+@pytest.fixture
+def given():
+    """The folder of given files, or a skip that says where it was looked for."""
+    folder = pathlib.Path(os.environ.get("FEDJAX_DP_DATA", "")) / "formats"
+    if not (folder / "expected.json").is_file():
+        pytest.skip("files of other systems are not at hand: FEDJAX_DP_DATA has no formats/expected.json")
+    return folder, json.loads((folder / "expected.json").read_text())
+
+
+def everything(found):
+    """Records of both splits by client in the order of names: the readers hold out what the files do not."""
+    ids = found.client_ids if found.test_client_ids is None else np.append(found.client_ids, found.test_client_ids)
+    keep = len(ids)
+    x = np.concatenate([found.x_train, found.x_test])[:keep]
+    y = np.concatenate([found.y_train, found.y_test])[:keep]
+    return x, y, ids
+
+
+def clients_and_sizes(ids):
+    names, sizes = np.unique(ids, return_counts=True)
+    return names.tolist(), sizes.tolist()
+
+
+# The given files.
+
+
+@pytest.mark.parametrize("name", ["leaf/femnist", "tff/fed_emnist_train.h5"])
+def test_given_drawings(given, name):
+    folder, expected = given
+    told = expected[name].get("train", expected[name])
+    found = load(f"{name.split('/')[0]}:{folder / name}")
+    x, y, ids = everything(found)
+    assert clients_and_sizes(ids) == (told["clients"], told["sizes"])
+    sums = told.get("sum_of_x", told.get("sum_of_pixels"))
+    assert sorted(x.sum(tuple(range(1, x.ndim)))) == pytest.approx(sorted(sums), abs=0.01)
+    assert sorted(y) == sorted(told.get("y", told.get("label")))
+    assert found.classes == 62
+    assert x.dtype == np.float32
+    assert list(x.shape[1:]) == told.get("record_shape", told.get("pixels_shape"))
+
+
+def letters(ids):
+    return "".join(LEAF_CHARACTERS[one] for one in ids)
+
+
+def test_given_plays_of_leaf(given):
+    folder, expected = given
+    found = load(f"leaf:{folder / 'leaf/shakespeare'}")
+    for split, x, y, ids in (
+        ("train", found.x_train, found.y_train, found.client_ids),
+        ("test", found.x_test, found.y_test, found.test_client_ids),
+    ):
+        told = expected["leaf/shakespeare"][split]
+        assert clients_and_sizes(ids) == (told["clients"], told["sizes"])
+        order = np.argsort(ids, kind="stable")
+        assert letters(x[order[0]]) == told["first_x_of_first_client"]
+        assert [letters(row[-1:]) for row in y[order]] == told["y"]
+        assert (x[:, 1:] == y[:, :-1]).all()
+
+
+def test_given_messages_of_leaf(given):
+    folder, expected = given
+    told = expected["leaf/sent140"]["train"]
+    found = load(f"leaf:{folder / 'leaf/sent140'}")
+    _, y, ids = everything(found)
+    assert clients_and_sizes(ids) == (told["clients"], told["sizes"])
+    assert sorted(y) == sorted(told["y"])
+    assert found.learnt
+
+
+def test_given_comments_of_leaf(given, tmp_path):
+    folder, expected = given
+    told = expected["leaf/reddit"]["train"]
+    (tmp_path / "words.txt").write_text("a\nb\nc\n")
+    found = load(f"leaf:{folder / 'leaf/reddit'}", vocabulary=str(tmp_path / "words.txt"))
+    x, y, ids = everything(found)
+    assert clients_and_sizes(ids) == (told["clients"], told["sequences"])
+    ids_of = {"<PAD>": 0, "a": 1, "b": 2, "c": 3, "<BOS>": 5, "<EOS>": 6}
+    first = [ids_of[token] for token in told["first_inputs"]]
+    row = [list(one) for one in x].index(first)
+    assert y[row].tolist() == [ids_of[token] for token in told["first_targets"]]
+    assert [int((y[ids == name] != 0).sum()) for name in told["clients"]] == told["target_tokens_that_are_no_padding"]
+
+
+@pytest.mark.parametrize("name", ["tff/shakespeare_train.h5", "tff/stackoverflow_train.h5"])
+def test_given_text_in_hdf5(given, name):
+    folder, expected = given
+    x, y, ids = everything(load(f"tff:{folder / name}", length=200 if "shakespeare" in name else None))
+    assert clients_and_sizes(ids) == (expected[name]["clients"], expected[name]["sizes"])
+    texts = expected[name].get("snippets", expected[name].get("tokens"))
+    sizes = [len(text) if "snippets" in expected[name] else len(text.split()) for text in texts]
+    assert sorted((y != 0).sum(1)) == sorted(size + 1 for size in sizes)  # and EOS
+    assert ((x != 0).sum(1) == (y != 0).sum(1) + 1).all()
+
+
+@pytest.mark.parametrize("name", ["emnist_all", "shakespeare", "stackoverflow"])
+def test_given_databases(given, name):
+    folder, expected = given
+    splits = expected[f"tff/{name}.sqlite.lzma"]["splits"]
+    found = load(f"tff:{folder / 'tff' / name}.sqlite.lzma", **({"length": 200} if name == "shakespeare" else {}))
+    train, test = splits.values()
+    assert clients_and_sizes(found.client_ids) == (train["clients"], train["sizes"])
+    assert len(found.x_test) == sum(test["sizes"])
+    if "label" in train:
+        assert found.y_train.tolist() == train["label"]
+        assert found.y_test.tolist() == test["label"]
+    if "snippets" in test:
+        assert found.test_client_ids is None
+        assert [(y != 0).sum() for y in found.y_test] == [len(text) + 1 for text in test["snippets"]]
+
+
+def test_given_pixels_are_the_same_in_both_containers(given):
+    folder, _ = given
+    in_sqlite = load(f"tff:{folder / 'tff/emnist_all.sqlite.lzma'}")
+    x, y, _ = everything(load(f"tff:{folder / 'tff/fed_emnist_train.h5'}"))
+    for pixels, label in zip(in_sqlite.x_train, in_sqlite.y_train, strict=True):
+        np.testing.assert_array_equal(x[y == label][0], pixels)
+
+
+def test_given_folders_of_hugging_face(given):
+    folder, expected = given
+    told = expected["hf/digits"]
+    found = load(f"hf:{folder / 'hf/digits'}", client_column="writer")
+    for split, x, y, ids in (
+        ("train", found.x_train, found.y_train, found.client_ids),
+        ("test", found.x_test, found.y_test, found.test_client_ids),
+    ):
+        assert y.tolist() == told["splits"][split]["label"]
+        assert ids.tolist() == told["splits"][split]["writer"]
+        assert x.shape[1:] == (28, 28)
+        assert set(x.sum((1, 2))) <= set(told["sum_of_bytes"])
+    assert found.classes == len(told["names"])
+    told = expected["hf/regression"]["splits"][""]
+    found = load(f"hf:{folder / 'hf/regression'}", client_column="user", label_column="target")
+    x, y, ids = everything(found)
+    assert sorted(ids) == told["user"]
+    assert sorted(map(list, x)) == sorted(told["features"])
+    assert sorted(y.ravel()) == sorted(told["target"])
+    assert found.task == "regression"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_given_tables(given, kind):
+    folder, expected = given
+    told = expected[f"table/clients.{kind}"]
+    found = load(f"{kind}:{folder / 'table/clients'}.{kind}", label_column="target", client_column="client")
+    for split, x, y, ids in (
+        ("train", found.x_train, found.y_train, found.client_ids),
+        ("test", found.x_test, found.y_test, found.test_client_ids),
+    ):
+        order = np.argsort(ids, kind="stable")
+        assert clients_and_sizes(ids) == (told[split]["clients"], told[split]["sizes"])
+        assert x[order].tolist() == told[split]["x"]
+        assert y[order].tolist() == told[split]["y"]
+
+
+def test_given_lists_of_rows(given):
+    folder, expected = given
+    told = expected["table/partition.json"]
+    parts = given_parts(folder / "table/partition.json", 6)
+    assert [part.tolist() for part in parts] == told["rows"]
+    assert [len(part) for part in parts] == told["sizes"]
+
+
+# How text becomes ids, and rows.
+
+
+def test_ids_are_those_of_other_systems():
+    """Sizes and special ids of TensorFlow Federated's and FedJAX's Shakespeare, and of Stack Overflow's words."""
+    assert numbered(TFF_CHARACTERS, "tff").vocabulary == Vocabulary(90, 0, (87,), 88, 89)
+    assert numbered(TFF_CHARACTERS, "fedjax").vocabulary == Vocabulary(90, 0, (89,), 1, 2)
+    words = [f"w{place}" for place in range(10_000)]
+    of_tff = numbered(words, "tff")
+    assert of_tff.vocabulary == Vocabulary(10_004, 0, (10_001,), 10_002, 10_003)
+    assert (of_tff.of("w0"), of_tff.of("w9999"), of_tff.of("other")) == (1, 10_000, 10_001)
+    assert (len(LEAF_CHARACTERS), LEAF_CHARACTERS.index("\n"), LEAF_CHARACTERS.index("}")) == (80, 0, 79)
+
+
+def test_unknown_words_spread_over_the_buckets_and_stay_there():
+    ids = numbered(["a"], "tff", buckets=5)
+    found = {ids.of(f"word{place}") for place in range(100)}
+    assert found == set(ids.vocabulary.oov) == {2, 3, 4, 5, 6}
+    assert ids.of("word7") == numbered(["b", "c"], "tff", buckets=5).of("word7") - 1
+
+
+def slowly(ids, width, stride):
+    """Rows from the first id on until every id stands in one."""
+    rows, at = [], 0
+    while True:
+        rows.append(ids[at : at + width] + [0] * (width - len(ids[at : at + width])))
+        if at + width >= len(ids):
+            return rows
+        at += stride
+
+
+@pytest.mark.parametrize("letters", range(12))
+@pytest.mark.parametrize(("length", "stride"), [(3, 1), (3, 3), (3, 4), (1, 1), (5, 2)])
+def test_rows_hold_every_id_and_no_row_more(letters, length, stride):
+    text, vocabulary = list(range(10, 10 + letters)), Vocabulary(99, 0, (), 88, 89)
+    wanted = slowly([88, *text, 89], length + 1, stride)
+    assert rows_of_text([text], vocabulary, length, stride).tolist() == wanted
+
+
+def test_snippets_of_a_client_are_joined_as_fedjax_joins_them():
+    """The example in the documentation of its `preprocess_client`: ABCD and E, three ids a row."""
+    vocabulary = numbered("ABCDE", "fedjax").vocabulary
+    rows = rows_of_text([[3, 4, 5, 6], [7]], vocabulary, 3, 3)
+    assert rows[:, :-1].tolist() == [[1, 3, 4], [5, 6, 2], [1, 7, 2]]  # it has padding for the EOS that ends all
+    assert rows[:, 1:].tolist() == [[3, 4, 5], [6, 2, 1], [7, 2, 0]]
+
+
+def snippet_file(tmp_path):
+    return hdf5(tmp_path / "shakespeare_train.h5", {name: {"snippets": texts} for name, texts in SNIPPETS.items()})
+
+
+def rows_by_client(found):
+    _, y, ids = everything(found)
+    return {str(name): y[ids == name] for name in np.unique(ids)}
+
+
+def test_snippets_are_cut_by_their_convention(tmp_path):
+    path = snippet_file(tmp_path)
+    found = load(f"tff:{path}", length=10)
+    rows = {name: len(y) for name, y in rows_by_client(found).items()}
+    assert rows == {"ANNA": 2 + 12, "BEN": 1, 'IT\'S "C"': 1}  # 14 and 122 ids in rows of 11, 7 ids, 2 ids
+    assert found.vocabulary == Vocabulary(90, 0, (87,), 88, 89)
+    assert found.task == "sequence"
+    with pytest.raises(ValueError, match="one record of every client"):
+        load(f"tff:{hdf5(tmp_path / 'one.h5', {'a': {'snippets': [b'x']}})}")
+    with pytest.raises(ValueError, match="stride must be an integer from 1 to 11"):
+        load(f"tff:{path}", length=10, stride=12)
+    with pytest.raises(ValueError, match="convention must be one of tff, fedjax"):
+        load(f"tff:{path}", convention="leaf")
+
+
+def test_bytes_that_are_no_known_character_are_unknown(tmp_path):
+    path = hdf5(tmp_path / "a.h5", {"a": {"snippets": [b"\xe9A\x07", b"\xe9A\x07"]}})
+    found = load(f"tff:{path}", length=5)
+    code = 1 + TFF_CHARACTERS.index("A")
+    assert found.x_train.tolist() == [[88, 87, code, 87, 89]]
+    assert found.y_train.tolist() == [[87, code, 87, 89, 0]]
+
+
+def posts(tmp_path, **more):
+    rows = [("train", name, example(tokens=[text.encode()], score=[-1])) for name in POSTS for text in POSTS[name]]
+    return database(tmp_path / "stackoverflow.sqlite", rows, **more)
+
+
+def test_posts_become_sentences_of_public_words(tmp_path):
+    (tmp_path / "words").write_text("it 10\nyou 9\nin 8\nunused 1\n")
+    found = load(f"tff:{posts(tmp_path)}", length=6, vocabulary=str(tmp_path / "words"), vocabulary_size=3)
+    assert found.vocabulary == Vocabulary(7, 0, (4,), 5, 6)
+    assert found.learnt == ()
+    x, y, _ = everything(found)
+    rows = sorted(map(tuple, np.concatenate([x, y[:, -1:]], 1).tolist()))
+    assert rows == [(5, 1, 4, 6, 0, 0, 0), (5, 2, 4, 4, 4, 4, 4), (5, 4, 4, 4, 4, 3, 4)]  # cut: no EOS
+
+
+def test_a_learnt_vocabulary_knows_training_words_alone_and_says_that_it_was_learnt(tmp_path):
+    rows = [(split, "a", example(tokens=[text])) for split, text in (("train", b"b a b"), ("test", b"c b"))]
+    found = load(f"tff:{database(tmp_path / 's.sqlite', rows)}", length=3)
+    assert found.learnt == ("a vocabulary of the most frequent words of all training records",)
+    assert found.vocabulary == Vocabulary(6, 0, (3,), 4, 5)
+    assert found.x_train.tolist() == [[4, 1, 2]]  # the most frequent word first
+    assert found.y_test.tolist() == [[3, 1, 5]]
+
+
+def test_a_sentence_has_eos_only_where_it_is_shorter_than_a_row(tmp_path):
+    rows = [("train", "a", example(tokens=[" ".join("w" * count).encode()])) for count in (3, 4, 5, 5)]
+    found = load(f"tff:{database(tmp_path / 's.sqlite', rows)}", length=4)
+    _, y, _ = everything(found)
+    eos = found.vocabulary.eos
+    assert sorted(int((row == eos).sum()) for row in y) == [0, 0, 0, 1]
+
+
+# LEAF.
+
+
+def play(tmp_path, first=0, count=12, split="train"):
+    leaf_file(tmp_path / "play/data" / split / "b.json", {"BEN": windows(WINDOW[2:], 0, 3)})
+    leaf_file(tmp_path / "play/data" / split / "a.json", {"ANNA": windows(WINDOW, first, count)})
+    return tmp_path / "play"
+
+
+def test_windows_are_thinned_by_a_stride(tmp_path):
+    path = play(tmp_path)
+    play(tmp_path, split="test")
+    found = load(f"leaf:{path}", stride=5)
+    assert [letters(row) for row in found.x_train[:3]] == [WINDOW[at : at + 80] for at in (0, 5, 10)]
+    assert clients_and_sizes(found.client_ids) == (["ANNA", "BEN"], [3, 1])
+    assert found.vocabulary.pad == -1
+    assert found.classes == 80
+    assert "stride 5: 4 of 15 windows are kept" in found.notes
+
+
+def test_windows_that_are_held_out_share_no_character_with_those_that_train(tmp_path):
+    text = WINDOW * 12
+    leaf_file(tmp_path / "long/train/a.json", {"ANNA": windows(text, 0, 1000)})
+    found = load(f"leaf:{tmp_path / 'long'}")
+    assert (len(found.x_train), len(found.x_test)) == (820, 100)
+    assert letters(found.x_test[0]) == text[900:980]
+    assert "windows of some client" in refusal(lambda: load(f"leaf:{play(tmp_path)}"))
+
+
+def test_an_unknown_character_is_refused_by_leaf_and_has_an_id_elsewhere(tmp_path):
+    for split in ("train", "test"):
+        leaf_file(tmp_path / "odd" / split / "a.json", {"a": (["é" * 4], ["b"])})
+    assert "character must be one of LEAF's 80, got 'é'" in refusal(lambda: load(f"leaf:{tmp_path / 'odd'}"))
+    found = load(f"leaf:{tmp_path / 'odd'}", convention="fedjax")
+    assert found.x_train.tolist() == [[89] * 4]
+
+
+def test_users_are_spread_over_files_in_any_order(tmp_path):
+    for number, user in enumerate("cab"):
+        leaf_file(tmp_path / f"data/train/{number}.json", {user: ([[0.5, number], [1, 2]], [0, 1])})
+    found = load(f"leaf:{tmp_path}")
+    _, clients, _ = natural_parts(found)
+    assert np.unique(found.client_ids).tolist() == ["a", "b", "c"]
+    assert found.x_train[clients[0]].tolist() in ([[0.5, 1.0]], [[1.0, 2.0]])
+    assert found.classes == 2
+
+
+def test_images_have_the_shape_that_is_asked_for(tmp_path):
+    path = leaf_file(tmp_path / "a.json", {"a": ([[1, 2, 3, 4], [0.5, 0, 0, 0]], [0, 1])})
+    assert load(f"leaf:{path}", record_shape="2,2").x_train.shape == (1, 2, 2)
+    for wrong in ("3,1", "0", "2,-2", "a", "", "2,,2", "1" * 30):
+        assert "record_shape" in refusal(lambda wrong=wrong: load(f"leaf:{path}", record_shape=wrong))
+
+
+def test_messages_leave_the_name_of_the_user_out(tmp_path):
+    for split in ("train", "test"):
+        record = ["1", "Mon", "NO_QUERY", "the_name", "good morning", "training"]
+        leaf_file(tmp_path / split / "a.json", {"the_name": ([record, record], [1, 0])})
+    (tmp_path / "words").write_text("morning\ngood\n")
+    found = load(f"leaf:{tmp_path}", vocabulary=str(tmp_path / "words"), length=3, oov_buckets=2)
+    assert found.x_train.tolist() == [[4, 3, 0]] * 2  # 0 pads, 1 and 2 are unknown
+    assert found.vocabulary == Vocabulary(5, 0, (1, 2))
+    assert (found.task, found.classes, found.tokens) == ("classes", 2, True)
+
+
+# Containers, splits, clients.
+
+
+def drawings(split, *clients):
+    return [(split, name, example(label=[number], pixels=PIXELS.tolist())) for number, name in enumerate(clients)]
+
+
+@pytest.mark.parametrize("packed", [None, lzma.FORMAT_ALONE, lzma.FORMAT_XZ])
+def test_a_database_is_known_by_its_beginning_however_it_is_named(tmp_path, packed):
+    path = database(tmp_path / "file.bin", drawings("train", "b", "a") + drawings("test", "a"), packed=packed)
+    found = load(f"tff:{path}")
+    assert found.client_ids.tolist() == ["b", "a"]
+    assert found.test_client_ids.tolist() == ["a"]
+    np.testing.assert_array_equal(found.x_train[0], PIXELS.reshape(28, 28))
+
+
+def test_the_splits_of_a_database_are_chosen_by_name(tmp_path):
+    rows = drawings("all_train", "a", "b") + drawings("all_test", "b") + drawings("digits_only_train", "c")
+    path = database(tmp_path / "e.sqlite", rows + drawings("digits_only_test", "c") + drawings("all_extra", "x"))
+    found = load(f"tff:{path}")
+    assert found.client_ids.tolist() == ["a", "b"]
+    assert "splits that are not used: all_extra, digits_only_test, digits_only_train" in found.notes
+    assert load(f"tff:{path}", subset="digits_only").client_ids.tolist() == ["c"]
+    assert "digits_train among them" in refusal(lambda: load(f"tff:{path}", subset="digits"))
+
+
+def test_a_file_of_test_records_beside_one_in_hdf5_is_read(tmp_path):
+    records = {"label": np.arange(2), "pixels": np.stack([PIXELS.reshape(28, 28)] * 2)}
+    path = hdf5(tmp_path / "fed_emnist_train.h5", {"a": records, "b": records})
+    hdf5(tmp_path / "fed_emnist_test.h5", {"a": records})
+    found = load(f"tff:{path}")
+    assert (len(found.x_train), len(found.x_test)) == (4, 2)
+    assert "test records are those of fed_emnist_test.h5" in found.notes
+    assert found.classes == 10
+    assert "subset must be left out for HDF5" in refusal(lambda: load(f"tff:{path}", subset="all"))
+
+
+def table(**columns):
+    return pa.table(columns)
+
+
+VALUE = {"_type": "Value", "dtype": "float32"}
+LABEL = {"_type": "ClassLabel", "names": ["no", "yes", "perhaps"]}
+
+
+def test_a_saved_folder_has_several_files_and_columns_side_by_side(tmp_path):
+    rows = table(a=[0.0, 1, 2, 3], b=[[1.0, 2.0]] * 4, y=[0, 1, 2, 0], who=["x", "x", "y", "y"])
+    features = {"a": VALUE, "b": {"_type": "List", "feature": VALUE}, "y": LABEL, "who": VALUE}
+    found = load(f"hf:{saved(tmp_path / 'd', rows, features)}", client_column="who")
+    x, y, _ = everything(found)
+    assert sorted(x.tolist()) == [[0, 1, 2], [1, 1, 2], [2, 1, 2], [3, 1, 2]]
+    assert (found.classes, sorted(y)) == (3, [0, 0, 1, 2])
+    found = load(f"hf:{tmp_path / 'd'}", feature_columns="b")
+    assert found.client_ids is None
+    assert found.x_train.shape[1:] == (2,)
+
+
+def test_lists_of_classes_are_many_labels(tmp_path):
+    rows = table(a=[0.0, 1, 2, 3], y=[[0, 2], [], [1], [2]])
+    features = {"a": VALUE, "y": {"_type": "Sequence", "feature": LABEL}}
+    found = load(f"hf:{saved(tmp_path / 'd', rows, features)}", label_column="y")
+    _, y = np.concatenate([found.x_train, found.x_test]), np.concatenate([found.y_train, found.y_test])
+    assert found.task == "multi_label"
+    assert sorted(y.tolist()) == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 1]]
+
+
+def test_text_is_classified_or_goes_on(tmp_path):
+    rows = table(text=["Good day", "bad day", "day", "good"], y=[1, 0, 1, 1])
+    path = saved(tmp_path / "d", rows, {"text": {"_type": "Value", "dtype": "string"}, "y": LABEL})
+    found = load(f"hf:{path}", length=3)
+    assert (found.task, found.tokens, found.classes, found.x_train.shape[1:]) == ("classes", True, 3, (3,))
+    path = saved(tmp_path / "e", rows.drop_columns(["y"]), {"text": {"_type": "Value", "dtype": "string"}})
+    found = load(f"hf:{path}", length=4)
+    assert (found.task, found.y_train.shape[1:]) == ("sequence", (4,))
+
+
+def test_names_of_clients_in_csv_stay_text_unless_all_are_numbers(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("who,f,label\n007,1,0\n7,2,1\n007,3,0\n7,4,1\n")
+    found = load(f"csv:{path}", client_column="who")
+    assert np.unique(found.client_ids).tolist() == ["007", "7"]
+    path.write_text("who,f,label\n10,1,0\n9,2,1\n10,3,0\n9,4,1\n")
+    assert np.unique(load(f"csv:{path}", client_column="who").client_ids).tolist() == [9, 10]
+
+
+def test_columns_of_a_table_are_chosen_by_name(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,word,part,label\n1,2,x,train,0\n3,4,,test,1\n5,6,z,train,1\n7,8,z,test,0\n")
+    found = load(f"csv:{path}", feature_columns="b,a", split_column="part", record_shape="2,1")
+    assert found.x_train.tolist() == [[[2], [1]], [[6], [5]]]
+    assert found.y_test.tolist() == [1, 0]
+    for wrong in ({"feature_columns": "a,a"}, {"feature_columns": "label"}, {"split_column": "parts"}):
+        refusal(lambda wrong=wrong: load(f"csv:{path}", **{"split_column": "part", "feature_columns": "a", **wrong}))
+
+
+# What is said, and what is kept.
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "told"),
+    [
+        ("digits", {"length": 3}, "length must be left out for digits, got 3; it is for leaf:PATH, tff:PATH, hf:PATH"),
+        ("leaf", {"subset": "x"}, "subset must be left out for leaf, got 'x'; it is for tff:PATH"),
+        ("leaf", {"length": 3}, "length must be left out for LEAF's Shakespeare"),
+        ("leaf", {"vocabulary": "f"}, "vocabulary must be left out for LEAF's Shakespeare"),
+        ("leaf", {"stride": 0}, "stride must be an integer from 1 to 80"),
+        ("leaf", {"stride": 81}, "stride must be an integer from 1 to 80"),
+        ("leaf", {"convention": "pfl"}, "convention must be one of tff, fedjax, leaf"),
+        ("leaf", {"nonsense": 1}, "option must be one of"),
+        ("leaf", {"stride": "1"}, "stride must be an integer"),
+        ("tff", {"vocabulary_size": 0}, "vocabulary_size must be an integer from 1"),
+        ("tff", {"oov_buckets": 0}, "oov_buckets must be an integer from 1"),
+        ("tff", {"length": 0}, "length must be an integer from 1"),
+        ("tff", {"stride": 3}, "stride must be left out for a data set of tokens"),
+        ("tff", {"record_shape": "2"}, "record_shape must be left out for a data set of tokens"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(tmp_path, name, option, told):
+    play(tmp_path)
+    path = play(tmp_path, split="test") if name == "leaf" else posts(tmp_path)
+    asked = name if name == "digits" else f"{name}:{path}"
+    assert told in refusal(lambda: load(asked, **option))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "empty"),
+        ("a\n\nb\n", "line 2 must be a word"),
+        ("a\nb\na\n", "line 3 must be another word, got 'a', as in line 1"),
+        ("a b\n", "a count behind it, got 'a b'"),
+        ("a 1 2\n", "a count behind it"),
+        (b"\xff\n", "UTF-8"),
+    ],
+)
+def test_a_list_of_words_that_is_none_is_refused(tmp_path, content, told):
+    (tmp_path / "words").write_bytes(content if isinstance(content, bytes) else content.encode())
+    path = posts(tmp_path)
+    assert told in refusal(lambda: load(f"tff:{path}", vocabulary=str(tmp_path / "words")))
+    assert "existing file" in refusal(lambda: load(f"tff:{path}", vocabulary=str(tmp_path / "absent")))
+
+
+def test_every_format_becomes_a_store(tmp_path, capsys):
+    leaf_file(tmp_path / "numbers.json", {"a": ([[0.5, 1], [1, 2]], [0, 1]), "b": ([[0, 1], [1, 1]], [1, 0])})
+    rows = table(a=[0.0, 1, 2, 3], y=[0.5, 1, 2, 3], who=[7, 7, 8, 8])
+    saved(tmp_path / "hf", rows, dict.fromkeys(("a", "y", "who"), VALUE))
+    asked = {
+        "leaf:numbers.json": [],
+        f"tff:{posts(tmp_path)}": ["--length", "5"],
+        f"tff:{snippet_file(tmp_path)}": ["--convention", "fedjax"],
+        "hf:hf": ["--label-column", "y", "--client-column", "who"],
+    }
+    for number, (name, options) in enumerate(asked.items()):
+        assert cli.main(["data", "convert", name, *options, "--out", f"store{number}"]) == 0
+        options = {options[at][2:].replace("-", "_"): options[at + 1] for at in range(0, len(options), 2)}
+        options = {key: int(value) if value.isdecimal() else value for key, value in options.items()}
+        dataset, clients, tests = natural_parts(load(name, **options))
+        wanted, found = federate(dataset, clients, test_clients=tests), open_store(f"store{number}")
+        np.testing.assert_array_equal(np.asarray(wanted.x)[wanted.row_numbers], found.x)
+        np.testing.assert_array_equal(np.asarray(wanted.y)[wanted.row_numbers], found.y)
+        for fact in ("task", "classes", "vocabulary", "tokens", "learnt", "scale"):
+            assert getattr(found, fact) == getattr(wanted, fact), fact
+    assert "clients are those of the files" in capsys.readouterr().err
+
+
+def test_lists_of_rows_of_other_libraries_make_clients(tmp_path):
+    (tmp_path / "lists.json").write_text('{"10": [1], "9": [2, 0]}')
+    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4)] == [[2, 0], [1]]  # 9 before 10
+    (tmp_path / "lists.json").write_text('{"10": [1], "9": [2, 0], "b": [3]}')
+    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4)] == [[1], [2, 0], [3]]
+    assert cli.main(["data", "digits", "--partition", "given", "--client-ids", "lists.json"]) == 0
