@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import matplotlib
 import numpy as np
 import pytest
+from helpers import CLASSES, MEASURES
 from matplotlib.figure import Figure
 
 from fedjax_dp import ConfigurationError, accounting, pictures
@@ -28,7 +29,6 @@ from fedjax_dp.reproductions.found import Reproduction
 from fedjax_dp.reproductions.recipe import read_recipe
 from fedjax_dp.reproductions.rows import Found, Row
 from fedjax_dp.rounds.metrics import Evaluation
-from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.sweep import Sweep
 
 PLOTS = ("experiments.plots", "audits.plots", "sweeps.plots.figures", "reproductions.figure")
@@ -52,7 +52,8 @@ def records(epsilons=(0.1, 1.0), algorithms=("dpnfl", "addpnfl", "cpfed"), seeds
     for epsilon, algorithm, norm, seed in itertools.product(epsilons, algorithms, (0.1, 1.0), range(seeds)):
         values = {"epsilon": epsilon, "algorithm": algorithm, "clip_norm": norm, "seed": seed}
         history = [
-            Evaluation(at, epsilon**0.1 * at / 20 + seed / 100 - norm / 100, 1.0)._asdict() for at in range(1, rounds)
+            Evaluation(at, {"accuracy": epsilon**0.1 * at / 20 + seed / 100 - norm / 100}, 1.0).row()
+            for at in range(1, rounds)
         ]
         found.append(
             {
@@ -60,6 +61,7 @@ def records(epsilons=(0.1, 1.0), algorithms=("dpnfl", "addpnfl", "cpfed"), seeds
                 "values": values,
                 "status": "done",
                 "reason": "",
+                "task": CLASSES,
                 "history": history,
                 "guarantee": {"epsilon": epsilon, "delta": 1e-3, "unit": "record", "adjacency": "replace-one"},
             }
@@ -69,7 +71,9 @@ def records(epsilons=(0.1, 1.0), algorithms=("dpnfl", "addpnfl", "cpfed"), seeds
 
 def history(rounds=30):
     spread = {"client_mean": 0.7, "worst_tenth": 0.4, "client_variance": 0.01}
-    return [Evaluation(at, 0.9 - 0.5 / at, 1.0, 1.0, 0.5, 3.0, 1.0, 0.2, **spread) for at in range(1, rounds)]
+    return [
+        Evaluation(at, {"accuracy": 0.9 - 0.5 / at}, 1.0, 1.0, 0.5, 3.0, 1.0, 0.2, **spread) for at in range(1, rounds)
+    ]
 
 
 def claims(many=60):
@@ -251,7 +255,7 @@ def test_the_metric_has_an_axis_beside_the_colour_bar_where_every_setting_is_a_p
     panel, bar = SWEEP.plot(kind="parallel").axes
     names = [text.get_text() for text in panel.get_xticklabels()]
     assert names == ["epsilon", "algorithm", "clip norm", "test accuracy"]
-    assert bar.get_ylabel() == looks.METRICS["test_accuracy"]
+    assert bar.get_ylabel() == MEASURES.main.label
     upright = [line.get_xdata()[0] for line in panel.lines if line.get_xdata()[0] == line.get_xdata()[-1]]
     assert upright == [0, 1, 2, 3]
 

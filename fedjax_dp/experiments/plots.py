@@ -15,12 +15,12 @@ from fedjax_dp import errors, pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
 from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.tasks import Classes, Task, measures_of_task
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.experiments.compiled import Compiled
     from fedjax_dp.experiments.latency import Latency
     from fedjax_dp.rounds.simulation import Evaluation
+    from fedjax_dp.tasks import Task
 
 TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
 COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.5"}
@@ -47,6 +47,8 @@ def plot_run(
     Lines of probes are broken. Where clients have parts of the test set, a band spans from their worst tenth to their
     mean. `task` is `classes` unless it is given.
     """
+    from fedjax_dp.tasks import Classes, measures_of_task  # loads JAX
+
     rounds, measures = [point.round for point in history], measures_of_task(task or Classes())
     main, loss = measures.main, measures["test_loss"]
     unit = main.shown(1.0)

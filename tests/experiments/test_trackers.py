@@ -54,7 +54,7 @@ def told(evaluation):
     """An evaluation as a tracker has it."""
     return {
         f"probe/{name}" if name in PROBES else name: value
-        for name, value in evaluation._asdict().items()
+        for name, value in evaluation.row().items()
         if name != "round" and value is not None
     }
 
@@ -444,7 +444,7 @@ def test_the_command_line_tracks_and_the_run_is_the_same(capsys):
     wanted = {
         name: [(seen["round"], value)]
         for seen in tracked["history"][-1:]
-        for name, value in told(fdp.rounds.Evaluation(**seen)).items()
+        for name, value in told(fdp.rounds.Evaluation.of_row(seen)).items()
     }
     numbers = without(events("x/tensorboard")[0], "privacy", "time")
     close({name: points[-1:] for name, points in numbers.items()}, wanted, 1e-6)

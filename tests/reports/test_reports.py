@@ -136,11 +136,11 @@ def test_rows_of_a_sweep_are_those_of_its_points(sweep_folder):
     records = [json.loads(line) for line in (sweep_folder / "points.jsonl").read_text().splitlines()]
     assert len(report.data["points"]) == 60
     for row, record in zip(report.data["points"], records):
-        assert row["accuracy"] == record["history"][-1]["test_accuracy"]
+        assert row["value"] == record["history"][-1]["test_accuracy"]
         assert (row["epsilon"], row["status"]) == (record["guarantee"]["epsilon"], record["status"])
     for row, setting in zip(report.data["settings"], settings_of(records, ["algorithm", "epsilon", "clip_norm"])):
         ended = [point["history"][-1]["test_accuracy"] for point in setting.points if point["status"] == "done"]
-        assert row["accuracy"] == pytest.approx(np.mean(ended), rel=1e-12)
+        assert row["value"] == pytest.approx(np.mean(ended), rel=1e-12)
         assert row["lost"] == 5 - len(ended)
     assert "loss must be finite" in page(report)
 
@@ -151,12 +151,12 @@ def test_the_front_holds_all_settings_that_no_other_beats():
     for _ in range(200):
         size = int(random.integers(0, 12))
         rows = [
-            {"key": key, "epsilon": float(random.integers(1, 5)), "accuracy": float(random.integers(1, 5))}
+            {"key": key, "epsilon": float(random.integers(1, 5)), "good": float(random.integers(1, 5))}
             for key in range(size)
         ]
-        rows += [{"key": size, "epsilon": None, "accuracy": 9.0}, {"key": size + 1, "epsilon": 1.0, "accuracy": None}]
-        front = {(row["epsilon"], row["accuracy"]) for row in sweeps.front(rows)}
-        known = {(row["epsilon"], row["accuracy"]) for row in rows[:size]}
+        rows += [{"key": size, "epsilon": None, "good": 9.0}, {"key": size + 1, "epsilon": 1.0, "good": None}]
+        front = {(row["epsilon"], row["good"]) for row in sweeps.front(rows)}
+        known = {(row["epsilon"], row["good"]) for row in rows[:size]}
         wanted = {(e, a) for e, a in known if not any(f <= e and b >= a and (f, b) != (e, a) for f, b in known)}
         assert front == wanted
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import SPECS, refusal
+from helpers import CLASSES, SPECS, refusal
 
 from fedjax_dp import errors
 from fedjax_dp.data import load
@@ -98,6 +98,7 @@ def run(accuracy, epsilon=2.0, status="done", reason=None):
     return {
         "status": status,
         "reason": reason,
+        "task": CLASSES,
         "history": history,
         "guarantee": guarantee,
         "config": {},
@@ -261,7 +262,7 @@ def test_a_lost_seed_fails_its_number():
 
 @pytest.mark.parametrize(("accuracies", "missed"), [([80.0, 80.0], 0), ([80.0, 70.0], 1), ([70.0, 70.0], 2)])
 def test_a_target_that_some_seeds_miss_has_no_mean(accuracies, missed):
-    runs = [run(accuracy) | {"config": {"target_accuracy": 0.75}} for accuracy in accuracies]
+    runs = [run(accuracy) | {"config": {"target": "accuracy=0.75"}} for accuracy in accuracies]
     row = row_at(table_of(tiny(metrics=["rounds_to_target"], published={}), runs), DPNFL)
     assert row.readings["correct"].mean == (None if missed else 2)
     assert row.verdict == (f"not reached by {missed} of 2 seeds" if missed else "")
