@@ -76,7 +76,7 @@ def main():
         "test_accuracy": run.history[-1].test_accuracy,
         "last_five_mean": float(np.mean([point.test_accuracy for point in run.history[-5:]])),
         "rounds_to_within_one_point": within,
-        "history": [point._asdict() for point in run.history],
+        "history": [point.row() for point in run.history],
         "seconds": run.timing._asdict(),
         "hardware": environment.device(),
         "versions": environment.versions(),

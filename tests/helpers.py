@@ -17,9 +17,12 @@ from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.pytrees import structure, value
 from fedjax_dp.rounds.round import initial_state, run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.tasks import Classes, measures_of, told_of
 
 SPECS = pathlib.Path(__file__).parent / "golden"
 SEEDS = st.integers(0, 2**32 - 1)
+CLASSES = told_of(Classes())  # as files tell it
+MEASURES = measures_of(CLASSES)
 
 
 def quick(cases, few):

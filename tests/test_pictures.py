@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import matplotlib
 import numpy as np
 import pytest
+from helpers import CLASSES, MEASURES
 from matplotlib.figure import Figure
 
 from fedjax_dp import ConfigurationError, accounting, pictures
@@ -62,7 +63,7 @@ def records(epsilons=(0.1, 1.0), algorithms=("dpnfl", "addpnfl", "cpfed"), seeds
                 "values": values,
                 "status": "done",
                 "reason": "",
-                "task": TASK,
+                "task": CLASSES,
                 "history": history,
                 "guarantee": {"epsilon": epsilon, "delta": 1e-3, "unit": "record", "adjacency": "replace-one"},
             }
@@ -256,7 +257,7 @@ def test_the_metric_has_an_axis_beside_the_colour_bar_where_every_setting_is_a_p
     panel, bar = SWEEP.plot(kind="parallel").axes
     names = [text.get_text() for text in panel.get_xticklabels()]
     assert names == ["epsilon", "algorithm", "clip norm", "test accuracy"]
-    assert bar.get_ylabel() == measures_of(TASK).main.label
+    assert bar.get_ylabel() == MEASURES.main.label
     upright = [line.get_xdata()[0] for line in panel.lines if line.get_xdata()[0] == line.get_xdata()[-1]]
     assert upright == [0, 1, 2, 3]
 

@@ -22,7 +22,7 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, Ready
+from fedjax_dp.experiments.training import Callbacks, Ready, check_target
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.paper_noise import clips_records
 from fedjax_dp.privacy.planned_run import plan_run
@@ -113,6 +113,7 @@ def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any])
 def _ready(config: RunConfig, screen: Screen) -> Ready:
     data = population.build_data(config.data)
     model = build.build_model(config, data)
+    check_target(config.output.target, model, data)
     algorithm = build.build_algorithm(config, data)
     terms = build.terms_of(config, data)
     rounds, seed = config.training.rounds, config.data.seed

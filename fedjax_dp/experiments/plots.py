@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.experiments.compiled import Compiled
     from fedjax_dp.experiments.latency import Latency
     from fedjax_dp.rounds.simulation import Evaluation
+    from fedjax_dp.tasks import Task
 
 TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
 COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.5"}

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from helpers import CLASSES
 from rich.console import Console
 
 from fedjax_dp import cli
@@ -82,7 +83,7 @@ def point(index, delta):
         "values": {"delta": delta, "seed": 0},
         "status": "done",
         "reason": "",
-        "task": told_of(Classes()),
+        "task": CLASSES,
         "history": [{"round": 1, "test_accuracy": 0.5}],
         "guarantee": guarantee,
     }

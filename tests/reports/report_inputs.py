@@ -6,6 +6,7 @@ import json
 import threading
 
 import numpy as np
+from helpers import CLASSES
 
 from fedjax_dp.reports.server import Server
 from fedjax_dp.tasks import Classes, told_of
@@ -60,7 +61,7 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
             "config": {**values, "rounds": 6},
             "status": "done" if done else "diverged",
             "reason": None if done else "loss must be finite",
-            "task": told_of(Classes()),
+            "task": CLASSES,
             "history": history if done else history[:1],
             "guarantee": guarantee,
             "seconds": 0.5,

@@ -177,7 +177,7 @@ def test_filters_change_the_front(sweep_folder, opened):
             if hidden
         }
         left = [row for row in rows if not any((axis, value) in shut for axis, value in enumerate(row["at"]))]
-        epsilon, accuracy = (np.array([row[name] for row in left]) for name in ("epsilon", "value"))
+        epsilon, accuracy = (np.array([row[name] for row in left]) for name in ("epsilon", "good"))
         beaten = [
             np.any((epsilon <= e) & (accuracy >= a) & ((epsilon < e) | (accuracy > a)))
             for e, a in zip(epsilon, accuracy)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import SPECS, refusal
+from helpers import CLASSES, SPECS, refusal
 
 from fedjax_dp import errors
 from fedjax_dp.data import load
@@ -98,6 +98,7 @@ def run(accuracy, epsilon=2.0, status="done", reason=None):
     return {
         "status": status,
         "reason": reason,
+        "task": CLASSES,
         "history": history,
         "guarantee": guarantee,
         "config": {},

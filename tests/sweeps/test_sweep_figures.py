@@ -7,7 +7,8 @@ import pathlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from test_sweep_table import CLASSES, point, slow_interval, sweep_folder
+from helpers import MEASURES
+from test_sweep_table import point, slow_interval, sweep_folder
 
 from fedjax_dp import cli, errors
 from fedjax_dp.rounds.metrics import PROBES
@@ -54,7 +55,7 @@ def line(panel, label):
 
 
 def test_lines_are_means_in_percent_and_bands_are_students_intervals(panel):
-    panels.against(panel, settings_of(sweep(), AXES), "clip_norm", CLASSES["test_accuracy"], "algorithm")
+    panels.against(panel, settings_of(sweep(), AXES), "clip_norm", MEASURES.main, "algorithm")
     x, y = line(panel, "addpnfl")
     assert list(x) == [0.1, 1.0, 10.0]
     expected = [slow_interval(over_seeds(1.0, "addpnfl", norm)) for norm in x]  # the better epsilon
@@ -70,7 +71,7 @@ def test_lines_are_means_in_percent_and_bands_are_students_intervals(panel):
 
 
 def test_other_axes_are_taken_at_their_lowest_loss(panel):
-    panels.against(panel, settings_of(sweep(), AXES), "epsilon", CLASSES["test_loss"])
+    panels.against(panel, settings_of(sweep(), AXES), "epsilon", MEASURES["test_loss"])
     np.testing.assert_allclose(
         panel.lines[0].get_ydata(), [2 - np.mean(over_seeds(e, "addpnfl", 1.0)) / 100 for e in (0.1, 1.0)], rtol=1e-12
     )
@@ -78,7 +79,7 @@ def test_other_axes_are_taken_at_their_lowest_loss(panel):
 
 def test_settings_with_a_failed_seed_are_never_chosen_and_marked_where_no_other_is_left(panel):
     lost = [(1.0, "addpnfl", 1.0), *itertools.product((0.1, 1.0), ("addpnfl",), (10.0,))]
-    panels.against(panel, settings_of(sweep(lost=lost), AXES), "clip_norm", CLASSES["test_accuracy"], "algorithm")
+    panels.against(panel, settings_of(sweep(lost=lost), AXES), "clip_norm", MEASURES.main, "algorithm")
     x, y = line(panel, "addpnfl")
     np.testing.assert_allclose(x, [0.1, 1.0])
     np.testing.assert_allclose(y[1], np.mean(over_seeds(0.1, "addpnfl", 1.0)))
@@ -88,7 +89,7 @@ def test_settings_with_a_failed_seed_are_never_chosen_and_marked_where_no_other_
 
 
 def test_words_stand_side_by_side_with_bars(panel):
-    panels.against(panel, settings_of(sweep(), AXES), "algorithm", CLASSES["test_accuracy"], "epsilon")
+    panels.against(panel, settings_of(sweep(), AXES), "algorithm", MEASURES.main, "epsilon")
     assert [text.get_text() for text in panel.get_xticklabels()] == ["dpnfl", "addpnfl"]
     assert len(panel.containers) == 2  # one group of bars for each epsilon
     places = [container.lines[0].get_xdata().astype(float) for container in panel.containers]
@@ -101,7 +102,7 @@ def test_privacy_stands_at_the_largest_proved_epsilon_and_the_best_setting_of_ea
     for record in records:
         record["guarantee"]["epsilon"] *= 1 + record["values"]["seed"] / 100
     public = point(99, {"epsilon": None, "algorithm": "fedavg", "clip_norm": None, "seed": 0}, (0.7,), epsilon=math.inf)
-    panels.privacy(panel, settings_of([*records, public], AXES), CLASSES["test_accuracy"], "algorithm")
+    panels.privacy(panel, settings_of([*records, public], AXES), MEASURES.main, "algorithm")
     x, y = line(panel, "dpnfl")
     np.testing.assert_allclose(x, [0.099 * 1.01, 0.99 * 1.01])
     np.testing.assert_allclose(y, [np.mean(over_seeds(epsilon, "dpnfl", 1.0, 2)) for epsilon in (0.1, 1.0)])
@@ -124,14 +125,14 @@ def test_the_frontier_holds_what_nothing_with_less_epsilon_beats():
         point(index, {"noise_multiplier": float(index), "seed": 0}, (height,), epsilon=epsilon)
         for index, (epsilon, height) in enumerate(drawn)
     ]
-    found = panels.frontier(settings_of(records, ["noise_multiplier"]), CLASSES["test_accuracy"])
+    found = panels.frontier(settings_of(records, ["noise_multiplier"]), MEASURES.main)
     assert [setting.values["noise_multiplier"] for _, setting in found] == [0.0, 3.0, 5.0]
     assert [epsilon for epsilon, _ in found] == [0.5, 2.0, 4.0]
 
 
 def test_heat_map_holds_the_best_means_and_says_what_failed(panel):
     lost = [(1.0, "addpnfl", 1.0), (1.0, "addpnfl", 10.0), (1.0, "dpnfl", 10.0)]
-    panels.heat(panel, settings_of(sweep(lost=lost), AXES), "clip_norm", "epsilon", CLASSES["test_accuracy"])
+    panels.heat(panel, settings_of(sweep(lost=lost), AXES), "clip_norm", "epsilon", MEASURES.main)
     means = np.ma.filled(panel.collections[0].get_array().astype(float), np.nan)
     assert means.shape == (2, 3)
     np.testing.assert_allclose(means[0], [np.mean(over_seeds(0.1, "addpnfl", norm)) for norm in (0.1, 1.0, 10.0)])
@@ -145,14 +146,14 @@ def test_heat_map_holds_the_best_means_and_says_what_failed(panel):
 
 def test_learning_curves_show_the_best_of_each_value_or_the_best_eight(panel):
     settings = settings_of(sweep(lost=[(1.0, "dpnfl", 0.1)]), AXES)
-    bundles.curves(panel, settings, CLASSES["test_accuracy"], "algorithm")
+    bundles.curves(panel, settings, MEASURES.main, "algorithm")
     x, y = line(panel, "addpnfl")
     best = np.mean(over_seeds(1.0, "addpnfl", 1.0))
     assert list(x) == [10, 20, 30]
     np.testing.assert_allclose(y, [10, best / 2, best])
     assert sum(one.get_gid() == "failed" for one in panel.lines) == 1
     panel.clear()
-    bundles.curves(panel, settings, CLASSES["test_accuracy"])
+    bundles.curves(panel, settings, MEASURES.main)
     assert len([one for one in panel.lines if not one.get_label().startswith("_")]) == bundles.CURVES
     assert "the best 8 of 12 settings, the others in grey" in [text.get_text() for text in panel.texts]
 
@@ -184,14 +185,14 @@ def test_axes_get_the_scale_of_their_values(values, kind):
 
 def test_colours_are_not_spent_on_a_setting_that_learned_nothing():
     numbers = np.array([10.0, 84.0, 85.0, 86.0, 87.0])
-    assert looks.colour_range(numbers, CLASSES["test_accuracy"]).vmin == 79.0
-    assert looks.colour_range(-numbers, CLASSES["test_loss"]).vmax == -79.0
-    assert looks.colour_range(numbers[1:], CLASSES["test_accuracy"]).vmin == 84.0
+    assert looks.colour_range(numbers, MEASURES.main).vmin == 79.0
+    assert looks.colour_range(-numbers, MEASURES["test_loss"]).vmax == -79.0
+    assert looks.colour_range(numbers[1:], MEASURES.main).vmin == 84.0
 
 
 def test_influence_ranks_axes_by_the_spread_of_their_means():
     settings = settings_of(sweep(clip_norms=(1.0, 1.1)), AXES)
-    assert figures.influential(settings, CLASSES["test_accuracy"]) == ["epsilon", "algorithm", "clip_norm"]
+    assert figures.influential(settings, MEASURES.main) == ["epsilon", "algorithm", "clip_norm"]
     assert figures.two_axes(settings, ["epsilon", "algorithm", "clip_norm"]) == ("epsilon", "clip_norm")
     assert figures.two_axes(settings, ["algorithm", "epsilon"]) == ("algorithm", "epsilon")
 
@@ -229,7 +230,7 @@ def test_small_print_tells_seeds_intervals_and_failures():
 
 
 def test_probes_are_called_so_in_every_label():
-    assert {name for name, one in CLASSES.by_name.items() if "probe" in one.label} == set(PROBES)
+    assert {name for name, one in MEASURES.by_name.items() if "probe" in one.label} == set(PROBES)
 
 
 def random_search():
@@ -280,11 +281,11 @@ def test_an_awkward_sweep_has_an_overview_and_panels(name, panel, monkeypatch):
     settings = settings_of(records, axes)
     for axis in axes:
         panel.clear()
-        panels.against(panel, settings, axis, CLASSES["test_loss"], axes[-1] if axis != axes[-1] else None)
+        panels.against(panel, settings, axis, MEASURES["test_loss"], axes[-1] if axis != axes[-1] else None)
         panel.figure.draw_without_rendering()
     if axes:
         panel.clear()
-        bundles.parallel(panel, settings, CLASSES["test_loss"])
+        bundles.parallel(panel, settings, MEASURES["test_loss"])
         panel.figure.draw_without_rendering()
 
 

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import CLASSES, MEASURES
 from scipy import stats
 
 from fedjax_dp import cli, errors
@@ -17,10 +18,6 @@ from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.settings import bounds, interval, pick, same, settings_of
-from fedjax_dp.tasks import Classes, measures_of, told_of
-
-TASK = told_of(Classes())
-CLASSES = measures_of(TASK)
 
 
 def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reason=None, config=None, **last):
@@ -50,7 +47,7 @@ def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reas
         "config": {} if config is None else config,
         "status": status,
         "reason": reason,
-        "task": TASK,
+        "task": CLASSES,
         "history": history,
         "guarantee": guarantee,
         "seconds": 0.5,
@@ -101,7 +98,7 @@ def test_interval_by_hand_and_its_ends():
 
 
 def test_every_metric_of_an_evaluation_has_a_direction_or_none():
-    assert ["round", *CLASSES.by_name] == list(Evaluation(1, {"accuracy": 0.5}, 1.0).row())
+    assert list(MEASURES.by_name) == list(point(0, {})["history"][0])[1:]
 
 
 def test_equal_values_have_equal_keys():
@@ -147,7 +144,7 @@ def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
     assert math.isnan(frame["test_accuracy"][4])
     assert frame["clipped"].tolist()[2] == 0.25
     assert frame["rounds"].tolist() == [30] * 3 + [pd.NA] * 2
-    assert set(CLASSES.by_name) <= set(frame.columns)
+    assert set(MEASURES.by_name) <= set(frame.columns)
     assert not frame.columns.duplicated().any()
 
 
@@ -293,14 +290,14 @@ def test_without_any_point_there_is_no_best():
         table.best([], AXES)
 
 
-def test_metrics_without_direction_are_judged_by_accuracy():
+def test_metrics_without_direction_are_judged_by_the_main_one():
     records = [
         point(index, {"learning_rate": rate, "seed": 0}, (accuracy,), clipped=clipped)
         for index, (rate, accuracy, clipped) in enumerate([(0.1, 0.9, 0.2), (0.2, 0.5, 0.1), (0.3, 0.4, 0.9)])
     ]
-    assert pick(settings_of(records, AXES), CLASSES["clipped"]).values == {"learning_rate": 0.1}
+    assert pick(settings_of(records, AXES), MEASURES["clipped"]).values == {"learning_rate": 0.1}
     unknown = point(3, {"learning_rate": 0.4, "seed": 0}, (0.99,))
-    assert pick(settings_of([unknown], AXES), CLASSES["clipped"]) is None
+    assert pick(settings_of([unknown], AXES), MEASURES["clipped"]) is None
 
 
 def sweep_folder(records, axes=AXES, **more):
@@ -395,9 +392,9 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
 
 
 def test_an_interval_in_words_stays_within_what_the_metric_can_be():
-    assert bounds(CLASSES["test_accuracy"], -0.09, 1.56) == "0.0000 to 1.0000"
-    assert bounds(CLASSES["test_loss"], -0.09, 1.56) == "0.0000 to 1.5600"
-    assert bounds(CLASSES["test_accuracy"], math.nan, math.nan) == ""
+    assert bounds(MEASURES["test_accuracy"], -0.09, 1.56) == "0.0000 to 1.0000"
+    assert bounds(MEASURES["test_loss"], -0.09, 1.56) == "0.0000 to 1.5600"
+    assert bounds(MEASURES["test_accuracy"], math.nan, math.nan) == ""
 
 
 def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
