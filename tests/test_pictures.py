@@ -30,7 +30,7 @@ from fedjax_dp.reproductions.recipe import read_recipe
 from fedjax_dp.reproductions.rows import Found, Row
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps.sweep import Sweep
-from fedjax_dp.tasks import Classes, measures_of, told_of
+from fedjax_dp.tasks import Classes, told_of
 
 PLOTS = ("experiments.plots", "audits.plots", "sweeps.plots.figures", "reproductions.figure")
 FINISHED = (0.1, -0.25, 4.0, 1.5, 2.25, 0.75, 0.05, 1.0)

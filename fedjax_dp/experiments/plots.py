@@ -17,7 +17,6 @@ from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.arguments import checks_arguments
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
-    from fedjax_dp.tasks import Task
     from fedjax_dp.experiments.compiled import Compiled
     from fedjax_dp.experiments.latency import Latency
     from fedjax_dp.rounds.simulation import Evaluation

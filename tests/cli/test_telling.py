@@ -10,7 +10,6 @@ from fedjax_dp import cli
 from fedjax_dp.cli import sweep, telling, wrapping
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.sweeps.sweep import Sweep
-from fedjax_dp.tasks import Classes, told_of
 
 CELLS = {
     "clip_norm": ["0.3", "1"],

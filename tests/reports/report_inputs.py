@@ -9,7 +9,6 @@ import numpy as np
 from helpers import CLASSES
 
 from fedjax_dp.reports.server import Server
-from fedjax_dp.tasks import Classes, told_of
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>&amp;\u2028'\"${1}"
 
