@@ -137,7 +137,7 @@ def continuous(values: np.ndarray, num_clients: int, strength: float, seed: int)
     the `strength`. 1 sorts by the number alone, records that are equal in it as they stand; 0 is iid.
     Shapes:  values `(records,)`, such as a column of features, or a target of regression.
     """
-    if values.ndim != 1 or values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+    if values.ndim != 1 or not values.size or values.dtype.kind not in "biuf" or not np.isfinite(values).all():
         raise errors.refuse("values", f"{values.dtype} of shape {values.shape}", "(records,) finite numbers")
     errors.require_count("num_clients", num_clients)
     if not 0 <= strength <= 1:

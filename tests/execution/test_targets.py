@@ -57,7 +57,7 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
         of_shape(4, 3),
     ),
     "few.py": (sum_of_few, of_shape(3, 10)),
-    "models/model.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
+    "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
     "prng.py": (lambda words: prng.without_replacement(words, jnp.int32(100)), of_shape(5, kind=jnp.uint32)),
     "pytrees.py": (lambda *parts: ravel(parts)[0], of_shape(1000, 1000), of_shape(1000)),
 }
