@@ -95,12 +95,8 @@ def vit(
 ) -> NetworkModel:
     """A vision transformer on square pieces of `patch` x `patch` pixels, averaged over pieces; `(classes,)` scores.
 
-    | images             | parameters                            |
-    |--------------------|---------------------------------------|
-    | 28x28, 10 classes  | 104,970 with patch 4, and with patch 7 |
-    | 28x28, 62 classes  | 108,350                               |
-    | 32x32x3, 10        | 107,978; with 4 layers 207,946        |
-    | 32x32x3, 100       | 113,828                               |
+    104,970 parameters on 28x28 and 10 classes, with patch 4 and with patch 7; 108,350 with 62 classes. On 32x32x3
+    107,978 with 10 classes, 207,946 with 4 layers, 113,828 with 100 classes.
 
     width    of a piece's vector, a multiple of heads; hidden layers are 4 x width.
     Raises:  ConfigurationError for records that are no images, a patch that does not divide their sides, and a width
