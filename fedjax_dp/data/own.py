@@ -97,7 +97,7 @@ def from_table(path: pathlib.Path, kind: str, reading: Reading) -> Dataset:
     """A CSV or Parquet file of numeric columns, a column of labels and, if it is named, one of clients."""
     if not path.is_file():
         raise absent(kind, path)
-    frame = _read_csv(path, reading.client_column) if kind == "csv" else read_parquet(path).to_pandas()
+    frame = _read_csv(path, reading.client_column) if kind == "csv" else read_parquet(path)
     features = None if reading.feature_columns is None else reading.feature_columns.split(",")
     columns = Columns(reading.label_column or LABEL, reading.client_column, reading.split_column, features)
     found = from_frame(path.stem, f"{path.name}: ", frame, columns, None)

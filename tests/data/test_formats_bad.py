@@ -1,5 +1,6 @@
 """Files that somebody damaged, or made to do harm: one line each, nothing opened beside them, nothing left behind."""
 
+import contextlib
 import json
 import lzma
 import os
@@ -15,6 +16,7 @@ import pytest
 from client_files import database, example, field, hdf5, leaf_file, saved, varint
 from helpers import refusal
 
+import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.data import load
 from fedjax_dp.data.formats import limits
@@ -643,3 +645,54 @@ def test_varints_of_the_tests_are_right():
     assert varint(150) == b"\x96\x01"
     assert field(1, 0, 150) == b"\x08\x96\x01"
     assert json.loads("[1]") == [1]
+
+
+def test_a_collection_of_texts_without_end_is_refused_before_hdf5_loops_on_it(tmp_path):
+    path = hdf5(tmp_path / "a.h5", {"a": {"tokens": ["some words", "others"]}})
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"GCOL") + 16
+    while raw[at : at + 2] != b"\0\0":  # texts, then the free space
+        at += 16 + -(-int.from_bytes(raw[at + 8 : at + 16], "little") // 8) * 8
+    raw[at + 8 : at + 16] = bytes(8)
+    path.write_bytes(raw)
+    assert "a text of 0 bytes where" in refusal(lambda: load(f"tff:{path}"))
+    raw[9:15] = b"\4" * 6
+    path.write_bytes(raw)
+    assert "lengths of 8 bytes" in refusal(lambda: load(f"tff:{path}"))
+
+
+def small_file(kind, tmp_path):
+    """A file that is read, what it is called, and how."""
+    if kind == "json":
+        return leaf_file(tmp_path / "a.json", {"a": GOOD, "b": GOOD}), "leaf", {}
+    if kind == "hdf5":
+        records = {"label": np.arange(2), "pixels": np.zeros((2, 28, 28), np.float32)}
+        return hdf5(tmp_path / "a.h5", {"a": records, "b": records}), "tff", {}
+    if kind == "text":
+        return hdf5(tmp_path / "a.h5", {"a": {"tokens": ["some words", "others"]}}), "tff", {}
+    if kind == "parquet":
+        rows = pa.table({"a": [1.0, 2, 3, 4], "label": [0, 1, 0, 1], "who": ["x", "x", "y", "y"]})
+        pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
+        return tmp_path / "a.parquet", "parquet", {"client_column": "who"}
+    if kind == "arrow":
+        path = folder(tmp_path, a=[[1.0], [2.0], [3.0], [4.0]], who=["x", "x", "y", "y"])
+        return path / "data-00000-of-00002.arrow", "hf", {"client_column": "who"}
+    packed = {"sqlite": None, "lzma": lzma.FORMAT_ALONE, "xz": lzma.FORMAT_XZ}[kind]
+    return database(tmp_path / "a.sqlite", ROWS * 3, packed=packed), "tff", {}
+
+
+@pytest.mark.parametrize("kind", ["json", "hdf5", "text", "parquet", "arrow", "sqlite", "lzma", "xz"])
+def test_a_file_with_changed_bytes_is_read_or_refused(kind, tmp_path):
+    """Whatever the bytes; the same changes in every run."""
+    path, reader, options = small_file(kind, tmp_path)
+    named = f"{reader}:{path.parent if reader == 'hf' else path}"
+    good, draws = path.read_bytes(), np.random.default_rng(0)
+    load(named, **options)
+    for _ in range(60):
+        raw = bytearray(good)
+        for at in draws.integers(0, len(raw), draws.choice([1, 2, 8])):
+            long = bytes(draws.choice([0, 255], 4).astype(np.uint8))
+            raw[at : at + 4] = draws.choice([bytes(draws.integers(0, 256, 1, np.uint8)), long, b""])
+        path.write_bytes(raw or b"\0")
+        with contextlib.suppress(fdp.ConfigurationError):
+            load(named, **options)

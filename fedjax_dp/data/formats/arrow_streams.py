@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp import folders
+from fedjax_dp import errors, folders
 from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.limits import check_file
+from fedjax_dp.data.formats.limits import check_file, check_growth
 
 MARK = b"\xff\xff\xff\xff"  # before a message's length
 END = MARK + bytes(4)
@@ -43,25 +43,35 @@ def read_stream(path: pathlib.Path) -> Any:
             raise damaged(path, "an end within the stream", wanted, "get the file again")
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            batches = list(reader)
-            for batch in batches:
+            batches, read, seen = [], 0, set[str]()
+            for batch in reader:
                 batch.validate(full=True)
+                read += batch.nbytes
+                check_growth(path, size, read)  # bodies may be packed
+                batches.append(batch)
+            for name in reader.schema.names:  # what is no text fails here
+                if name in seen:
+                    raise damaged(path, f"two columns {name!r:.40}", "columns of different names")
+                seen.add(name)
             return pa.Table.from_batches(batches, reader.schema)
+    except errors.ConfigurationError:
+        raise
     except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
         raise damaged(path, f"damaged ({folders.reason(error)[:100]})", wanted) from None
 
 
 def read_parquet(path: pathlib.Path) -> Any:
-    """The table of a Parquet file."""
-    import pyarrow as pa
+    """The table of a Parquet file, as pandas has it."""
     import pyarrow.parquet
 
     check_file("parquet", path)
     if _extended(path):
         raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
     try:
-        return pyarrow.parquet.ParquetFile(path).read()
-    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+        table = pyarrow.parquet.ParquetFile(path).read()
+        table.validate(full=True)  # text is text
+        return table.to_pandas()
+    except Exception as error:  # pandas and pyarrow have many, without a common base
         raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
 
 

@@ -5,6 +5,7 @@ storage and virtual data sets are refused, and so are filters that HDF5 would lo
 """
 
 import contextlib
+import mmap
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from fedjax_dp.data.files import damaged
 from fedjax_dp.data.formats.limits import EXPANSION, check_growth, check_id
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
+HEAP = b"GCOL\1\0\0\0"  # begins a collection of texts
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 32000: "lzf"}  # numbers of HDF5's registry
 GROUP = "examples"
 
@@ -31,6 +33,7 @@ def opened(path: pathlib.Path) -> Iterator[Any]:
     except ImportError:
         remedy = 'pip install "fedjax-dp[hdf5]"'
         raise errors.refuse("h5py", "not installed", f"installed to read {path.name}", remedy) from None
+    _check_heaps(path)
     try:
         with h5py.File(path, "r") as file:
             yield _child(str(path), file, GROUP, h5py.Group, "a group")
@@ -38,6 +41,27 @@ def opened(path: pathlib.Path) -> Iterator[Any]:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:  # any that h5py makes of it
         raise damaged(path, f"damaged ({folders.reason(error)[:100]})", "a readable HDF5 file") from None
+
+
+def _check_heaps(path: pathlib.Path) -> None:
+    """Refuse collections of texts in which one of no length would be met again and again: HDF5 loops on them for ever.
+
+    Source: HDF5 File Format Specification, version 3.0, sections II and III.E (sizes of a superblock; global heap).
+    """
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
+        sizes = 13 if held[8:9] in (b"\0", b"\1") else 9  # where the bytes of an address and of a length are told
+        if held[sizes : sizes + 2] != b"\x08\x08":
+            raise damaged(path, f"{held[sizes : sizes + 2]!r}", "HDF5 with addresses and lengths of 8 bytes")
+        begin = held.find(HEAP)
+        while begin >= 0:
+            at, end = begin + 16, begin + int.from_bytes(held[begin + 8 : begin + 16], "little")
+            while at + 16 <= end <= len(held):
+                size = int.from_bytes(held[at + 8 : at + 16], "little")
+                step = 16 + -(-size // 8) * 8 if any(held[at : at + 2]) else size  # free space counts its own header
+                if not 0 < step <= end - at:
+                    raise damaged(path, f"a text of {size:,} bytes where {end - at:,} are", "a readable HDF5 file")
+                at += step
+            begin = held.find(HEAP, begin + len(HEAP))
 
 
 def clients_of(path: pathlib.Path, group: Any) -> list[str]:
