@@ -137,11 +137,11 @@ def class_dirichlet(
         smallest = max(smallest, int(table.sum(1).min()))
         if smallest >= min_records:
             return deal(labels, table, rng)
-    wanted = f"what the smallest client can get, {smallest} in the best of {ATTEMPTS} attempts"
-    wanted = (
-        wanted if min_records <= even else f"at most {int(even)} for {num_clients} clients of {len(labels)} records"
-    )
-    raise errors.refuse("min_records", min_records, wanted, "lower it, raise concentration or use fewer clients")
+    wanted, remedy = f"at most {int(even)} for {num_clients} clients of {len(labels)} records", "lower it"
+    if min_records <= even:
+        wanted = f"what the smallest client can get, {smallest} in the best of {ATTEMPTS} attempts"
+        remedy += ", raise concentration"
+    raise errors.refuse("min_records", min_records, wanted, f"{remedy} or use fewer clients")
 
 
 def _wishes(rng: np.random.Generator, classes: int, num_clients: int, concentration: float, scale: str) -> np.ndarray:

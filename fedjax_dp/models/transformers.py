@@ -108,7 +108,7 @@ def vit(
     errors.require_count("patch", patch)
     if len(record_shape) not in (2, 3):
         wanted = "images (height, width), or (height, width, channels)"
-        raise errors.refuse("record_shape", tuple(record_shape), wanted, "use an mlp")
+        raise errors.refuse("record_shape", tuple(record_shape), wanted, "use an mlp, or give records their shape")
     if any(side % patch for side in record_shape[:2]):
         height, wide = record_shape[:2]
         common = math.gcd(height, wide)
