@@ -257,7 +257,8 @@ def test_a_sweep_of_a_partly_frozen_model_is_its_single_runs():
 @pytest.mark.slow
 def test_checks_and_audits_hold_for_low_rank_training():
     adapted = freeze(mlp((6,), 4, (8,)), "lora", rank=2)
-    algorithm = fdp.dpnfl(**PRIVATE | {"clip_norm": 0.02}, noise_multiplier=1.0)  # which all gradients reach
+    # All gradients reach such a clip norm, and none has to be another's opposite for the bound to be attained.
+    algorithm = fdp.dpnfl(**PRIVATE | {"clip_norm": 0.02}, noise_multiplier=1.0, batches="poisson")
     check_algorithm(algorithm, DATA, model=adapted, delta=1e-3)
     audited = fdp.audit(algorithm, DATA, rounds=2, model=adapted, delta=1e-3, canary="label-flip", trials=400, seed=0)
     assert not audited.violated
