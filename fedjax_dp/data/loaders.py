@@ -70,7 +70,7 @@ DATASETS: dict[str, Reader] = {
     ),
     "csv": _table("csv"),
     "parquet": _table("parquet"),
-    "leaf": _format(leaf, *TEXT, "stride", "convention", "record_shape"),
+    "leaf": _format(leaf, "task", *TEXT, "stride", "convention", "record_shape"),
     "tff": _format(tff, *TEXT, "stride", "convention", "record_shape", "subset"),
     "hf": _format(hugging_face, *COLUMNS, *TEXT, "convention", owned=_named),
     "synthetic": Reader(

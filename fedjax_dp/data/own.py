@@ -10,15 +10,18 @@ from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.files import absent, check_keys, damaged, read_npz
 from fedjax_dp.data.formats.arrow_streams import read_parquet
-from fedjax_dp.data.formats.splits import reshaped
+from fedjax_dp.data.formats.splits import as_task, reshaped
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, stored
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
 TEST_FRACTION = 0.2  # of a table that does not say which records are for testing
+SEVERAL = ("regression", "multi_label")  # tasks whose targets may stand in several columns
+OF_TABLES = ("classes", "binary", *SEVERAL)
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -35,13 +38,19 @@ def dataset(
     label: str | None = None,
     client: str | None = None,
     test: Any = None,
+    task: str = "classes",
+    vocabulary: Vocabulary | None = None,
     name: str = "own",
 ) -> Dataset:
     """A data set of arrays `x_train, y_train, x_test, y_test`, or of a pandas DataFrame with its columns named.
 
     classes          number of classes; left out, every label from 0 to the largest must occur;
     client_ids       one per training record, integers or text; test_client_ids likewise for test records;
-    label, client    of a DataFrame: the columns of labels and of clients, all others are features;
+    task             what targets are: classes, binary, multi_label, regression, sequence, or own (classes then says how
+                     many outputs a model has);
+    vocabulary       of features, and targets of sequences, that are tokens;
+    label, client    of a DataFrame: the columns of labels and of clients, all others are features; several labels for
+                     regression and multi_label have commas between their names;
     test             of a DataFrame: another one, or the fraction of records to test on (of every client's, where
                      clients are named); left out, a column `split` says train or test, else it is a fifth.
     Bytes are scaled to [0, 1]. Labels of a DataFrame may be anything; sorted, they are the classes.
@@ -54,20 +63,23 @@ def dataset(
             "classes": classes,
             "client_ids": client_ids,
             "test_client_ids": test_client_ids,
+            "vocabulary": vocabulary,
         }
         for what, told in given.items():
             if told is not None:
                 raise errors.refuse(what, "an argument", "left out for a DataFrame", "name columns and give test=")
-        return from_frame(name, "", x_train, Columns(LABEL if label is None else label, client), test)
+        return from_frame(name, "", x_train, Columns(LABEL if label is None else label, client, task=task), test)
     for what, told in (("label", label), ("client", client), ("test", test)):
         if told is not None:
             raise errors.refuse(what, repr(told)[:60], "left out for arrays", "it is for a DataFrame alone")
-    arrays = {what: _array(what, a) for what, a in zip(ARRAYS, (x_train, y_train, x_test, y_test))}
+    given_arrays = dict(zip(ARRAYS, (x_train, y_train, x_test, y_test)))
+    several = {"y_train", "y_test"} if task == OWN else set()  # which may be pytrees
+    arrays = {what: as_arrays(a) if what in several else _array(what, a) for what, a in given_arrays.items()}
     ids = {
         what: a if a is None else _text(_array(what, a))
         for what, a in (("client_ids", client_ids), ("test_client_ids", test_client_ids))
     }
-    return _made(name, "", arrays | ids, classes)
+    return _made(name, "", arrays | ids, classes, task, vocabulary)
 
 
 def from_npz(path: pathlib.Path) -> Dataset:
@@ -94,12 +106,13 @@ def has_ids(path: pathlib.Path) -> bool:
 
 
 def from_table(path: pathlib.Path, kind: str, reading: Reading) -> Dataset:
-    """A CSV or Parquet file of numeric columns, a column of labels and, if it is named, one of clients."""
+    """A CSV or Parquet file of numeric columns, a column of labels, or several, and, if it is named, one of clients."""
     if not path.is_file():
         raise absent(kind, path)
     frame = _read_csv(path, reading.client_column) if kind == "csv" else read_parquet(path)
     features = None if reading.feature_columns is None else reading.feature_columns.split(",")
-    columns = Columns(reading.label_column or LABEL, reading.client_column, reading.split_column, features)
+    task = reading.task or "classes"
+    columns = Columns(reading.label_column or LABEL, reading.client_column, reading.split_column, features, task)
     found = from_frame(path.stem, f"{path.name}: ", frame, columns, None)
     x_train, x_test = (reshaped(path.name, x, reading.record_shape) for x in (found.x_train, found.x_test))
     return found._replace(x_train=x_train, x_test=x_test)
@@ -132,30 +145,36 @@ class Columns(NamedTuple):
     client: str | None = None
     split: str | None = None  # that says train or test; None: `split`, where there is one
     features: list[str] | None = None  # None: all others
+    task: str = "classes"
 
 
 def from_frame(name: str, where: str, frame: Any, columns: Columns, test: Any) -> Dataset:
     """The data set of a table; `where` begins what is refused of it."""
-    label, client = columns.label, columns.client
+    labels, client, task = columns.label.split(","), columns.client, columns.task
+    errors.require_choice("task", task, OF_TABLES)
+    if columns.label in frame.columns or task not in SEVERAL:
+        labels = [columns.label]
     tables = [frame, test] if hasattr(test, "columns") else [frame]
     split = columns.split
     if split is None and len(tables) == 1 and test is None and SPLIT in frame.columns:
         split = SPLIT
-    aside = [column for column in (label, client, split) if column is not None]
+    aside = [column for column in (*labels, client, split) if column is not None]
     features = columns.features or [column for column in frame.columns if column not in aside]
     for table in tables:
         _check_columns(where, table, frame, aside, features)
     if not features:
         raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
     x = np.concatenate([_numbers(where, table, features) for table in tables])
-    y = np.concatenate([_names(where, table, label) for table in tables])
     ids = None if client is None else np.concatenate([_names(where, table, client) for table in tables])
-    words, labels = np.unique(y, return_inverse=True)
-    notes = []
-    if not np.array_equal(words, np.arange(len(words))):
-        shown = [*map(str, words[:5]), *(["..."] if len(words) > 5 else [])]
-        notes.append(f"labels in sorted order are classes 0 to {len(words) - 1}: {', '.join(shown)}")
-    rows = np.arange(len(labels))
+    notes, classes = list[str](), None
+    if task in SEVERAL:
+        y = as_task(
+            where.removesuffix(": "), np.concatenate([_numbers(where, table, labels) for table in tables]), task
+        )
+    else:
+        named = np.concatenate([_names(where, table, labels[0]) for table in tables])
+        y, classes, notes = _numbered(where, named, task)
+    rows = np.arange(len(y))
     if len(tables) == 2:
         train, tests = rows[: len(frame)], rows[len(frame) :]
     elif split is not None:
@@ -169,29 +188,50 @@ def from_frame(name: str, where: str, frame: Any, columns: Columns, test: Any) -
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
-    arrays = {"x_train": x[train], "y_train": labels[train], "x_test": x[tests], "y_test": labels[tests]}
+    arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[tests], "y_test": y[tests]}
     if ids is not None:
         arrays |= {"client_ids": ids[train], "test_client_ids": ids[tests]}
-    return _made(name, where, arrays, len(words))._replace(notes=tuple(notes))
+    return _made(name, where, arrays, classes, task)._replace(notes=tuple(notes))
 
 
-def _made(name: str, where: str, arrays: dict[str, Any], classes: int | None) -> Dataset:
+def _numbered(where: str, named: np.ndarray, task: str) -> tuple[np.ndarray, int, list[str]]:
+    """Labels as numbers from 0 in sorted order, how many outputs a model has, and the note that says so."""
+    words, y = np.unique(named, return_inverse=True)
+    if task == "binary" and len(words) != 2:
+        raise errors.refuse(f"{where}labels", f"{len(words)}", "two, for task binary", "or take task classes")
+    notes = []
+    if not np.array_equal(words, np.arange(len(words))):
+        shown = [*map(str, words[:5]), *(["..."] if len(words) > 5 else [])]
+        notes.append(f"labels in sorted order are classes 0 to {len(words) - 1}: {', '.join(shown)}")
+    return y, 1 if task == "binary" else len(words), notes
+
+
+def _made(
+    name: str,
+    where: str,
+    arrays: dict[str, Any],
+    classes: int | None,
+    task: str = "classes",
+    vocabulary: Vocabulary | None = None,
+) -> Dataset:
     """The data set of arrays that are looked at here."""
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
     ids, test_ids = arrays.get("client_ids"), arrays.get("test_client_ids")
-    classes = check_data(where, x_train, y_train, x_test, y_test, classes, ids, test_ids)
+    about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
+    classes = check_data(where, x_train, y_train, x_test, y_test, classes, ids, test_ids, **about)
     if ids is None and test_ids is not None:
         raise errors.refuse(f"{where}client_ids", "none", "given where test_client_ids are")
     return Dataset(
         name,
         x_train,
-        y_train.astype(np.int32),
+        stored(task, y_train),
         x_test,
-        y_test.astype(np.int32),
+        stored(task, y_test),
         classes=classes,
         scale=1 / 255 if x_train.dtype == np.uint8 else 1.0,
         client_ids=ids,
         test_client_ids=test_ids,
+        **about,
     )
 
 
@@ -258,7 +298,11 @@ def _names(where: str, table: Any, column: str) -> np.ndarray:
     """Labels or ids: whole numbers, or words."""
     values: np.ndarray = table[column].to_numpy()
     if values.dtype.kind == "f":
-        remedy = "make it integers, .astype(int)" if (values == np.floor(values)).all() else "name another column"
+        remedy = (
+            "make it integers, .astype(int)"
+            if (values == np.floor(values)).all()
+            else "name another column, or task regression"
+        )
         raise errors.refuse(f"{where}column {column}", values.dtype, "whole numbers or words", remedy)
     return values if values.dtype.kind in "iu" else values.astype(str)
 

@@ -8,14 +8,16 @@ from fedjax_dp import errors
 from fedjax_dp.options import about
 
 TEXT = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
-COLUMNS = ("label_column", "client_column", "feature_columns", "record_shape")
+TASKS = ("classes", "binary", "multi_label", "regression", "sequence")
+COLUMNS = ("task", "label_column", "client_column", "feature_columns", "record_shape")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
     """How files are read; what is None is as the format has it.
 
-    label_column     of csv:PATH, parquet:PATH and hf:PATH
+    task             what targets are, where the files do not say it
+    label_column     of csv:PATH, parquet:PATH and hf:PATH; in tables several, with commas, for task regression
     client_column    likewise; its clients are the natural ones
     split_column     of csv:PATH and parquet:PATH: says train or test
     feature_columns  all others unless given
@@ -29,6 +31,7 @@ class Reading:
     subset           of a TFF database, such as digits_only
     """
 
+    task: Annotated[str | None, about("", choices=TASKS)] = None
     label_column: Annotated[str | None, about("", metavar="NAME", default="label")] = None
     client_column: Annotated[str | None, about("", metavar="NAME")] = None
     split_column: Annotated[str | None, about("", metavar="NAME", default="split")] = None

@@ -11,6 +11,7 @@ import pytest
 from client_files import POSTS, SNIPPETS, WINDOW, database, example, hdf5, leaf_file, saved, windows
 from helpers import refusal
 
+import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.data import Vocabulary, federate, load, natural_parts, open_store
 from fedjax_dp.data.formats.sequences import LEAF_CHARACTERS, TFF_CHARACTERS, numbered, rows_of_text
@@ -452,6 +453,70 @@ def test_columns_of_a_table_are_chosen_by_name(tmp_path):
     assert found.y_test.tolist() == [1, 0]
     for wrong in ({"feature_columns": "a,a"}, {"feature_columns": "label"}, {"split_column": "parts"}):
         refusal(lambda wrong=wrong: load(f"csv:{path}", **{"split_column": "part", "feature_columns": "a", **wrong}))
+
+
+def test_a_task_says_what_the_targets_of_a_table_are(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("f,a,b,word,split\n1,0,0.5,x,train\n2,1,1.5,y,train\n3,1,-2,x,test\n")
+    asked = {"feature_columns": "f"}
+    found = load(f"csv:{path}", label_column="b,a", task="regression", **asked)
+    assert (found.task, found.classes, found.y_train.tolist()) == ("regression", 2, [[0.5, 0], [1.5, 1]])
+    found = load(f"csv:{path}", label_column="word", task="binary", **asked)
+    assert (found.task, found.classes, found.y_train.tolist()) == ("binary", 1, [0, 1])
+    found = load(f"csv:{path}", label_column="a", task="multi_label", **asked)
+    assert (found.task, found.classes, found.y_test.tolist()) == ("multi_label", 1, [[1]])
+    for label, task, told in (
+        ("b", "classes", "or task regression"),
+        ("b", "multi_label", "whole numbers for task multi_label"),
+        ("f,a", "multi_label", "f twice"),
+        ("word", "regression", "must be numeric"),
+        ("a", "sequence", "task must be one of classes, binary, regression, multi_label"),
+        ("a,b", "classes", "column a,b must be one of"),
+    ):
+        assert told in refusal(
+            lambda label=label, task=task: load(f"csv:{path}", label_column=label, task=task, **asked)
+        )
+
+
+def test_arrays_have_a_task(tmp_path):
+    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4.0)[:, None]
+    found = fdp.dataset(x, y, x, y, task="regression")
+    assert (found.task, found.classes, found.y_train.dtype) == ("regression", 1, np.float32)
+    ids = np.array([[5, 1, 2], [5, 2, 0]])
+    words = Vocabulary(6, bos=5)
+    found = fdp.dataset(ids[:, :-1], ids[:, 1:], ids[:, :-1], ids[:, 1:], task="sequence", vocabulary=words)
+    assert (found.tokens, found.classes, found.vocabulary) == (True, 6, words)
+    own = {"a": y, "b": x}
+    assert fdp.dataset(x, own, x, own, task="own", classes=3).task == "own"
+    assert "0 or 1" in refusal(lambda: fdp.dataset(x, y[:, 0].astype(int), x, y[:, 0].astype(int), task="binary"))
+
+
+def test_a_task_says_what_the_targets_of_other_files_are(tmp_path):
+    path = leaf_file(tmp_path / "a.json", {"a": ([[1, 2], [3, 4], [5, 6]], [0, 1, 1])})
+    for task, shape in (("regression", (1,)), ("binary", ()), ("classes", ())):
+        found = load(f"leaf:{path}", task=task)
+        assert (found.task, found.y_train.shape[1:]) == (task, shape)
+    assert "lists of 0 and 1 for task multi_label" in refusal(lambda: load(f"leaf:{path}", task="multi_label"))
+    path = leaf_file(tmp_path / "b.json", {"a": ([[1, 2], [3, 4], [5, 6]], [[0, 1], [1, 1], [0, 0]])})
+    assert load(f"leaf:{path}").task == "regression"
+    assert load(f"leaf:{path}", task="multi_label").classes == 2
+    play(tmp_path)
+    found = load(f"leaf:{play(tmp_path, split='test')}", task="classes")
+    assert (found.task, found.classes) == ("classes", 80)
+    assert letters(found.y_train[:3]) == WINDOW[80:83]
+    rows = table(a=[0.0, 1, 2, 3], y=[0, 1, 1, 0])
+    path = saved(tmp_path / "d", rows, {"a": VALUE, "y": VALUE})
+    assert load(f"hf:{path}", label_column="y").task == "classes"
+    for task in ("binary", "regression"):
+        assert load(f"hf:{path}", label_column="y", task=task).task == task
+    assert "task must be another" in refusal(lambda: load(f"hf:{path}", label_column="y", task="sequence"))
+
+
+def test_windows_that_overlap_are_told_of(tmp_path):
+    play(tmp_path)
+    path = play(tmp_path, split="test")
+    assert any("a character stands in up to 81 records" in note for note in load(f"leaf:{path}").notes)
+    assert not any("overlap" in note for note in load(f"leaf:{path}", stride=80).notes)
 
 
 # What is said, and what is kept.

@@ -17,7 +17,7 @@ from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 
-WINDOW_OPTIONS = ("stride", "convention")
+WINDOW_OPTIONS = ("task", "stride", "convention")
 SNIPPET_OPTIONS = ("length", "stride", "convention")
 LENGTH = 80
 LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=-1)  # every row is full
@@ -26,6 +26,7 @@ LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=-1)  # every row is full
 def windows(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
     """LEAF's windows, texts of `length + 1` characters that begin one character apart, as next-character sequences.
 
+    For task `classes` only the character after a window is a target.
     With a stride s, of windows that follow one another only each s-th is kept; at a stride of `length` each character
     is the target of one record. Without a test split the last tenth of every client's windows is held out, and those
     before that share characters with it are dropped.
@@ -52,6 +53,18 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
         rows, tests = _tails(where, owners, gap)
         notes.append(f"no test split: the last {TEST_FRACTION:.0%} of every client's windows; {gap} before are dropped")
         sides = [(ids[part], owners[part]) for part in (rows, tests)]
+    if stride < length:
+        share = -(-(length + 1) // stride)
+        notes.append(
+            f"windows overlap: a character stands in up to {share} records, so an epsilon for one record says little; "
+            f"--stride {length}, or protect the client"
+        )
+    task = "sequence" if reading.task is None else reading.task
+    errors.require_choice("task", task, ("sequence", "classes"))
+    if task == "classes":  # of the character after a window, as in LEAF's own models
+        ends = [(smallest(ids[:, :-1], vocabulary.size), ids[:, -1].astype(np.int32), own) for ids, own in sides]
+        about = {"classes": vocabulary.size, "tokens": True, "vocabulary": vocabulary}
+        return made(name, where, ends[0], ends[1], notes, **about)
     return _sequences(name, where, sides, vocabulary, notes)
 
 

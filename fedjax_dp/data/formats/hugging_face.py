@@ -15,7 +15,7 @@ from fedjax_dp.data.files import damaged
 from fedjax_dp.data.formats.arrow_streams import is_text, numbers_of, read_stream, require_whole
 from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
 from fedjax_dp.data.formats.limits import check_id
-from fedjax_dp.data.formats.splits import Split, made, reshaped, whole
+from fedjax_dp.data.formats.splits import Split, as_task, made, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, classified, sentences
 from fedjax_dp.data.reading import COLUMNS, Reading
 from fedjax_dp.data.store import Dataset
@@ -65,7 +65,7 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     splits, about = {name: Split() for name in tables}, dict[str, Any]()
     if roles.label is not None:
         held = {name: table[roles.label] for name, table in tables.items()}
-        targets, about = _targets(where, columns[roles.label], held)
+        targets, about = _targets(where, columns[roles.label], held, reading.task)
         for name, split in splits.items():
             split.columns["y"] = targets[name]
     for name, split in splits.items():
@@ -98,7 +98,7 @@ def _finished(
         sides = [(reshaped(where, part["x"], reading.record_shape), part["y"], part.owners) for part in parts]
         return made(path.name, where, sides[0], sides[1], [*notes, *held], **about)
     options = SENTENCE_OPTIONS if roles.label is None else CLASSIFIED_OPTIONS
-    reading.require_meant({*COLUMNS, *options} - {"record_shape"}, "a column of text")
+    reading.require_meant({*COLUMNS, *options} - {"record_shape", "task"}, "a column of text")
     if roles.label is None:
         found = sentences(path.name, where, train, test, reading)
     elif "classes" in about:
@@ -214,9 +214,17 @@ def _ids(where: str, column: Any) -> np.ndarray:
     return ids
 
 
-def _targets(where: str, about: Column, columns: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _targets(
+    where: str, about: Column, columns: dict[str, Any], task: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Targets of every split, and what the data set is to know of them."""
     where = f"{where}: {about.name}"
+    if task in ("binary", "regression") or (task == "multi_label" and not about.names):
+        return {name: as_task(where, numbers_of(where, column), task) for name, column in columns.items()}, {
+            "task": task
+        }
+    if task not in (None, "multi_label" if about.kind == "List" else "classes"):
+        raise errors.refuse("task", task, f"another for the column {about.name}, of {about.kind}")
     if about.kind == "ClassLabel":
         labels = {name: numbers_of(where, column) for name, column in columns.items()}
         for y in labels.values():
@@ -244,7 +252,8 @@ def _targets(where: str, about: Column, columns: dict[str, Any]) -> tuple[dict[s
     if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
         most = max(int(y.max()) for y in numbers.values())
         return numbers, {"classes": None if most else 2}
-    return {name: y.reshape(len(y), -1).astype(np.float32) for name, y in numbers.items()}, {"task": "regression"}
+    task = task or "regression"
+    return {name: as_task(where, y, task) for name, y in numbers.items()}, {"task": task}
 
 
 def _marked(where: str, column: Any, classes: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from fedjax_dp.data.files import damaged
 from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
 from fedjax_dp.data.formats.json_files import list_of, object_of, read_json, told
 from fedjax_dp.data.formats.limits import check_id
-from fedjax_dp.data.formats.splits import Numbers, Split, made, reshaped, whole
+from fedjax_dp.data.formats.splits import Numbers, Split, as_task, made, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
@@ -136,21 +136,25 @@ def _add_numbers(split: Split, where: str, user: str, x: list[Any], y: list[Any]
     split.add(user, len(x))
 
 
+def _is_femnist(targets: list[np.ndarray]) -> bool:
+    return all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in targets) and 10 <= targets[0].max() < FEMNIST[1]
+
+
 def _numbers(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
     parts, notes = whole(where, train, test)
     about: dict[str, Any] = {}
     targets = [part["y"] for part in parts]
-    if train["x"].shape[1:] == FEMNIST[:1] and 10 <= targets[0].max() < FEMNIST[1]:
+    if train["x"].shape[1:] == FEMNIST[:1] and reading.task in (None, "classes") and _is_femnist(targets):
         about["classes"] = FEMNIST[1]
         notes.append("62 classes and paper 1, as in FEMNIST: the inverse of MNIST")
-    if all(y.ndim == 1 and np.array_equal(y, np.floor(y)) and np.abs(y).max() < 1 << 31 for y in targets):
-        targets = [y.astype(np.int32) for y in targets]
-    else:
-        targets = [y.reshape(len(y), -1).astype(np.float32) for y in targets]
-        about["task"] = "regression"
-        notes.append("targets have fractions: task regression")
+    task = reading.task
+    if task is None:
+        plain = all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in targets)
+        task = "classes" if plain else "regression"
+        notes += [] if plain else ["targets are no whole numbers: task regression; --task says another"]
+    targets = [as_task(where, y, task) for y in targets]
     sides = [(reshaped(where, part["x"], reading.record_shape), y, part.owners) for part, y in zip(parts, targets)]
-    return made(name, where, sides[0], sides[1], notes, **about)
+    return made(name, where, sides[0], sides[1], notes, task=task, **about)
 
 
 # Shakespeare: 80 characters and the next one, a record for each place in a text.
@@ -226,7 +230,7 @@ LAYOUTS = (
         lambda: Split(x=Numbers(np.float32), y=Numbers(np.float64)),
         _add_numbers,
         _numbers,
-        ("record_shape",),
+        ("task", "record_shape"),
     ),
     Layout(
         "Shakespeare",

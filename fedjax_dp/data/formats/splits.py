@@ -114,6 +114,20 @@ def whole(where: str, train: Split, test: Split | None) -> tuple[tuple[Part, Par
     return (Part(train, np.sort(rows)), Part(train, np.sort(tests))), [note]
 
 
+def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
+    """Numbers `(records, ...)` as targets of a task; whether they are in its range is for `made`."""
+    if task == "regression":
+        with np.errstate(over="ignore"):  # told as infinity
+            return y.reshape(len(y), -1).astype(np.float32)
+    if y.ndim != (2 if task == "multi_label" else 1) or task == "sequence":
+        wanted = "lists of 0 and 1" if task == "multi_label" else "one number a record"
+        got = f"targets of shape {y.shape[1:]}"
+        raise damaged(where, got, "text" if task == "sequence" else f"{wanted} for task {task}", "give another --task")
+    if not np.array_equal(y, np.floor(y)) or np.abs(y).max() >= 1 << 31:
+        raise damaged(where, "targets with fractions", f"whole numbers for task {task}", "--task regression takes any")
+    return y.astype(np.int32)
+
+
 def reshaped(where: str, x: np.ndarray, told: str | None) -> np.ndarray:
     """Features with their records in the shape that was asked for."""
     if told is None:
