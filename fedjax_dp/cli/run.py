@@ -16,7 +16,7 @@ from fedjax_dp.experiments import configured
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.presets import paper_of
 from fedjax_dp.experiments.training import Callbacks
-from fedjax_dp.tasks.measures import Measures, measures_of, target_of
+from fedjax_dp.tasks.measures import Measure, Measures, measures_of, target_of
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
@@ -86,13 +86,11 @@ def _print_result(
 ) -> None:
     guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
     measures = measures_of(result["task"])
-    reached = [
-        f"{one.words.removeprefix('test ')} {'not known' if result[name] is None else format(result[name], '.4f')}"
-        for name, one in measures.tested.items()
-        if name in (measures.main.name, "test_loss")
-    ]
+    main = measures.main
+    reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
     headline = (
-        f"{result['algorithm']} on {result['dataset']}: test {', '.join(reached)} after {result['rounds']} rounds"
+        f"{result['algorithm']} on {result['dataset']}: test {reached}loss {result['test_loss']:.4f} "
+        f"after {result['rounds']} rounds"
     )
     told = [
         ("", headline),
@@ -126,10 +124,19 @@ def _guessing(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("warning", f"no better than to guess one of {result['classes']} classes: {remedy} may help")]
 
 
+def _plainly(measure: Measure) -> str:
+    """Without saying that it is of the test set."""
+    return measure.words.removeprefix("test ")
+
+
+def _four(number: float | None) -> str:
+    return "not known" if number is None else f"{number:.4f}"
+
+
 def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
     """The task's other metrics, and what its records are where that is not plain."""
     others = [one for name, one in measures.tested.items() if name not in (measures.main.name, "test_loss")]
-    told = ", ".join(f"{one.words.removeprefix('test ')} {one.told(result[one.name])}" for one in others)
+    told = ", ".join(f"{_plainly(one)} {one.told(result[one.name])}" for one in others)
     lines = [("also", told)] if told else []
     if result["task"]["name"] == "sequence":
         lines.append(("record", "one stored row, here one sequence; a text cut into several is several records"))
@@ -142,7 +149,7 @@ def _target(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]
     if asked is None:
         return []
     target = target_of(asked, measures)
-    aim = f"{target.measure.words.removeprefix('test ')} {target.value:g}"
+    aim = f"{_plainly(target.measure)} {target.value:g}"
     if reached is None:
         return [("target", f"{aim} not reached")]
     return [("target", f"{aim} first seen after round {reached}, {result['bytes_to_target']:,.0f} bytes")]
