@@ -11,8 +11,9 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, FullBatch, Release, Unit
 from fedjax_dp.audits.game import Canary, Game
 from fedjax_dp.audits.observations import Alignment, Directions
-from fedjax_dp.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model
+from fedjax_dp.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model, whole_targets, withdrawn_targets
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.targets import rows_of
 from fedjax_dp.models import Model
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.prng import role_key
@@ -45,6 +46,8 @@ def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) ->
         classes=1,
         tokens=False,
         learnt=(),
+        task="classes",
+        vocabulary=None,
         name="gradients",
     )
 
@@ -99,18 +102,19 @@ def input_game(
 ) -> Game:
     """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
     replaced = data.row_numbers[place.slots].astype(np.int32)
+    data = changed(data, y=whole_targets(data.y))
     x, y = CANARIES[kind](data, replaced, np.random.default_rng(seed))
     present = np.arange(len(replaced), dtype=np.int32) + len(data.x)
-    xs, ys, absent = [np.asarray(data.x), x], [np.asarray(data.y), y], replaced
+    xs, ys, absent = [np.asarray(data.x), x], [data.y, y], replaced
     if place.withdrawn:
-        xs, ys, absent = [*xs, x[:1] * 0], [*ys, np.array([WITHDRAWN])], np.full_like(present, present[-1] + 1)
+        xs, ys, absent = [*xs, x[:1] * 0], [*ys, withdrawn_targets(y)], np.full_like(present, present[-1] + 1)
     store = changed(
         data,
         x=np.concatenate(xs),
-        y=np.concatenate(ys).astype(np.int32),
+        y=jax.tree.map(lambda *parts: np.concatenate(parts).astype(parts[0].dtype), *ys),
         rows=data.row_numbers.astype(np.int32),
         x_test=data.x_test[:0],
-        y_test=data.y_test[:0],
+        y_test=rows_of(data.y_test, slice(0)),
         test_clients=None,
     )
     several = place.coins[-1] > 0
@@ -206,24 +210,58 @@ def _by_tensor(widths: tuple[int, ...], direction: np.ndarray) -> np.ndarray:
     return parts
 
 
-Inputs = tuple[np.ndarray, np.ndarray]
+Inputs = tuple[np.ndarray, Any]
+
+
+def _next_label(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
+    found: np.ndarray = (y + step) % data.classes
+    return found
+
+
+def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
+    """Another id wherever there is no padding."""
+    pad = None if data.vocabulary is None else data.vocabulary.pad
+    return np.where(y == pad, y, (y + np.reshape(step, (-1, 1))) % data.classes).astype(y.dtype)
+
+
+def _turned(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
+    """On the other side of the middle of all training targets."""
+    every = np.asarray(data.y)
+    found: np.ndarray = (every.max(0) + every.min(0) - y).astype(y.dtype)
+    return found
+
+
+ANOTHER: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]] = {  # a wrong target, `step` places on
+    "classes": _next_label,
+    "binary": lambda data, y, step: 1 - y,
+    "multi_label": lambda data, y, step: 1 - y,
+    "sequence": _next_token,
+    "regression": _turned,
+}
+
+
+def _another(data: FederatedData, y: Any, step: Any = 1) -> Any:
+    if data.task not in ANOTHER:
+        remedy = "take gradient, or blank"
+        raise errors.refuse("canary", "one with another target", "made for a task that tells what a target is", remedy)
+    return ANOTHER[data.task](data, y, step)
 
 
 def _label_flip(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
-    """The same inputs with the next label."""
-    return np.asarray(data.x)[rows], (np.asarray(data.y)[rows] + 1) % data.classes
+    """The same inputs with another target, such as the next label."""
+    return np.asarray(data.x)[rows], _another(data, rows_of(data.y, rows))
 
 
 def _blank(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
-    """Inputs of zeros with the same labels."""
-    return np.asarray(data.x)[rows] * 0, np.asarray(data.y)[rows]
+    """Inputs of zeros with the same targets."""
+    return np.asarray(data.x)[rows] * 0, rows_of(data.y, rows)
 
 
 def _mislabelled(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
-    """Records of the test set with wrong labels."""
+    """Records of the test set with wrong targets."""
     drawn = rng.choice(len(data.x_test), len(rows), replace=len(rows) > len(data.x_test))
-    wrong = rng.integers(1, data.classes, len(rows))
-    return np.asarray(data.x_test)[drawn], (np.asarray(data.y_test)[drawn] + wrong) % data.classes
+    wrong = rng.integers(1, max(data.classes, 2), len(rows))
+    return np.asarray(data.x_test)[drawn], _another(data, rows_of(whole_targets(data.y_test), drawn), wrong)
 
 
 CANARIES: dict[str, Callable[[FederatedData, np.ndarray, np.random.Generator], Inputs]] = {

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import gradients
+from fedjax_dp.audits.wrappers import is_withdrawn, standing_in
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
@@ -86,7 +87,9 @@ class Alignment:
         """Of every canary less that of what it replaces `(k,)`."""
 
         def of(rows: Array) -> jax.Array:
-            losses = gradients.losses(model, params, data.features(data.x[rows]), jnp.maximum(data.y[rows], 0))
-            return jnp.where(data.y[rows] >= 0, losses, 0.0)
+            y = data.targets(rows)
+            gone = is_withdrawn(y)
+            losses = gradients.losses(model, params, data.features(data.x[rows]), standing_in(y, gone))
+            return jnp.where(gone, 0.0, losses)
 
         return of(self.canary) - of(self.others)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from fedjax_dp.models import Linen, Model, NetworkModel
@@ -41,6 +42,28 @@ class StagedCohort(Answers):
         return drawn._replace(drawn=jnp.where(self.gone[drawn.ids], 0.0, drawn.drawn))
 
 
+def whole_targets(y: Any) -> Any:
+    """Targets as they are played with: bytes as integers, so that one can be marked."""
+    return jax.tree.map(lambda a: np.asarray(a) if a.dtype.kind == "f" else np.asarray(a, np.int32), y)
+
+
+def withdrawn_targets(y: Any) -> Any:
+    """The target of a record that is not there, in the form of `y`: WITHDRAWN, of floats NaN."""
+    return jax.tree.map(lambda a: np.full_like(a[:1], np.nan if a.dtype.kind == "f" else WITHDRAWN), y)
+
+
+def is_withdrawn(y: Any) -> jax.Array:
+    """Which records are not there, by their targets `(rows, ...)`."""
+    first = jax.tree.leaves(y)[0]
+    marked = jnp.isnan(first) if jnp.issubdtype(first.dtype, jnp.floating) else first == WITHDRAWN
+    return marked.reshape(len(first), -1).all(1)
+
+
+def standing_in(y: Any, gone: jax.Array) -> Any:
+    """The same with zeros for what is not there."""
+    return jax.tree.map(lambda a: jnp.where(gone.reshape(-1, *[1] * (a.ndim - 1)), 0, a), y)
+
+
 @value
 class StagedPrivatizer:
     """`base` on the records that are there."""
@@ -50,7 +73,7 @@ class StagedPrivatizer:
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        there = records._replace(mask=records.mask & (records.y != WITHDRAWN))
+        there = records._replace(mask=records.mask & ~is_withdrawn(records.y))
         return self.base.gradient(key, place, model, params, there)
 
     def noise_variance(self, place: Place, divisor: Any) -> Any:

@@ -64,8 +64,9 @@ DATASETS: dict[str, Reader] = {
     "femnist_digits": _files(writers.femnist_digits),
     "sent140": _files(text.sent140),
     "npz": Reader(
-        lambda path, data_dir, seed, reading: own.from_npz(pathlib.Path(path)),
+        lambda path, data_dir, seed, reading: own.from_npz(pathlib.Path(path), reading.task),
         "PATH",
+        ("task",),
         owned=lambda path, column: own.has_ids(pathlib.Path(path)),
     ),
     "csv": _table("csv"),

@@ -15,7 +15,7 @@ from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, stored
+from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, stored
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
@@ -82,18 +82,39 @@ def dataset(
     return _made(name, "", arrays | ids, classes, task, vocabulary)
 
 
-def from_npz(path: pathlib.Path) -> Dataset:
+def from_npz(path: pathlib.Path, task: str | None = None) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test and, if clients are given, client_ids (one per training record).
 
     test_client_ids (one per test record) may stand beside client_ids, and classes, a number. Bytes are scaled to
-    [0, 1].
+    [0, 1]. For task `sequence`, whose features and targets are ids of tokens: vocabulary_size and perhaps pad, bos,
+    eos, each one integer, and oov, a list.
     """
     arrays = read_npz(path)
     check_keys(path, arrays, ARRAYS)
     classes = arrays.get("classes")
     if classes is not None and (classes.shape != () or classes.dtype.kind not in "iu"):
         raise errors.refuse(f"{path.name}: classes", f"{classes.dtype} {classes.shape}", "one integer")
-    return _made(path.stem, f"{path.name}: ", arrays, None if classes is None else int(classes))
+    known = _vocabulary(path, arrays) if task == "sequence" else None
+    count = None if classes is None else int(classes)
+    return _made(path.stem, f"{path.name}: ", arrays, count, task or "classes", known)
+
+
+def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
+    """What the file says of its tokens."""
+    said: dict[str, Any] = {}
+    for field, name in {"size": "vocabulary_size", "pad": "pad", "bos": "bos", "eos": "eos", "oov": "oov"}.items():
+        ids = arrays.get(name)
+        if ids is None and field == "size":
+            raise errors.refuse(
+                f"{path.name}: {name}", "nothing", "one integer for task sequence", "add it to the file"
+            )
+        if ids is None:
+            continue
+        if ids.dtype.kind not in "iu" or ids.ndim != (field == "oov"):
+            wanted = "a list of integers" if field == "oov" else "one integer"
+            raise errors.refuse(f"{path.name}: {name}", f"{ids.dtype} {ids.shape}", wanted)
+        said[field] = tuple(ids.tolist()) if field == "oov" else int(ids)
+    return check_vocabulary(f"{path.name}: vocabulary", Vocabulary(**said))
 
 
 def has_ids(path: pathlib.Path) -> bool:
@@ -214,8 +235,10 @@ def _made(
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
 ) -> Dataset:
-    """The data set of arrays that are looked at here."""
+    """The data set of arrays that are looked at here. One number of each record needs no axis of its own."""
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
+    if task == "regression":
+        y_train, y_test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
     ids, test_ids = arrays.get("client_ids"), arrays.get("test_client_ids")
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
     classes = check_data(where, x_train, y_train, x_test, y_test, classes, ids, test_ids, **about)

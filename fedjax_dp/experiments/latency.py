@@ -304,7 +304,8 @@ def _server(
     def moves(server: Any, params: Any, optimizer: Any) -> Any:
         def one(at: jax.Array, carry: Any) -> Any:
             params, optimizer = carry
-            return server.move(at, jax.tree.map(lambda p: 1e-6 * p, params), optimizer, params)
+            update = jax.tree.map(lambda p: 1e-6 * p, params)
+            return server.move(at, update, lambda: jnp.float32(0), optimizer, params)
 
         return jax.lax.fori_loop(0, rounds, one, (params, optimizer))
 

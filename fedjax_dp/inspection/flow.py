@@ -7,6 +7,7 @@ not behind a mark must end in probes; what reaches a message or a state is a rel
 its part says of itself. A program says it all: nothing is tried, and no numbers are needed.
 """
 
+import functools
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -60,11 +61,11 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     key, by_record = run_key(0), algorithm.upload.unit is None
     held_out = ("x_test", "y_test") if data.test_clients is not None else ()
     records = {
-        name: jax.ShapeDtypeStruct(np.shape(getattr(data, name)), jnp.asarray(getattr(data, name)[:1]).dtype)
+        name: jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.asarray(a[:1]).dtype), getattr(data, name))
         for name in ("x", "y", *held_out)
     }
 
-    def begin(records: dict[str, jax.Array]) -> Any:
+    def begin(records: dict[str, Any]) -> Any:
         return initial_state(marked, model, changed(data, **records), key)
 
     state = _clean("before the first round", begin, records, (), marks)
@@ -126,7 +127,8 @@ class Marked:
         x, y = records.x, records.y
         seen = _total((x, y))
         if self.marks is not None:
-            x, y = (checkpoint_name(a, self.marks.rows(a.ndim - 1)) for a in (x, y))
+            named = functools.partial(_marked_rows, self.marks)
+            x, y = jax.tree.map(named, (x, y))
         losses, gradients = jax.vmap(  # with whatever the model has closed over
             lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
         )(x, y, records.keys)
@@ -140,6 +142,11 @@ class Marked:
     def noise_variance(self, place: Place, divisor: Any) -> jax.Array:
         """It is given no records."""
         return _total((place, divisor))
+
+
+def _marked_rows(marks: Marks, a: jax.Array) -> jax.Array:
+    named: jax.Array = checkpoint_name(a, marks.rows(a.ndim - 1))
+    return named
 
 
 def _total(tree: Any) -> jax.Array:
@@ -183,7 +190,9 @@ def _clean(
 ) -> Any:
     """Shapes of what the function returns (the state, where there are two), none of which may depend on records."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
-    told: list[Reached] = [stored() if name in ("x", "y") else "" for name in sorted(records)]
+    told: list[Reached] = [
+        stored() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
+    ]
     inputs = told + [None] * (len(traced.jaxpr.invars) - len(told))
     outputs = reach(traced.jaxpr, inputs, marks)
     for (path, _), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):

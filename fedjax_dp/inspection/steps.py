@@ -77,8 +77,9 @@ def _neighbours(data: FederatedData, model: Model, varies: bool) -> _Batches:
         other = -x[:, 0]
     exchanged = x.copy()
     exchanged[:, 0] = other
-    y, moved = rng.integers(0, data.classes, (2, TRIALS, rows))
-    moved[:, 1:] = y[:, 1:]
+    drawn, others = rng.integers(0, len(data.x), (2, TRIALS, rows))
+    others[:, 1:] = drawn[:, 1:]
+    y, moved = (jax.tree.map(lambda a: np.asarray(a)[at], data.y) for at in (drawn, others))  # noqa: B023
     mask = rng.random((TRIALS, rows)) < (0.6 if varies else 2.0)
     mask[:, 0] = True
     gone = mask.copy()
@@ -87,8 +88,8 @@ def _neighbours(data: FederatedData, model: Model, varies: bool) -> _Batches:
     return _Batches((x, y, mask), (exchanged, moved, mask), (x, y, gone), flat.astype(np.float32), unravel)
 
 
-def _records(x: jax.Array, y: jax.Array, mask: jax.Array, key: jax.Array) -> Records:
-    return Records(x, y.astype(jnp.int32), mask, jnp.int32(DIVISOR), jax.random.split(key, mask.shape[0]))
+def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
+    return Records(x, y, mask, jnp.int32(DIVISOR), jax.random.split(key, mask.shape[0]))
 
 
 def _moved(one: np.ndarray, other: np.ndarray, wanted: Any, what: str) -> None:
@@ -109,7 +110,7 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
     clip = float(np.float32(privatizer.clip_norm))
     found = _neighbours(data, model, _varies(algorithm))
 
-    def of(key: jax.Array, params: jax.Array, x: jax.Array, y: jax.Array, mask: jax.Array) -> tuple[Any, Any]:
+    def of(key: jax.Array, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array) -> tuple[Any, Any]:
         bounded = bound.apply(model, found.unravel(params), _records(x, y, mask, key), clip)
         return bounded.mean, jnp.broadcast_to(bounded.unit, bounded.mean.shape)
 
@@ -154,7 +155,7 @@ def examine_privatizer(
                 step: Any,
                 params: jax.Array,
                 x: jax.Array,
-                y: jax.Array,
+                y: Any,
                 mask: jax.Array,
                 t: int = t,
                 client: int = client,

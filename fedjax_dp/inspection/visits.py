@@ -62,7 +62,8 @@ class Noting:
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        numbers = jnp.column_stack((records.x.reshape(len(records.y), -1), records.y))
+        every = jax.tree.leaves((records.x, records.y))
+        numbers = jnp.concatenate([a.reshape(len(a), -1).astype(jnp.float32) for a in every], 1)
         rows = jnp.where(jnp.all(numbers == numbers[:, :1], 1), numbers[:, 0], -1)
         words = jax.random.key_data(key)
         io_callback(self.note, None, self.trial, words, place.step, place.client, place.round, rows, records.mask)
@@ -137,16 +138,18 @@ def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: 
 
 
 def _numbered(data: FederatedData, client: int) -> FederatedData:
-    """A store of one client's records, of which all features and the label are its number; of all others, none."""
+    """A store of one client's records, of which all features and targets are its number; of all others, none."""
     records = int(np.asarray(data.sizes)[client])
-    shape = (records, *data.record_shape)
-    numbers = np.arange(records).reshape(-1, *[1] * len(data.record_shape))
-    x = np.broadcast_to(numbers, shape).astype(np.int32 if data.tokens else np.float32)
+
+    def numbered(a: Any, kind: Any) -> jax.Array:
+        numbers = np.arange(records).reshape(-1, *[1] * (a.ndim - 1))
+        return jnp.asarray(np.broadcast_to(numbers, (records, *a.shape[1:])).astype(kind))
+
     own = np.arange(data.num_clients) == client
     return changed(
         data,
-        x=jnp.asarray(x),
-        y=jnp.arange(records, dtype=jnp.int32),
+        x=numbered(data.x, np.int32 if data.tokens else np.float32),
+        y=jax.tree.map(lambda a: numbered(a, np.float32 if a.dtype.kind == "f" else np.int32), data.y),
         rows=None,
         scale=1.0,
         shift=0.0,
@@ -154,7 +157,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
         sizes=jnp.where(own, jnp.asarray(data.sizes), 0),
         shares=jnp.asarray(data.shares),
         x_test=jnp.asarray(data.x_test[:0]),
-        y_test=jnp.asarray(data.y_test[:0]),
+        y_test=jax.tree.map(lambda a: jnp.asarray(a[:0]), data.y_test),
         test_clients=None,
     )
 
@@ -222,9 +225,8 @@ def _few(data: FederatedData, some: np.ndarray) -> FederatedData:
     here, begins = np.zeros_like(sizes), np.zeros_like(offsets)
     here[some] = sizes[some]
     begins[some] = data.largest + np.cumsum(here[some]) - here[some]
-    found = changed(
-        data, x=np.asarray(data.x)[taken], y=np.asarray(data.y)[taken], rows=None, offsets=begins, sizes=here
-    )
+    x, y = jax.tree.map(lambda a: np.asarray(a)[taken], (data.x, data.y))
+    found = changed(data, x=x, y=y, rows=None, offsets=begins, sizes=here)
     stored: FederatedData = jax.tree.map(jnp.asarray, found)
     return stored
 
@@ -236,10 +238,15 @@ def _with_others(data: FederatedData, client: int) -> FederatedData:
     if data.test_clients is not None:
         held_out = np.flatnonzero(np.asarray(data.test_clients) == client)
         owned |= {"x_test": held_out, "y_test": held_out}
-    found = {}
-    for name, rows in owned.items():
-        records = np.asarray(getattr(data, name))
-        turned = (records.max() - records + records.min()).astype(records.dtype)
-        turned[rows] = records[rows]
-        found[name] = jnp.asarray(turned)
+
+    def turned(a: Any, rows: np.ndarray) -> jax.Array:
+        records = np.asarray(a)
+        found = (records.max() - records + records.min()).astype(records.dtype)
+        found[rows] = records[rows]
+        return jnp.asarray(found)
+
+    found = {
+        name: jax.tree.map(lambda a: turned(a, rows), getattr(data, name))  # noqa: B023
+        for name, rows in owned.items()
+    }
     return changed(data, **found)

@@ -335,7 +335,7 @@ def own_records(data: FederatedData, records: int | None = None) -> FederatedDat
     return changed(
         data,
         x=np.asarray(data.features(jnp.asarray(data.x[rows]))),
-        y=np.asarray(data.y)[rows],
+        y=jax.tree.map(lambda a: np.asarray(a)[rows], data.y),
         scale=1.0,
         shift=0.0,
         rows=np.arange(len(rows), dtype=np.int32),

@@ -163,8 +163,8 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
         [data.x[0]] if data.tokens else [1e4 * (1 + np.abs(data.x[0]))] + [np.full_like(data.x[0], np.nan)] * clips
     )
     x = np.stack([np.concatenate([data.x, poison[None]]).astype(data.x.dtype) for poison in poisons])
-    y = np.repeat(np.concatenate([data.y, data.y[:1]])[None], len(x), 0)
-    longer = changed(data, rows=np.arange(len(data.y) + 1, dtype=np.int32))
+    y = jax.tree.map(lambda a: np.repeat(np.concatenate([a, a[:1]])[None], len(x), 0), data.y)
+    longer = changed(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
     setup = Setup(instruments.keys_of(seed, len(x)), x, y)
     seen = [
         np.asarray(instruments.observe(instruments.still(twin, data), longer, model, setup).gradients)

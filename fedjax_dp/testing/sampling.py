@@ -164,6 +164,8 @@ def drawn_batches(
         scale=1.0,
         shift=0.0,
         tokens=False,
+        task="classes",
+        vocabulary=None,
     )
     idle = tuple(c for c in local.corrections if type(c) is RunWords)  # the others would join the gradients
     quiet = instruments.silent(changed(algorithm, local=changed(local, corrections=idle)))

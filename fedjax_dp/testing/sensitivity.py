@@ -91,7 +91,7 @@ def check_sensitivity(
              `sensitivity`, `adjacency` and some `records`; by add-remove it is also called with one record less;
     wrong    programs that the same check must reject; those that do not apply are left out. By default clipping 10%
              too wide, biases unclipped, and the batch clipped instead of its records; for a function 1.1 times it.
-    Searched: normal features of scale 0 to 1e30, infinite, NaN; opposite signs; all labels; models of scale 0 to 3.
+    Searched: normal features of scale 0 to 1e30, infinite, NaN; opposite signs; all targets; models of scale 0 to 3.
     Errors:  the search proves nothing that it did not find: a right program fails only by more than a relative 1e-4 of
              rounding; a wrong one passes if no neighbour was bad enough. How far the search came, the report tells, and
              the wrong programs by being rejected.
@@ -208,7 +208,7 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
     size = instruments.size_of(model)
     params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3, 3.0], (trials, 1))).astype(np.float32)
-    theirs = np.zeros((trials, len(data.y)), bool)
+    theirs = np.zeros((trials, len(data.x)), bool)
     theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
     keys, stores = instruments.keys_of(seed, trials), _exchanged(data, theirs, rng)
     none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
@@ -228,7 +228,7 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
 
 
 def _exchanged(data: FederatedData, theirs: np.ndarray, rng: np.random.Generator) -> list[tuple[Any, Any]]:
-    """Two stores (features, labels) for every trial, in which the records `theirs` (trials, records) do their worst."""
+    """Stores (features, targets) for every trial, in which the records `theirs` (trials, records) do their worst."""
     trials = len(theirs)
     x = _worst_features(data, rng, trials)
     wide = theirs.reshape(*theirs.shape, *[1] * (data.x.ndim - 1))
@@ -237,9 +237,15 @@ def _exchanged(data: FederatedData, theirs: np.ndarray, rng: np.random.Generator
         if data.tokens and sign < 0:
             x = _worst_features(data, rng, trials)
         own = x if data.tokens else sign * x
-        labels = rng.integers(0, data.classes, trials)
-        stores.append((np.where(wide, own[:, None], data.x[None]), np.where(theirs, labels[:, None], data.y[None])))
+        drawn = rng.integers(0, len(data.x), trials)  # whose targets they have
+        y = jax.tree.map(lambda a: _instead(theirs, np.asarray(a)[drawn], np.asarray(a)), data.y)  # noqa: B023
+        stores.append((np.where(wide, own[:, None], data.x[None]), y))
     return stores
+
+
+def _instead(theirs: np.ndarray, other: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """Of every trial the targets `a (records, ...)`, but for theirs, which are the trial's `other (trials, ...)`."""
+    return np.where(theirs.reshape(*theirs.shape, *[1] * (a.ndim - 1)), other[:, None], a[None])
 
 
 def _worst_features(data: FederatedData, rng: np.random.Generator, trials: int) -> np.ndarray:

@@ -61,7 +61,7 @@ class _Reads(Correction):
     pull = 0.0
 
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        return gradient + 1e-3 * jnp.mean(step.records.y)
+        return gradient + 1e-3 * sum(jnp.mean(a) for a in jax.tree.leaves(step.records.y))
 
 
 def _with(algorithm: Algorithm, correction: Correction) -> Algorithm:
@@ -86,7 +86,7 @@ def repeated_gradient(algorithm: Algorithm) -> Algorithm:
 
 
 def reading_correction(algorithm: Algorithm) -> Algorithm:
-    """A correction reads the labels of a batch past the privatizer."""
+    """A correction reads the targets of a batch past the privatizer."""
     return _of_records(algorithm, _Reads())
 
 
@@ -113,7 +113,7 @@ def check_statements(
     Looked at: the exact classes of the parts; the traced round, from records to messages and states; draws, noise and
     bounds of the parts that are not the project's own. It is what a Guarantee asks, and of the project's parts too.
     wrong    programs that the same check must reject, those that do not apply left out: gradients that are not counted,
-             or asked for in a loop; labels read past the privatizer; a term beside the noised update.
+             or asked for in a loop; targets read past the privatizer; a term beside the noised update.
     Errors:  the trace is exact; statistical assertions as `fedjax_dp.inspection` says.
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon.
     """
