@@ -14,6 +14,7 @@ from . import reports as reports
 from . import reproductions as reproductions
 from . import rounds as rounds
 from . import sweeps as sweeps
+from . import tasks as tasks
 from . import testing as testing
 from .algorithms import CATALOGUE as CATALOGUE
 from .algorithms import acs_pldp as acs_pldp
