@@ -110,7 +110,7 @@ def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
             )
         if ids is None:
             continue
-        if ids.dtype.kind not in "iu" or ids.ndim != (field == "oov"):
+        if (ids.size and ids.dtype.kind not in "iu") or ids.ndim != (field == "oov"):
             wanted = "a list of integers" if field == "oov" else "one integer"
             raise errors.refuse(f"{path.name}: {name}", f"{ids.dtype} {ids.shape}", wanted)
         said[field] = tuple(ids.tolist()) if field == "oov" else int(ids)
