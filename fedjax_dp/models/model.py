@@ -79,7 +79,13 @@ class NetworkModel:
         return self.for_task(task)
 
     def for_task(self, task: Task) -> "NetworkModel":
-        """The same, with another task and its loss."""
+        """The same, with another task and its loss.
+
+        Raises: ConfigurationError for what lacks a member of `fedjax_dp.tasks.Task`.
+        """
+        if lacking := doors.lacking(task, Task):
+            got = f"{doors.described(task)}, which lacks {', '.join(lacking)}"
+            raise errors.refuse("task", got, "a value that follows fedjax_dp.tasks.Task", "see docs/guides/tasks.md")
         return dataclasses.replace(self, loss_of=task.loss, task=task)
 
     def init(self, key: jax.Array) -> Params:

@@ -229,6 +229,13 @@ def test_a_task_of_ones_own_is_trained_measured_and_swept():
     assert measures_of_task(Near()).main.label == "test near enough (%)"
 
 
+@pytest.mark.parametrize("given", [3, "regression", LossWords("loss")])
+def test_what_is_no_task_is_refused_in_one_line(given):
+    data = target_data("regression")
+    with pytest.raises(errors.ConfigurationError, match=r"task must be a value that follows fedjax_dp\.tasks\.Task"):
+        fdp.model(nn.Dense(3), data, task=given)
+
+
 def test_targets_of_ones_own_are_trained_with_a_loss_and_nothing_else_is_claimed():
     data = target_data("own", records=60, tested=True)
 
