@@ -31,7 +31,7 @@ class Model(Protocol):
     def loss(self, params: Params, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
         """A number `()`, differentiable by `params`; traced. Its gradient is what is clipped, by record.
 
-        x, y  features `(*record_shape)`, float32 or, of tokens, int32, and the target of one record, often an int32 label;
+        x, y  features `(*record_shape)`, float32 or, of tokens, int32, and the target of one record, such as a label;
         key   of this record in this step, for dropout; None: it is looked at, not trained.
         """
         ...
