@@ -115,7 +115,7 @@ def test_messages_are_heard_before_they_are_summed():
     data = ragged_data((4, 6, 5))
     algorithm = numbers(records(cohort_size=None))
     model = logistic_regression(data.record_shape, data.classes)
-    state = begin(algorithm, model, data, run_key(0))
+    state = begin(algorithm, data, run_key(0), model=model)
     new, report = fdp.rounds.run_round(
         algorithm, model, data, run_key(0), state, fdp.execution.Execution(), lambda params, flat: flat
     )
