@@ -90,10 +90,11 @@ def test_lstm_ignores_padding_and_reads_the_last_word():
     params = jax.jit(model.init)(jax.random.key(0))
     short = jnp.array([[3, 1, 4, 0, 0, 0]])
     cell = nn.RNN(nn.OptimizedLSTMCell(5))
-    x = jnp.take(jnp.asarray(model.network.module.embedding.array), short[:, :3], axis=0)
+    whole = model.whole(params)
+    x = jnp.take(whole["embedding"], short[:, :3], axis=0)
     for name in ("OptimizedLSTMCell_0", "OptimizedLSTMCell_1"):
-        x = cell.apply({"params": {"cell": params[name]}}, x)
-    expected = x[:, -1] @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None]
+        x = cell.apply({"params": {"cell": whole[name]}}, x)
+    expected = x[:, -1] @ whole["Dense_0"]["kernel"] + whole["Dense_0"]["bias"][None]
     np.testing.assert_allclose(gradients.logits(model, params, short), expected, rtol=1e-5)
 
 
