@@ -33,6 +33,11 @@ from fedjax_dp.sweeps.compiled import compiled_sweep
 COHORTS = (10, 100, 1000)
 FEW = 4  # sizes of exchanges that a cell of the table tells one by one
 DIGITS = 5  # clients of its cohort
+CONTEXT, KINDS, RANK = (
+    80,
+    90,
+    8,
+)  # of the transformer: characters of a record, kinds of them, rank of its low-rank terms
 POINTS, TRIALS, ROUNDS = 256, 256, 5  # of the sweep; of the audit, and of each of its trials
 
 
@@ -60,12 +65,13 @@ class Case(NamedTuple):
 
 CASES = (
     *(Case(name, cohort) for name in ("W1", "W2", "W3", "W3dp", "cifar-record") for cohort in COHORTS),
+    *(Case(name, cohort) for name in ("gpt", "gpt-lora") for cohort in (10, 100)),
     *(Case("W1", 1000, devices=devices) for devices in (4, 8)),
     Case("W3dp", 10, devices=4, model_devices=4),
     Case("W1", 10, points=POINTS),
     Case("digits", DIGITS, trials=TRIALS),
 )
-GUARDED = (("W1", 10), ("W2", 10), ("digits", DIGITS))
+GUARDED = (("W1", 10), ("W2", 10), ("digits", DIGITS), ("gpt-lora", 10))
 GUARD = pathlib.Path(__file__).parent / "compiled_guard.json"
 SLACK = 0.02
 
@@ -77,6 +83,15 @@ def round_of(name, cohort):
         data = fdp.federate(digits, fdp.data.iid(digits.y_train, [140] * 10, 0))
         algorithm = fdp.dpnfl(cohort_size=cohort, batch_size=20, local_steps=10, learning_rate=0.3, clip_norm=1.0)
         return algorithm, data, fdp.logistic_regression(data.record_shape, data.classes)
+    if name in ("gpt", "gpt-lora"):
+        tokens = np.ones((30 * cohort, CONTEXT), np.int32)  # no values of theirs are in a program
+        texts = fdp.dataset(tokens, tokens, tokens, tokens, task="sequence", vocabulary=fdp.data.Vocabulary(KINDS))
+        data = fdp.federate(texts, np.split(np.arange(len(tokens)), cohort))
+        model = fdp.models.gpt(data.record_shape, data.classes).for_data(data)
+        if name == "gpt-lora":
+            model = fdp.models.freeze(model, "lora", rank=RANK)
+        algorithm = fdp.dpnfl(cohort_size=cohort, batch_size=16, local_steps=10, learning_rate=0.3, clip_norm=1.0)
+        return algorithm, data, model
     w = workloads.WORKLOADS[name]
     w = w._replace(cohort=cohort, clients=max(w.clients, cohort))
     few = ours.clients_of(w._replace(clients=2))

@@ -25,9 +25,14 @@ CLASSES = told_of(Classes())  # as files tell it
 MEASURES = measures_of(CLASSES)
 
 
-def quick(cases, few):
+def quick(cases, few, rest=pytest.mark.slow):
     """Cases of which few run by default, and the rest with the slow tests."""
-    return [case if case in few else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+    return [case if case in few else pytest.param(case, marks=rest) for case in cases]
+
+
+def usual(cases, few):
+    """Cases of a slow test of which few run in CI, and the rest by hand before a release."""
+    return quick(cases, few, pytest.mark.exhaustive)
 
 
 @st.composite

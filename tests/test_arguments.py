@@ -7,7 +7,7 @@ import typing
 
 import numpy as np
 import pytest
-from helpers import quick, refusal
+from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -73,7 +73,15 @@ def said(call):
     return ""
 
 
-@pytest.mark.parametrize("name", quick(list(FUNCTIONS), [name for name in FUNCTIONS if name not in HEAVY]))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name in ("audit", "sweep") else pytest.mark.slow)
+        if name in HEAVY
+        else name
+        for name in FUNCTIONS
+    ],
+)
 def test_odd_arguments_are_refused_in_one_line_or_taken(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     function, tried = FUNCTIONS[name], 0

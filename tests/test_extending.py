@@ -22,7 +22,7 @@ PUBLIC = [
     for found in (getattr(home, name) for name in home.__all__)
     if isinstance(found, type) and vars(found).get("_is_protocol")
 ]
-FIRST = ["aggregation", "corrections", "data", "entry", "index", "noise", "transport"]
+FIRST = ["aggregation", "corrections", "index", "noise"]
 
 
 def run_page(name):

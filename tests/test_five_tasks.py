@@ -133,6 +133,7 @@ def test_each_task_fits_a_screen(task):
     assert len(inspect.getsource(task).splitlines()) <= MOST_LINES
 
 
+@pytest.mark.slow
 def test_an_own_cohort_trains_and_is_priced_as_what_it_does():
     own = fdp.Algorithm(**{**vars(PRIVATE), "cohort": Shuffled(size=3)})
     result = fdp.run(own, DATA, **ASKED)

@@ -47,6 +47,7 @@ def test_the_page_is_short_linked_and_the_notebook_shows_the_same():
     assert NOTEBOOK.strip() in sources
 
 
+@pytest.mark.slow
 def test_both_ways_end_in_the_same_model_and_the_same_guarantee(capsys):
     names = {}
     exec(compile(NOTEBOOK, "own.md", "exec"), names)

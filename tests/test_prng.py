@@ -74,7 +74,7 @@ def test_two_words_are_as_good_as_one_of_64_bits():
     assert counts.max() / counts.min() == 5 / 4  # the wrong program
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_draws_by_shares_are_as_likely_as_the_shares_among_millions():
     """Bisection over 64-bit words finds where one client ends and the next begins; 24 bits would skip some clients."""
     shares = np.random.default_rng(1).uniform(0.5, 1.5, 2_000_000).astype(np.float32)
@@ -107,7 +107,14 @@ def test_every_subset_is_equally_likely(size, population):
         assert stats.chisquare(skewed / skewed.sum() * trials).pvalue < 1e-6  # 3% more of one subset is rejected
 
 
-@pytest.mark.parametrize(("size", "population"), [(1, 9), (40, 40), (40, 41), (40, 60), (40, 10**6), (300, 301)])
+@pytest.mark.parametrize(
+    ("size", "population"),
+    [
+        (1, 9),
+        (40, 41),
+        *(pytest.param(*told, marks=pytest.mark.slow) for told in ((40, 40), (40, 60), (40, 10**6), (300, 301))),
+    ],
+)
 def test_sorting_chooses_what_comparing_chooses(size, population, monkeypatch):
     words = prng.bits(KEY, size, 200 * size).reshape(200, size)
     compared = np.asarray(prng.without_replacement(words, jnp.int32(population)))

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+SCRATCH = "everything, from scratch"
 
 
 def told(name):
@@ -67,6 +68,21 @@ def test_the_reproduction_that_is_shown_beats_the_paper_at_its_budget():
 def test_the_literal_round_of_dp_fedavg_output_has_no_budget_left():
     rows = told("papers/dp_fedavg_output-fig3/table")["rows"]
     assert min(row["literal"]["round_epsilon"] for row in rows) > 10_000
+
+
+def test_a_public_start_is_worth_more_than_a_budget():
+    rows = {(row["way"], row["epsilon"]): row for row in told("adaptation")["rows"]}
+    assert all(row["proved"] <= row["epsilon"] * (1 + 1e-9) for row in rows.values())
+    scratch, adapted = (rows[way, at]["mean"] for way, at in ((SCRATCH, 8.0), ("head and low-rank terms", 1.0)))
+    assert adapted > scratch
+
+
+def test_private_runs_of_every_task_learn_something_and_less_than_plain_ones():
+    for case in told("real_tasks")["cases"]:
+        private = [row for row in case["rows"] if row["epsilon"] is not None]
+        (plain,) = (row for row in case["rows"] if row["epsilon"] is None)
+        assert all(row["proved"] <= row["epsilon"] * (1 + 1e-9) for row in private)
+        assert plain["mean"] < private[-1]["mean"] < case["guess"]
 
 
 def test_full_reproductions_fit_a_small_machine():

@@ -173,6 +173,7 @@ def measured() -> dict[str, str]:
         "million_start": f"{million['disk']['first_round_s']:.1f}",
         "million_time": f"{million['time_over_memory']:.2f}",
         "million_gb": f"{million['disk']['peak_mb'] / 1000:.1f}",
+        "letters": f"{100 * told['adaptation']['public']['test_accuracy']:.1f}",
         "transformer_cost": f"{told['transformer']['clipping_cost']:.2f}",
         "best_published": f"{theirs['published']:g}",
         "best_literal": f"{theirs['literal']['mean']:.1f}",
@@ -208,6 +209,8 @@ def tables() -> dict[str, str]:
         cells = (f"{row['paper']}: {row['literal']}", f"{row['claim']:g}", proved, _number(row["upper"]))
         rows.append(f"| {' | '.join(cells)} |")
     found["errata"] = "\n".join(rows)
+    found["adaptation"] = _adaptation(json.loads((RESULTS / "adaptation.json").read_text()))
+    found["real_tasks"] = _real_tasks(json.loads((RESULTS / "real_tasks.json").read_text()))
     rows = []
     for folder in sorted(path.parent for path in (RESULTS / "papers").glob("*/figure.png")):
         table = json.loads((folder / "table.json").read_text())
@@ -215,6 +218,33 @@ def tables() -> dict[str, str]:
         rows += [f":::{{dropdown}} {folder.name}: {table['title']}", f"![{table['title']}]({picture})", ":::", ""]
     found["papers"] = "\n".join(rows)
     return found
+
+
+def _adaptation(told: dict[str, Any]) -> str:
+    """Accuracy by what is trained and epsilon."""
+    ways = {f"{row['way']} ({row['trained']:,})": {} for row in told["rows"]}
+    for row in told["rows"]:
+        ways[f"{row['way']} ({row['trained']:,})"][row["epsilon"]] = f"{100 * row['mean']:.1f}%"
+    return _by_epsilon("what is trained", ways)
+
+
+def _real_tasks(told: dict[str, Any]) -> str:
+    """The metric of each case by epsilon, and what bounds it."""
+    lines = {}
+    for case in told["cases"]:
+        cells = {row["epsilon"] or "without privacy": f"{row['mean']:.3g}" for row in case["rows"]}
+        name = f"{case['title']}: {case['metric']}"
+        lines[name] = {"no record seen": f"{case['guess']:.3g}", **cells}
+    return _by_epsilon("what is learnt", lines)
+
+
+def _by_epsilon(what: str, lines: dict[str, dict[Any, str]]) -> str:
+    """A table with a column for each epsilon, and for what else stands beside them."""
+    columns = list(next(iter(lines.values())))
+    heads = [f"epsilon {column:g}" if isinstance(column, float) else column for column in columns]
+    rows = [f"| {what} | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    rows += [f"| {name} | {' | '.join(cells[column] for column in columns)} |" for name, cells in lines.items()]
+    return "\n".join(rows)
 
 
 def write_results() -> None:

@@ -72,6 +72,7 @@ def test_a_violated_claim_ends_in_1_and_the_printed_command_repeats_it(capsys):
     assert capsys.readouterr().out.splitlines()[0].endswith(f"; repeat: {told['repeat']}")
 
 
+@pytest.mark.slow
 def test_a_file_of_a_run_is_an_audit_and_options_without_effect_are_named(capsys):
     pathlib.Path("c.toml").write_text(
         'batches = "full"\nrounds = 2\nlocal_steps = 1\ncohort_size = 10\nout = "somewhere"\nevaluate_every = 1\n'

@@ -10,6 +10,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from helpers import usual
 
 import fedjax_dp
 from fedjax_dp import algorithms, cli
@@ -460,7 +461,7 @@ def test_every_entry_runs_and_prints_its_guarantee(entry, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", list(algorithms.CATALOGUE))
+@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, ("dpnfl", "acs_pldp", "rfedavg_plus")))
 def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
     runs(entry, capsys, "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "2")
 
@@ -493,6 +494,7 @@ def test_an_option_of_another_algorithm_is_refused(capsys):
     assert "--secure must be true or false" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
     words = ["run", "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "1", "--local-steps", "1"]
     told = "it is that of the dpnfl paper, the default on mnist"

@@ -77,9 +77,9 @@ def end(name, devices, parts, together=1, host=False):
 ON_MANY = {
     "parts in order give the same bits": "all((end(name, 1, 8) == end(name, n, 8)).all() for n in (2, 4, 8))",
     "devices hold a model together": "all(np.allclose(end(name, 1, None), end(name, n, None, k), 1e-4, 1e-5)"
-    " for n, k in ((2, 2), (8, 2), (8, 4)))",
+    " for n, k in ((2, 2), (8, 4)))",
     "and their records come from the host": "np.allclose(end(name, 1, None), end(name, 8, None, 2, True), 1e-4, 1e-5)",
-    "one sum is rounded": "all(np.allclose(end(name, 1, None), end(name, n, None), 1e-5, 1e-6) for n in (2, 4, 8))",
+    "one sum is rounded": "all(np.allclose(end(name, 1, None), end(name, n, None), 1e-5, 1e-6) for n in (2, 8))",
 }
 
 

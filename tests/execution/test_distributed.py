@@ -13,7 +13,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from helpers import scattered_data
+from helpers import scattered_data, usual
 
 import fedjax_dp
 import fedjax_dp as fdp
@@ -233,7 +233,7 @@ CASES = {  # what passes between processes: sums, tables by client in parts, mas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", usual(CASES, ("tables", "masks", "models in parts", "records")))
 def test_one_process_is_two(name, tmp_path):
     words = [*PLAIN, *CASES[name]]
     run_alone([*words, "--out", str(tmp_path / "one")], devices=2)
@@ -329,7 +329,9 @@ def shorten(out, rounds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("victim", "how"), [(0, signal.SIGKILL), pytest.param(1, signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
 def test_a_killed_process_ends_the_run_with_one_line_and_others_continue_it(victim, how, tmp_path):
     out = tmp_path / "run"
     started = started_long(out, free_port())

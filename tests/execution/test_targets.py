@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import quick, refusal
 from jax import lax
 
 import fedjax_dp as fdp
@@ -36,7 +36,7 @@ def made(name, **more):
     return entry(**MADE | private | ({"local_steps": 1} if name == "dp_sgd" else {}) | more)
 
 
-@pytest.mark.parametrize("name", fdp.CATALOGUE)
+@pytest.mark.parametrize("name", quick(fdp.CATALOGUE, ["dpnfl", "scaffold", "cpfed", "dp_ftrl", "rfedavg_plus"]))
 def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
     algorithm = simulation.numbers(made(name))
@@ -101,7 +101,7 @@ def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 64, 500])
+@pytest.mark.parametrize("size", quick([1, 2, 3, 10, 64, 500], [3, 64]))
 def test_floyds_draws_without_his_loop_are_the_same(size):
     rng = np.random.default_rng(size)
     for population in (size, size + 1, 2 * size, 600, 10**6):
@@ -248,8 +248,8 @@ def test_a_tpu_computes_small_models_together_and_large_ones_one_by_one(monkeypa
     assert Execution(chunk_size=4).portion(10, 1_663_370) == 4
 
 
-@pytest.mark.parametrize("on_host", [False, True], ids=["on devices", "on host"])
-@pytest.mark.parametrize("name", ["dpnfl", "scaffold"])
+@pytest.mark.parametrize("on_host", [pytest.param(False, marks=pytest.mark.slow), True], ids=["on devices", "on host"])
+@pytest.mark.parametrize("name", quick(["dpnfl", "scaffold"], ["dpnfl"]))
 def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on_host, monkeypatch):
     """As on an accelerator with little memory; the compiler is that of the CPU."""
     told = {"rounds": 2, "seed": 3, "model": fdp.mlp((8, 8), 10, (9,)), "execution": fdp.execution.some_devices(1)}
@@ -271,6 +271,7 @@ def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatch):
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), DATA)
     algorithm = made("dpnfl")
@@ -283,6 +284,7 @@ def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatc
     assert (fewer.runs_at_once, fewer.turns) == (3, 2)
 
 
+@pytest.mark.slow
 def test_an_audit_is_compiled_with_all_rounds_of_its_trials(here):
     asked = {"rounds": 2, "target": here, "delta": 1e-5, "trials": 64, "lanes": 16}
     found = compiled_audit(made("dpnfl"), DATA, **asked)

@@ -143,7 +143,14 @@ def hunt(name, kills):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "kills"), [("run", 10), ("sweep", 5)])
+@pytest.mark.parametrize(
+    ("what", "kills"),
+    [
+        ("run", 4),
+        ("sweep", 3),
+        *(pytest.param(*told, marks=pytest.mark.exhaustive) for told in (("run", 10), ("sweep", 6))),
+    ],
+)
 def test_what_is_killed_at_random_moments_ends_like_what_was_left_alone(what, kills, capsys):
     names = [name for name in WAYS if what in name]
     with futures.ThreadPoolExecutor() as threads:  # each waits for its processes

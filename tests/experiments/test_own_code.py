@@ -109,6 +109,7 @@ def test_options_of_an_entry_of_ones_own_are_flags_keys_and_help(capsys):
     assert "what rates are multiplied by" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_sweeps_vary_an_option_of_ones_own_and_know_the_file(capsys):
     base = {"algorithm": "mine.py:mine", "rounds": 2, "num_clients": 10, "cohort_size": 3, "noise_multiplier": 1.0}
     text = "seeds = 1\n[base]\n" + configs.to_toml(base | {"local_steps": 1}) + "[axes]\nshrink = [0.1, 0.5]\n"

@@ -111,6 +111,7 @@ def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
         fdp.resume("x", dpnfl(), data, rounds=4)
 
 
+@pytest.mark.slow
 def test_more_rounds_than_the_budget_was_found_for_are_refused(data):
     fdp.run(dpnfl(), data, rounds=2, out="x", epsilon=8.0, delta=1e-3)
     with pytest.raises(fdp.ConfigurationError, match="its noise was found for a budget"):
@@ -130,6 +131,7 @@ def test_a_finished_run_is_left_as_it_is():
     assert before == after
 
 
+@pytest.mark.slow
 def test_a_killed_longer_run_may_be_gone_on_with():
     """Between the two files that are written: the configuration for people is the old one."""
     configured.start(resolve(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)

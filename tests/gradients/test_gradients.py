@@ -232,13 +232,13 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
         (Picture(), (7, 6, 2), False),
         (Words(), (6,), True),
         (Shared(), (3,), False),
-        (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
         *(
-            pytest.param(*case, False, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (cnn((8, 8), 3).network.module, (8, 8)),
-                (Sequence(KINDS), (30, 4)),
-                (group_norm_cnn((8, 8), 3).network.module, (8, 8)),
+                (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
+                (cnn((8, 8), 3).network.module, (8, 8), False),
+                (Sequence(KINDS), (30, 4), False),
+                (group_norm_cnn((8, 8), 3).network.module, (8, 8), False),
             )
         ),
     ],
@@ -383,7 +383,9 @@ class Normed(nn.Module):
         return nn.WeightNorm(nn.Dense(3))(x.reshape(x.shape[0], -1))
 
 
-@pytest.mark.parametrize("module", [TimeMajor(), Placed(), Normed()])
+@pytest.mark.parametrize(
+    "module", [Placed(), *(pytest.param(m, marks=pytest.mark.slow) for m in (TimeMajor(), Normed()))]
+)
 @pytest.mark.parametrize("length", quick([4, 7], (4,)))
 def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(module, length):
     """Batches of 4 records: time or positions as many as records were taken for records, or raised a TypeError."""
@@ -451,6 +453,7 @@ def test_each_record_has_a_key_of_its_own_and_none_where_a_model_is_looked_at():
     assert np.ptp(looked) == 0
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_trains():
     data = ragged_data([20, 30, 25])
     value = fdp.dpnfl(
@@ -587,7 +590,11 @@ def test_zero_huge_and_nan_gradients_stay_bounded(wrap):
 
 
 @pytest.mark.parametrize(
-    "kinds", [("dense",), ("again", "again"), ("conv", "dilated"), ("layer", "scale"), ("group", "rms"), ("lstm",)]
+    "kinds",
+    quick(
+        [("dense",), ("again", "again"), ("conv", "dilated"), ("layer", "scale"), ("group", "rms"), ("lstm",)],
+        [("dense",), ("layer", "scale")],
+    ),
 )
 @pytest.mark.parametrize("spoilt", quick([jnp.nan, jnp.inf, -3e38, 1e30], (jnp.nan,)))
 def test_a_record_that_is_not_finite_moves_the_sum_by_at_most_the_clip_norm(kinds, spoilt):
@@ -656,7 +663,14 @@ def test_clip_factor_table():
     np.testing.assert_allclose(factors, [1.0, 0.5, 1.0, 0.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("name", quick(("logistic", "mlp", "cnn", "group_norm_cnn"), ("logistic",)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "logistic",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "cnn")),
+        pytest.param("group_norm_cnn", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
+)
 def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     """Forward and backward in bfloat16; norms and sums of what came out of them in float32."""
     shape = {"logistic": (20,), "mlp": (20,), "cnn": (12, 12), "group_norm_cnn": (8, 8, 3)}[name]
@@ -721,7 +735,7 @@ def test_a_transformer_with_as_many_positions_as_records_keeps_its_sensitivity()
     assert any("C under" in str(report) or "clip" in str(report) for report in reports), reports
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_audit_of_a_transformer_finds_no_more_than_is_promised():
     data = tokens_of([12, 15, 9], 4)
     value = fdp.dpnfl(

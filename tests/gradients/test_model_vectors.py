@@ -144,7 +144,16 @@ LATER = {"attention_block", "tied_embedding", "conv1d", "gru", "lora_dense", "st
 GIVEN = [f"{kind} {name}" for kind in HOLDERS for name in CASES]
 
 
-@pytest.mark.parametrize("given", quick(GIVEN, {f"functions {name}" for name in set(CASES) - LATER}))
+@pytest.mark.parametrize(
+    "given",
+    [
+        *quick(GIVEN[: len(CASES)], {f"functions {name}" for name in set(CASES) - LATER}),
+        *(
+            pytest.param(given, marks=pytest.mark.exhaustive if place % 3 else pytest.mark.slow)
+            for place, given in enumerate(GIVEN[len(CASES) :])
+        ),
+    ],
+)
 def test_gradients_equal_the_given_ones(given):
     kind, name = given.split()
     case = CASES[name]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, refusal, states_of
+from helpers import quick, ragged_data, refusal, states_of
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -66,6 +66,7 @@ def test_a_ring_of_masks_that_colluders_cut_is_not_taken_for_a_sum(private):
     assert epsilon(everyone, data, view="secure_sum", colluders=5) < math.inf
 
 
+@pytest.mark.slow
 def test_weights_have_the_reach_that_they_have():
     """X3: what one client of norm 1 moves the sum by, whatever function weighs."""
     shares = jnp.asarray(DATA.shares)
@@ -141,6 +142,7 @@ class LastIdle(fdp.parts.FixedBatches):
         return batch._replace(live=batch.live.at[-1].set(0.0))
 
 
+@pytest.mark.slow
 def test_noise_joins_in_the_last_step_that_is_taken():
     """A2: no upload without noise, and batches that leave a step out are no even ones."""
     algorithm = fdp.dp_fedavg_output(**{**COMMON, **CLIP})
@@ -318,7 +320,7 @@ def test_records_that_reach_a_message_are_found():
     assert "past what is accounted for" in refused(with_local(whole(), corrections=(Sends(),)))
 
 
-@pytest.mark.parametrize("entry", sorted(CATALOGUE))
+@pytest.mark.parametrize("entry", quick(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"]))
 def test_the_catalogue_lets_out_what_it_says(entry):
     """The trace that strangers' parts are put through finds nothing in ours but what they say by `leak`."""
     private = CATALOGUE[entry].private

@@ -62,13 +62,18 @@ def test_features_are_the_layer_before_the_output(model, width):
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv(3, (3, 2)),
         nn.Conv(3, (2, 2), strides=(2, 3), padding="VALID"),
-        nn.Conv(3, (3, 3), padding=2),
-        nn.Conv(3, (2, 3), padding=((1, 0), (0, 2)), kernel_dilation=(1, 2), use_bias=False),
-        nn.Conv(3, (1, 1), strides=2),
         nn.Conv(4, (3, 3), feature_group_count=2),
-        nn.Conv(3, (3, 3), padding="CIRCULAR"),
+        *(
+            pytest.param(layer, marks=pytest.mark.slow)
+            for layer in (
+                nn.Conv(3, (3, 2)),
+                nn.Conv(3, (3, 3), padding=2),
+                nn.Conv(3, (2, 3), padding=((1, 0), (0, 2)), kernel_dilation=(1, 2), use_bias=False),
+                nn.Conv(3, (1, 1), strides=2),
+                nn.Conv(3, (3, 3), padding="CIRCULAR"),
+            )
+        ),
     ],
 )
 def test_convolutions_as_products_equal_flax(layer):
@@ -172,11 +177,16 @@ def test_records_that_do_not_fit_the_model_are_refused_before_anything_compiles(
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--model cnn --cohort-size 2 --local-steps 2",
-        "--model group_norm_cnn",
         "--model mlp --hidden 20,10 --pca 12",
         "--model vit --width 16 --layers 1 --heads 2 --patch 2",
-        "--dataset sent140 --model lstm --cohort-size 2 --local-steps 2",
+        *(
+            pytest.param(told, marks=pytest.mark.exhaustive)
+            for told in (
+                "--model cnn --cohort-size 2 --local-steps 2",
+                "--model group_norm_cnn",
+                "--dataset sent140 --model lstm --cohort-size 2 --local-steps 2",
+            )
+        ),
     ],
 )
 def test_every_model_trains_from_the_command_line(arguments, tmp_path, capsys):
@@ -217,6 +227,7 @@ def test_cross_entropy_and_its_slope_are_those_of_numpy(classes, platform, monke
     assert np.isnan(fdp.models.cross_entropy(jnp.full(classes, jnp.nan), 0))
 
 
+@pytest.mark.slow
 def test_cross_entropy_of_many_positions_in_few_bits_and_twice_differentiated():
     rng = np.random.default_rng(0)
     logits, labels = jnp.asarray(rng.standard_normal((3, 4, 10)), jnp.float32), jnp.asarray(rng.integers(0, 10, (3, 4)))

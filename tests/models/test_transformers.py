@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick
+from helpers import quick, usual
 from scipy import special
 
 from fedjax_dp import cli, errors, gradients
@@ -196,7 +196,7 @@ def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", usual(SMALL, ("gpt", "vit")))
 def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     model = SMALL[name]()
     params, (x, y), mask = started(model), batch(model, 4, 3), jnp.ones(4, bool)
@@ -211,7 +211,13 @@ def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MADE if name.startswith(("vit 28", "gpt"))])
+@pytest.mark.parametrize(
+    "name",
+    usual(
+        [name for name in MADE if name.startswith(("vit 28", "gpt"))],
+        ("vit 28x28x1, patch 4, 10 classes", "gpt characters: 90 tokens, length 80"),
+    ),
+)
 def test_clipping_costs_a_transformer_at_most_a_quarter_more(name):
     """Operations of the compiled programs for 16 records: the clipped sum over the plain one."""
     model = MADE[name]()

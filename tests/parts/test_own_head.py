@@ -68,7 +68,9 @@ def with_own_head(algorithm, kind=OwnHead, head="Dense_1"):
     return dataclasses.replace(algorithm, local=kind(**given, head=head))
 
 
-@pytest.mark.parametrize("algorithm", [fdp.fedavg(**COMMON), PRIVATE], ids=["plain", "private"])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(fdp.fedavg(**COMMON), marks=pytest.mark.slow), PRIVATE], ids=["plain", "private"]
+)
 def test_heads_stay_with_their_clients(algorithm):
     begun = fdp.simulate(with_own_head(algorithm), DATA, rounds=1, model=MODEL, seed=3).state
     state = fdp.simulate(with_own_head(algorithm), DATA, rounds=6, model=MODEL, seed=3).state
@@ -79,6 +81,7 @@ def test_heads_stay_with_their_clients(algorithm):
     assert np.any(state.params["Dense_0"]["kernel"] != begun.params["Dense_0"]["kernel"])
 
 
+@pytest.mark.slow
 def test_without_a_head_it_is_the_same_as_plain_local_steps():
     ours, theirs = (
         fdp.simulate(algorithm, DATA, rounds=3, model=MODEL).params
@@ -88,6 +91,7 @@ def test_without_a_head_it_is_the_same_as_plain_local_steps():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_heads_may_wait_on_the_host_and_in_checkpoints_as_any_table():
     algorithm, options = with_own_head(PRIVATE), {"rounds": 5, "model": MODEL}
     here, there = (fdp.simulate(algorithm, DATA, on_host=on_host, **options).state for on_host in (False, True))

@@ -419,6 +419,7 @@ def test_a_small_clip_norm_whose_noise_float32_would_lose_is_refused(data):
         fdp.guarantee(dpnfl(clip_norm=1e-36, noise_multiplier=2.0), data, rounds=1, delta=DELTA)
 
 
+@pytest.mark.slow
 def test_a_private_run_does_not_stop_for_what_nobody_noised():
     """A loss that overflows, or a message that would not fit into the ring, is a bit about a record: it is cut off."""
     dataset = ragged_data([4] * 4)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import CLASSES, SPECS, refusal
+from helpers import CLASSES, SPECS, refusal, usual
 
 from fedjax_dp import errors
 from fedjax_dp.data import load
@@ -413,7 +413,7 @@ def slowness():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", usual(recipes(), recipes()[::2]))
 def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
     slow = slowness()
     began = time.perf_counter(), time.process_time()

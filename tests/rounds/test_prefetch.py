@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers import quick
 from on_host import COMMON, FEATURES, NOISE, SIZES, data, end  # noqa: F401
 
 import fedjax_dp as fdp
@@ -27,7 +26,18 @@ CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, l
 }
 
 
-@pytest.mark.parametrize("name", quick(CASES, ("masks",)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "poisson",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("masks", "tables", "multiset")),
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in CASES
+            if name not in ("poisson", "masks", "tables", "multiset")
+        ),
+    ],
+)
 def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):  # noqa: F811
     make, options = CASES[name]
     algorithm = make(**COMMON | options)
@@ -36,6 +46,7 @@ def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):  # noqa: F811
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 1)
     algorithm = simulation.numbers(fdp.dp_fedavg(**COMMON | NOISE))
@@ -188,6 +199,7 @@ def test_rows_are_numbered_beyond_32_bits():
     source.close()
 
 
+@pytest.mark.slow
 def test_too_many_records_for_devices_are_refused(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(simulation, "MOST_ON_DEVICES", 100)
     with pytest.raises(

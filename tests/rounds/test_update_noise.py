@@ -130,6 +130,7 @@ def test_a_guarantee_does_not_change_by_a_bit():
     assert found[0].assumptions == found[1].assumptions
 
 
+@pytest.mark.slow
 def test_a_rule_of_optax_may_ask_for_the_variance():
     def shrunk(learning_rate):
         def update(gradient, state, params=None, *, variance):

@@ -6,7 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from helpers import TwoLayerModel, ragged_data, refusal
+from helpers import TwoLayerModel, ragged_data, refusal, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -266,7 +266,7 @@ STRUCTURES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("name", usual(STRUCTURES, list(STRUCTURES)[::2]))
 def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, data):
     make, options = STRUCTURES[name]
     model = TwoLayerModel(3, 4) if name == "features" else MODEL
@@ -291,7 +291,7 @@ def test_a_sweep_over_a_number_of_the_local_rule_equals_single_runs_bit_for_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", CATALOGUE)
+@pytest.mark.parametrize("entry", usual(CATALOGUE, list(CATALOGUE)[::3]))
 def test_every_entry_sweeps_over_its_learning_rate(entry, data):
     options = COMMON | {"local_steps": 1 if entry == "dp_sgd" else 3, "cohort_size": 5 if entry == "dp_ftrl" else 3}
     options |= {"clip_norm": 0.5, "noise_multiplier": 0.5} if "clip_norm" in CATALOGUE[entry].options else {}

@@ -183,6 +183,7 @@ def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
     assert told["epsilon_repetition"] is None
 
 
+@pytest.mark.slow
 def test_equal_random_points_run_once():
     sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.3]}, trials=9)
     assert len(run_sweep(sweep, "random", screen=quiet()).records) == 2
@@ -235,6 +236,7 @@ def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
     assert "holds 12 of 12 points" in told.err
 
 
+@pytest.mark.slow
 def test_the_winner_is_a_configuration_that_runs(whole, capsys):
     found, where = whole
     assert cli.main(["best", str(where), "--epsilon-at-most", "5"]) == 0

@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from helpers import SEEDS, refusal
+from helpers import SEEDS, quick, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
@@ -247,7 +247,7 @@ def number_laws(mean):
     }
 
 
-@pytest.mark.parametrize("name", ["poisson", "geometric", "logarithmic"])
+@pytest.mark.parametrize("name", quick(["poisson", "geometric", "logarithmic"], ["geometric"]))
 def test_the_number_of_trials_follows_its_law_and_no_other(name):
     """Chi-square at 1e-6 over up to 6, 7 to 11, and more trials, which the other laws fail with more than 0.999."""
     search = dataclasses.replace(SEARCH, trials=12, trials_law=name)

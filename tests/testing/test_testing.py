@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import QuadraticModel, ragged_data, refusal
+from helpers import QuadraticModel, ragged_data, refusal, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, prng
@@ -80,7 +80,7 @@ def test_every_named_wrong_program_has_a_check_that_rejects_it():
     assert len(WRONG) == 10
 
 
-FAST = ("half_noise", "clip_per_batch", "first_records")
+FAST = ("half_noise", "clip_per_batch")
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CAUGHT])
@@ -158,7 +158,7 @@ ENTRIES = {  # of each kind one: all checks of an entry take half a minute
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", usual(ENTRIES, ("dpnfl, poisson", "dp_fedavg_output")))
 def test_private_entries_of_the_catalogue_pass(name, data):
     found = check_algorithm(ENTRIES[name], data)
     assert any(report.law.startswith("standard deviation of the noise") for report in found)
@@ -217,6 +217,7 @@ def test_an_audit_of_a_function():
         check_audit(mechanism, delta=1e-5)
 
 
+@pytest.mark.slow
 def test_noise_of_a_function():
     check_noise(lambda key: {"a": 2 * prng.normals(key, 0, 30), "b": 2 * prng.normals(key, 1, 30)}, std=2.0)
     wrong = {
@@ -265,7 +266,7 @@ def test_wrong_programs_of_the_single_checks_are_rejected(data):
     assert "neighbours" in rejection(check_sensitivity, loose_clip(right()), data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_models_of_one_tensor_and_of_a_quadratic_loss_can_be_checked():
     data = ragged_data([5, 6], shape=(6,))
     model = QuadraticModel(tuple(np.linspace(0.5, 1.5, 6).tolist()), (0.0,) * 6)
