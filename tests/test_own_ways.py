@@ -174,6 +174,7 @@ def test_a_mistake_in_a_call_is_the_same_line_both_ways(right, wrong, line, caps
     assert line.format("--", "--") in by_terminal(capsys, words=words.split())
 
 
+@pytest.mark.slow
 def test_ids_that_are_missing_and_numbers_that_nobody_gave_are_told(capsys):
     assert "delta must be given for a private algorithm" in by_notebook(way=NOTEBOOK.replace(", delta=1e-3", ""))
     held = dict(np.load("mine.npz"))

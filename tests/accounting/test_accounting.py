@@ -231,7 +231,10 @@ def test_all_77_vectors_are_there():
 # --- other programs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rate", "noise", "count", "delta"), [(0.02, 0.8, 300, 1e-5), (0.3, 2.0, 50, 1e-4)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "count", "delta"),
+    [(0.02, 0.8, 300, 1e-5), pytest.param(0.3, 2.0, 50, 1e-4, marks=pytest.mark.slow)],
+)
 def test_poisson_pld_lies_within_the_bounds_of_prv_accountant(rate, noise, count, delta):
     prv = pytest.importorskip("prv_accountant")
     mechanism = prv.PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=rate)

@@ -83,6 +83,7 @@ def test_a_stopped_run_of_values_goes_on_bit_for_bit(data):
     }
 
 
+@pytest.mark.slow
 def test_a_run_of_values_goes_on_with_the_same_values_only(data):
     in_turns(data, "x", 2, rounds=4, evaluate_every=1, delta=1e-3)
     for given, told in (

@@ -108,6 +108,7 @@ def events(folder):
     return numbers, texts, read
 
 
+@pytest.mark.slow
 def test_event_files_hold_the_history_and_the_guarantee(data):
     result = fdp.run(dpnfl(), data, callbacks=[TensorBoard("logs")], **WORDS)
     (folder,) = pathlib.Path("logs").iterdir()

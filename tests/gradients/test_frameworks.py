@@ -465,6 +465,7 @@ def test_clipped_sums_of_many_networks_equal_float64(framework, part):
     check(framework, range(100 + part * many, 100 + (part + 1) * many))
 
 
+@pytest.mark.slow
 def test_a_wrong_norm_would_be_found():
     """The comparison can fail: norms of units whose uses are added up as if they were apart."""
     from fedjax_dp.gradients import norms

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import quick, ragged_data
+from helpers import quick, ragged_data, usual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -230,11 +230,11 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
     ("module", "shape", "tokens"),
     [
         (Picture(), (7, 6, 2), False),
-        (Words(), (6,), True),
         (Shared(), (3,), False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (Words(), (6,), True),
                 (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
                 (cnn((8, 8), 3).network.module, (8, 8), False),
                 (Sequence(KINDS), (30, 4), False),
@@ -254,10 +254,15 @@ def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
     [
         (Leaking(), "direct", "is part of the result|goes into"),
         (Tied(), "factored", "dot_general \\(transposed\\)"),
-        (Scaled(), "direct", "goes into mul"),
         (Looped(), "factored", "2 positions"),
-        (Gated(), "factored", "dot_general"),
-        (Grouped(), "factored", "2 x 2 x 2"),
+        *(
+            pytest.param(*told, marks=pytest.mark.slow)
+            for told in (
+                (Scaled(), "direct", "goes into mul"),
+                (Gated(), "factored", "dot_general"),
+                (Grouped(), "factored", "2 x 2 x 2"),
+            )
+        ),
     ],
 )
 @pytest.mark.parametrize("microbatch", quick([None, 3], (None,)))
@@ -663,14 +668,8 @@ def test_clip_factor_table():
     np.testing.assert_allclose(factors, [1.0, 0.5, 1.0, 0.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "logistic",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "cnn")),
-        pytest.param("group_norm_cnn", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", usual(("logistic", "mlp", "cnn", "group_norm_cnn"), ("logistic", "cnn")))
 def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     """Forward and backward in bfloat16; norms and sums of what came out of them in float32."""
     shape = {"logistic": (20,), "mlp": (20,), "cnn": (12, 12), "group_norm_cnn": (8, 8, 3)}[name]

@@ -187,6 +187,7 @@ class InALoop(TwoMore):
         return total
 
 
+@pytest.mark.slow
 def test_every_gradient_that_is_asked_for_is_new_and_counted():
     """A3."""
     algorithm = dpnfl(cohort_size=None, batches="full", batch_size=None)

@@ -206,6 +206,7 @@ class NeedsRate(nn.Module):
         return nn.Dense(DATA.classes)(nn.Dropout(0.5)(x))
 
 
+@pytest.mark.slow
 def test_networks_with_dropout_are_told_what_to_take():
     assert 'trained="is_train"' in refused(fdp.model, NeedsFlag(), DATA)
     assert "deterministic=not train" in refused(fdp.model, NeedsRate(), DATA)

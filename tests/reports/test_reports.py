@@ -36,6 +36,7 @@ def embedded(made):
     return json.loads(re.search(r'<script type="application/json" id="report">(.*?)</script>', made, re.S)[1])
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_are_those_of_its_files(run_folder):
     report = kinds.read_report(run_folder)
     assert report.data["history"] == json.loads((run_folder / "metrics.json").read_text())

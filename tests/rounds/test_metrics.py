@@ -234,9 +234,8 @@ def test_noise_to_signal_of_output_noise_counts_it_once_a_round(data):
     assert got == pytest.approx(on_upload / 0.2 * np.sqrt(12) / np.sqrt(square), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"adaptive_clip": True, "bit_noise": 3.0}, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"adaptive_clip": True, "bit_noise": 3.0}])
 def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(data, options):
     value = fdp.dp_fedavg(
         **COMMON | {"cohort_size": 4}, clip_norm=0.1, noise_multiplier=0.9, cohort="uniform", **options
@@ -322,6 +321,7 @@ def test_a_target_is_reached_in_the_direction_of_its_metric():
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "2"]
 
 
+@pytest.mark.slow
 def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
     words = [
         "run",

@@ -138,6 +138,7 @@ def test_a_longer_run_compiles_once(data, monkeypatch):  # noqa: F811
     assert simulation.advance._cache_size() <= before + 2  # once more if a block needs more room
 
 
+@pytest.mark.slow
 def test_divergence_is_told_in_its_round(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 2)
     algorithm = fdp.fedavg(**COMMON | {"learning_rate": 1e38, "l2": 0.4})

@@ -113,7 +113,7 @@ def simulated(config, data, seed, rounds, execution=None):
     members=st.integers(1, 6),
     per_client=st.booleans(),
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_compiled_rounds_equal_the_numpy_reference(sizes, estimator, law, seed, members, per_client):
     data = ragged_data(sizes, seed=seed)
     noise = np.linspace(0.5, 1.5, len(sizes)) if per_client else 0.9
@@ -140,7 +140,7 @@ def one_device(chunk_size=None):
     return mesh.Execution(None, chunk_size)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3])
+@pytest.mark.parametrize("chunk_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
     whole = simulated(settings_of(cohort_size=5), data, 3, 4, one_device())
     parts = simulated(settings_of(cohort_size=5), data, 3, 4, one_device(chunk_size))

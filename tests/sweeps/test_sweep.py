@@ -230,6 +230,7 @@ def test_another_way_to_run_is_taken_only_if_it_shows_the_same_numbers(data, mon
         assert (engine.fastest(group)[0] is rival) == wanted
 
 
+@pytest.mark.slow
 def test_a_short_point_is_not_looked_at_as_often_as_the_longest(data):
     jobs = [Job(GRID[0], data, MODEL, rounds, 0, 1) for rounds in (2, 12, 2, 12)]
     group = Group(jobs)

@@ -290,7 +290,8 @@ def test_a_way_past_what_is_accounted_for_is_found(program, data):
     assert "rejected" in str(check_statements(honest, data)[-1])
 
 
-@pytest.mark.parametrize("bits", [32, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [32, 64])
 def test_a_message_that_is_not_masked_is_found(bits, data):
     algorithm = fdp.cpfed(**{**COMMON, "cohort_size": 3}, **NOISE, ring_bits=bits)
     assert "rejected" in str(check_masks(algorithm, data)[-1])
