@@ -168,13 +168,12 @@ def draw(found, path):
         axes.fill_between(epsilons, lowest, highest, alpha=0.2)
         axes.axhline(plain["mean"], color="C1", linestyle="--", label="without privacy")
         axes.set(xscale="log", xlabel=f"epsilon for one record, delta {found['delta']:g}")
-        unit = ", in standard deviations of age" if case["metric"] == "rmse" else ""
-        axes.set_ylabel(f"{case['metric']} on test records{unit}")
+        axes.set_ylabel(f"{case['metric']} on test records" + " (standard deviations)" * (case["metric"] == "rmse"))
         axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons], minor=False)
         axes.set_xticks([], minor=True)
         axes.set_title(case["title"], loc="left", fontsize=10)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.94))
     figure.savefig(path, dpi=150)
 
 

@@ -229,13 +229,13 @@ def _adaptation(told: dict[str, Any]) -> str:
 
 
 def _real_tasks(told: dict[str, Any]) -> str:
-    """The metric of each case by epsilon, and what bounds it."""
-    lines = {}
+    """For each case its metric by epsilon, and what bounds it."""
+    found = []
     for case in told["cases"]:
         cells = {row["epsilon"] or "without privacy": f"{row['mean']:.3g}" for row in case["rows"]}
-        name = f"{case['title']}: {case['metric']}"
-        lines[name] = {"no record seen": f"{case['guess']:.3g}", **cells}
-    return _by_epsilon("what is learnt", lines)
+        line = {"no record seen": f"{case['guess']:.3g}", **cells}
+        found.append(_by_epsilon("what is learnt", {f"{case['title']}: {case['metric']}": line}))
+    return "\n\n".join(found)
 
 
 def _by_epsilon(what: str, lines: dict[str, dict[Any, str]]) -> str:
