@@ -248,8 +248,9 @@ def test_a_tpu_computes_small_models_together_and_large_ones_one_by_one(monkeypa
     assert Execution(chunk_size=4).portion(10, 1_663_370) == 4
 
 
-@pytest.mark.parametrize("on_host", [pytest.param(False, marks=pytest.mark.slow), True], ids=["on devices", "on host"])
-@pytest.mark.parametrize("name", quick(["dpnfl", "scaffold"], ["dpnfl"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("on_host", [False, True], ids=["on devices", "on host"])
+@pytest.mark.parametrize("name", ["dpnfl", "scaffold"])
 def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on_host, monkeypatch):
     """As on an accelerator with little memory; the compiler is that of the CPU."""
     told = {"rounds": 2, "seed": 3, "model": fdp.mlp((8, 8), 10, (9,)), "execution": fdp.execution.some_devices(1)}

@@ -98,6 +98,7 @@ def test_a_run_of_values_goes_on_with_the_same_values_only(data):
         fdp.resume("x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes))
 
 
+@pytest.mark.slow
 def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
     words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
     fdp.run(dpnfl(), data, rounds=3, out="x", **words)

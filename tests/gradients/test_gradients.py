@@ -440,6 +440,7 @@ class Noisy(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
+@pytest.mark.slow
 def test_each_record_has_a_key_of_its_own_and_none_where_a_model_is_looked_at():
     model = fdp.model(Noisy(), (40,))
     params, x, y = model.init(jax.random.key(0)), jnp.ones((6, 40)), jnp.zeros(6, int)

@@ -140,7 +140,7 @@ HOLDERS = {
     "nnx": nnx_holder,
     "equinox": equinox_holder,
 }
-LATER = {"attention_block", "tied_embedding", "conv1d", "gru", "lora_dense", "stacked_layers"}
+LATER = {"attention_block", "tied_embedding", "conv1d", "gru", "lora_dense", "stacked_layers", "scales_and_biases"}
 GIVEN = [f"{kind} {name}" for kind in HOLDERS for name in CASES]
 
 

@@ -124,7 +124,7 @@ def test_the_merged_model_is_the_model_with_low_rank_terms(name):
     assert np.abs(beside - start).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", quick(NETWORKS, ["layers"]))
+@pytest.mark.parametrize("name", quick(NETWORKS, ["nnx"]))
 def test_gradients_of_low_rank_terms_are_projections_of_the_dense_gradient(name):
     """dA = s G B^T and dB = s A^T G, with G the gradient by the kernel as a matrix (k, o)."""
     made, x, y = network(name)

@@ -150,6 +150,7 @@ def last(algorithm, data, **options):
     return fdp.simulate(algorithm, data, rounds=1, model=MODEL, **options).history[-1]
 
 
+@pytest.mark.slow
 def test_evaluations_carry_what_was_asked_and_probes_are_named(data):
     assert set(Evaluation._fields) - set(PROBES) == {"round", "metrics", "test_loss"}
     run = fdp.simulate(fdp.fedavg(**COMMON), data, rounds=2, model=MODEL, train_metrics=True)

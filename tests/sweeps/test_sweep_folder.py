@@ -218,6 +218,7 @@ def test_a_folder_has_one_writer(whole):
     assert "which is being written" in words
 
 
+@pytest.mark.slow
 def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
     assert cli.main(["sweep", "sweep.toml", "--plan"]) == 0
     told = capsys.readouterr()
