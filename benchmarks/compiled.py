@@ -33,11 +33,7 @@ from fedjax_dp.sweeps.compiled import compiled_sweep
 COHORTS = (10, 100, 1000)
 FEW = 4  # sizes of exchanges that a cell of the table tells one by one
 DIGITS = 5  # clients of its cohort
-CONTEXT, KINDS, RANK = (
-    80,
-    90,
-    8,
-)  # of the transformer: characters of a record, kinds of them, rank of its low-rank terms
+CONTEXT, KINDS, RANK = 80, 90, 8  # characters of a transformer's record, kinds of them, rank of its low-rank terms
 POINTS, TRIALS, ROUNDS = 256, 256, 5  # of the sweep; of the audit, and of each of its trials
 
 
