@@ -7,7 +7,7 @@ compiling again), its `structure()` fields are static.
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -159,6 +159,59 @@ def path_name(path: Any) -> str:
 def tensor_sizes(tree: Any) -> tuple[int, ...]:
     """Number of parameters of each tensor, in the order of `ravel`."""
     return tuple(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+class Part:
+    """Some tensors of a pytree, as a part of the vector that `ravel` makes of all; `chosen` says of each tensor.
+
+    Of all of them, nothing is moved.
+    """
+
+    def __init__(self, sizes: Sequence[int], chosen: Sequence[bool] | None = None) -> None:
+        self._all = tuple(sizes)
+        self._chosen = (True,) * len(self._all) if chosen is None else tuple(chosen)
+        self._ends = np.cumsum(self._all).tolist()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the tensors in it."""
+        return tuple(size for size, chosen in zip(self._all, self._chosen, strict=True) if chosen)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def rest(self) -> "Part":
+        """The other tensors."""
+        return Part(self._all, [not chosen for chosen in self._chosen])
+
+    def take(self, flat: jax.Array) -> jax.Array:
+        """The part `(size,)` of a whole vector."""
+        if all(self._chosen):
+            return flat
+        parts = [flat[first:end] for first, end, chosen in self._runs() if chosen]
+        return jnp.concatenate(parts) if parts else flat[:0]
+
+    def put(self, part: jax.Array, flat: jax.Array) -> jax.Array:
+        """The whole vector with this part `(size,)` in its place."""
+        if all(self._chosen):
+            return part
+        taken, found = 0, []
+        for first, end, chosen in self._runs():
+            found.append(part[taken : taken + end - first] if chosen else flat[first:end])
+            taken += end - first if chosen else 0
+        return jnp.concatenate(found)
+
+    def _runs(self) -> list[tuple[int, int, bool]]:
+        """Neighbours that are treated alike: where they begin and end, and whether they are in the part."""
+        runs: list[tuple[int, int, bool]] = []
+        for size, end, chosen in zip(self._all, self._ends, self._chosen, strict=True):
+            if runs and runs[-1][2] == chosen:
+                runs[-1] = (runs[-1][0], end, chosen)
+            else:
+                runs.append((end - size, end, chosen))
+        return runs
 
 
 def ravel_numbers(tree: Any) -> jax.Array:

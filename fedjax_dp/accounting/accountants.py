@@ -10,6 +10,7 @@ from typing import Protocol, Self, TypeVar
 from fedjax_dp import errors
 from fedjax_dp.accounting import gaussian, pairs, pld, rdp, tcdp, zcdp
 from fedjax_dp.accounting.events import (
+    BoundedRange,
     Composed,
     Event,
     GaussianSteps,
@@ -50,7 +51,7 @@ class Accountant:
 def total(event: Event, price: Callable[[Release], C]) -> C:
     """What an event costs, from what one release of each of its steps costs."""
     match event:
-        case GaussianSteps() | SkellamSums():
+        case GaussianSteps() | SkellamSums() | BoundedRange():
             return price(event).times(event.releases)
         case Composed(parts):
             costs = [total(part, price) for part in parts if any(True for _ in part.leaves())]
@@ -115,7 +116,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     """Epsilon, in nats, of an event at `delta`.
 
     Adjacency: the event's. Limits: nothing released costs 0; a release without noise costs infinity.
-    Noise:     integer (Skellam) noise, even as a part of the event, is covered by "rdp" alone.
+    Noise:     integer (Skellam) noise, even as a part of the event, is covered by "rdp" alone; choices with Gumbel
+               noise by "rdp" and "zcdp".
     Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps and for delta down to
                1e-8; below, rounding errors are counted against delta and "rdp" is used where it is better.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).

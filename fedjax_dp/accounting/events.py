@@ -25,6 +25,7 @@ from fedjax_dp.accounting.sampling import (
 __all__ = [
     "Adjacency",
     "AnyStep",
+    "BoundedRange",
     "Composed",
     "Event",
     "FullBatch",
@@ -200,7 +201,54 @@ class SkellamSums:
             yield self, self.releases * taken
 
 
-Release = GaussianSteps | SkellamSums
+@dataclasses.dataclass(frozen=True)
+class BoundedRange:
+    """`count` choices by the exponential mechanism, each epsilon-bounded range, so epsilon^2/8-zCDP.
+
+    epsilon  of one choice: a choice's log probabilities move within a range of epsilon between neighbours.
+    No budget changes it. Source: Dong, Durfee, Rogers 2020; Cesar and Rogers 2021, arXiv:2004.07223, Lemma 3.2.
+    """
+
+    epsilon: float
+    adjacency: Adjacency
+    count: int
+    unit: Unit = Unit.RECORD
+
+    def __post_init__(self) -> None:
+        errors.require_positive("epsilon of a choice", self.epsilon)
+        _check(self)
+
+    @property
+    def sampling(self) -> FullBatch:
+        return FullBatch()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of Gaussian noise with the same zCDP."""
+        return self.relative_noise * self.adjacency.sensitivity
+
+    @property
+    def relative_noise(self) -> float:
+        return 2 / self.epsilon
+
+    @property
+    def releases(self) -> int:
+        return self.count
+
+    @property
+    def reveals_everything(self) -> bool:
+        return False
+
+    def scaled(self, factor: float) -> "BoundedRange":
+        """The same: it has noise of its own."""
+        return self
+
+    def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
+        if self.releases * taken:
+            yield self, self.releases * taken
+
+
+Release = GaussianSteps | SkellamSums | BoundedRange
 
 
 def _check(step: Release) -> None:
@@ -221,6 +269,8 @@ def gaussian_only(step: Release) -> GaussianSteps:
     """The step itself, for theorems about Gaussian noise. Raises: NotCoveredError for any other noise."""
     if isinstance(step, GaussianSteps):
         return step
+    if isinstance(step, BoundedRange):
+        raise NotCoveredError("a choice with Gumbel noise is covered by its zCDP alone; use accountant rdp or zcdp")
     raise NotCoveredError("integer (Skellam) noise is covered by its Renyi bound alone; use accountant rdp")
 
 
@@ -281,7 +331,7 @@ def repeated(event: Event, times: float) -> Event:
     """
     errors.require_not_negative("times", times)
     match event:
-        case GaussianSteps() | SkellamSums():
+        case GaussianSteps() | SkellamSums() | BoundedRange():
             whole = event.sampling.steps_per_epoch if isinstance(event.sampling, Shuffled) else 1
             steps = event.count * times / whole * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
             return dataclasses.replace(event, count=math.ceil(steps) * whole)

@@ -19,6 +19,7 @@ from fedjax_dp.accounting.events import (
     GaussianSteps,
     NotCoveredError,
     Release,
+    BoundedRange,
     SkellamSums,
     WithoutReplacement,
 )
@@ -77,7 +78,7 @@ def price(event: Event) -> Callable[[Release], RenyiCurve]:
         useful = orders <= _highest_order(step) * (1 + 1e-9)
         values = np.full(NUM_ORDERS, np.inf)
         values[useful] = renyi_divergence(step, orders[useful])
-        if isinstance(step, SkellamSums):
+        if isinstance(step, SkellamSums | BoundedRange):
             return RenyiCurve(orders, values)
         return RenyiCurve(orders, values, dominating(step)[0].lost)
 
@@ -100,6 +101,8 @@ def renyi_divergence(step: Release, orders: np.ndarray) -> np.ndarray:
     errors.require_positive("noise_multiplier", step.noise_multiplier)
     if isinstance(step, SkellamSums):
         return skellam_divergence(step, orders)
+    if isinstance(step, BoundedRange):
+        return orders / (2 * step.relative_noise**2)
     worst = dominating(step)[0]
     if len(worst.pairs) == 1:
         return _divergences(worst.pairs[0], orders)

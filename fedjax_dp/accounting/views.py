@@ -25,6 +25,8 @@ class View(enum.Enum):
     SECURE_SUM = "secure_sum"  # a server that receives the sum over the cohort, and knows who is in it
     BROADCAST = "broadcast"  # other clients, who receive every round's model
     FINAL_MODEL = "final_model"  # somebody who is no client and gets the trained model
+    OWNER = "owner"  # a client, with what it receives and its own model: hides what the other clients hold
+    DEPLOYED = "deployed"  # everybody, who gets all clients' own models
 
     def __str__(self) -> str:
         return {
@@ -32,6 +34,8 @@ class View(enum.Enum):
             View.SECURE_SUM: "a server that sees only the sum of each round's uploads",
             View.BROADCAST: "other clients, who see every round's model",
             View.FINAL_MODEL: "outsiders who see the trained model",
+            View.OWNER: "any other client, who sees every round's model and has one of its own",
+            View.DEPLOYED: "everybody, to whom all clients' own models are given",
         }[self]
 
 
@@ -48,8 +52,8 @@ def seen(
 
     own            the client's own steps, as its server would see them (unit client: noise that each of `cohort_size`
                    clients adds to its clipped update; with noise that a trusted server adds, cohort_size is 1);
-    colluders      clients of the cohort that tell the adversary their messages; in view `broadcast` the adversary is
-                   itself a client that knows its own noise, so at least one is counted there;
+    colluders      clients of the cohort that tell the adversary their messages; in views `broadcast` and `owner` the
+                   adversary is itself a client that knows its own noise, so at least one is counted there;
     local_steps    tau, noisy steps between two uploads;
     non_expansive  every client's step brings any two models no further apart: convex and smooth losses, gradients that
                    are bounded without clipping, and a rate of at most 2 / smoothness. Nobody can check it on the data.
@@ -86,7 +90,7 @@ def seen(
             "clients that add noise themselves take it with them when they leave, so only replace-one neighbours and "
             "cohorts of fixed size are covered; give cohort size 1 if a server adds the noise"
         )
-    if view is View.BROADCAST:
+    if view in (View.BROADCAST, View.OWNER):
         colluders = max(colluders, 1)
     honest, gain = max(cohort_size - colluders, 1), 1.0
     if view is not View.UPLOADS:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import scipy
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Event, NotCoveredError, Release, WithReplacement, gaussian_only
+from fedjax_dp.accounting.events import BoundedRange, Event, NotCoveredError, Release, WithReplacement, gaussian_only
 from fedjax_dp.accounting.tcdp import Tcdp
 
 
@@ -41,7 +41,7 @@ def price(event: Event) -> Callable[[Release], Zcdp]:
     """rho = 1 / (2 noise^2) of one release, the noise in sensitivities (Proposition 1.6)."""
 
     def of(step: Release) -> Zcdp:
-        step = gaussian_only(step)
+        step = step if isinstance(step, BoundedRange) else gaussian_only(step)
         if isinstance(step.sampling, WithReplacement):
             raise NotCoveredError("zCDP cannot ignore sampling in which a record may be drawn many times; use pld")
         return Zcdp(1 / (2 * step.relative_noise**2))

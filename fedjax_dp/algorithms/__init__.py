@@ -6,7 +6,7 @@ and above it. Every variant that the papers or their published code leave open i
 
 from typing import Any
 
-from fedjax_dp.algorithms import client_level, non_private, record_level
+from fedjax_dp.algorithms import client_level, non_private, personalised, record_level
 from fedjax_dp.algorithms.assemble import BATCHES, BOUNDS, COHORTS, COMMON, Common, assemble
 from fedjax_dp.algorithms.entry import Beforehand, Entry, entry
 from fedjax_dp.algorithms.importance_sampling import optimal_probabilities
@@ -27,7 +27,7 @@ __all__ = [
 
 CATALOGUE: dict[str, Entry[Any]] = {
     found.name: found
-    for module in (non_private, record_level, client_level)
+    for module in (non_private, record_level, client_level, personalised)
     for found in vars(module).values()
     if isinstance(found, Entry)
 }

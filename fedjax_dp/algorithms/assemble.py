@@ -19,6 +19,7 @@ from fedjax_dp.parts.batches import (
     PoissonBatches,
     ReplacementBatches,
 )
+from fedjax_dp.parts.client_models import ClientModels, ReceivedModel
 from fedjax_dp.parts.client_privacy import PlainUpload, Upload
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
 from fedjax_dp.parts.cohorts import AllClients, Cohort, CyclicCohort, MultinomialCohort, PoissonCohort, UniformCohort
@@ -175,6 +176,7 @@ def assemble(
     *,
     privatizer: Privatizer | None = None,
     corrections: tuple[Correction, ...] = (),
+    models: ClientModels | None = None,
     aggregate: Aggregate | None = None,
     server: ServerOptimizer | None = None,
     upload: Upload | None = None,
@@ -219,6 +221,7 @@ def assemble(
             batches=BATCHES[given["batches"]](given["batch_size"]),
             corrections=(*corrections, L2Penalty(strength=given["l2"])),
             rule=changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=given["keep_rule"]),
+            models=ReceivedModel() if models is None else models,
             steps=given["local_steps"],
             schedule=SCHEDULES[given["schedule"]],
             per_step=given["per_step"],

@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_dp import gradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
+from fedjax_dp.pytrees import Part, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
@@ -38,8 +39,9 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     members = algorithm.cohort.members(data.num_clients)
     size, features = parameters(model, data)
     beside = algorithm.local.floats(size, features, members, data.num_clients)
-    joined = size + algorithm.aggregate.extra + algorithm.upload.extra + beside.summed
-    down = 4 * (size + algorithm.upload.extra + beside.down)
+    shared = Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), algorithm.local.sent(model)).size
+    joined = shared + algorithm.aggregate.extra + algorithm.upload.extra + beside.summed
+    down = 4 * (shared + algorithm.upload.extra + beside.down)
     up = algorithm.transport.word_bytes * joined + 4 * beside.up
     rates = algorithm.cohort.rates(np.asarray(data.shares, float))
     clients = float(np.sum(rates)) if rates is not None else float(members)

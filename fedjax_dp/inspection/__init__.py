@@ -27,6 +27,7 @@ WORDS = {
     "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere, neither "
     "takes noise back nor tells its keys, and holds no records itself",
     "local rule": "it holds no records itself",
+    "client models": "it holds no records itself",
     "upload": "it bounds and noises whatever a client sends",
     "estimator": "no client moves it by more than its reach",
     "transport": "nobody sees more than it says",

@@ -1,7 +1,6 @@
 """Training a part of a model: its head, its biases, low-rank adapters, or what patterns name."""
 
 import dataclasses
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +16,11 @@ from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import named
+from fedjax_dp.models.selection import HEAD, head_of, matching, words_of
 from fedjax_dp.models.starts import Start
 from fedjax_dp.prng import role_key
 
-ALL, HEAD, BIAS, LORA, FFA_LORA, DENSE = "all", "head", "bias", "lora", "ffa-lora", "dense"
+ALL, BIAS, LORA, FFA_LORA, DENSE = "all", "bias", "lora", "ffa-lora", "dense"
 WORDS = (ALL, HEAD, BIAS, LORA, FFA_LORA)
 RANK = 4
 
@@ -58,7 +58,7 @@ def freeze(
     if model.adaptation is not None and model.adaptation.low_rank is not None:
         raise errors.refuse("model", "one with low-rank terms", "one without", "begin with the model that they are of")
     key = jax.random.key(0, impl="threefry2x32") if key is None else key
-    words, already = _words("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
+    words, already = words_of("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
     model = model.base
     tree = jax.eval_shape(model.init, jax.random.key(0))
     shapes = {name: shape for name, shape in named(tree).items() if name not in already}
@@ -95,33 +95,6 @@ def with_frozen(model: NetworkModel, values: Mapping[str, Any]) -> NetworkModel:
     return dataclasses.replace(model, adaptation=Adaptation(trained), held=Frozen(held))
 
 
-def _words(what: str, told: str) -> list[str]:
-    words = [word.strip() for word in told.split(",")]
-    if "" in words:
-        raise errors.refuse(what, repr(told), "words or patterns with commas between", "such as head or block_*/**")
-    return words
-
-
-def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
-    """Names that one of the patterns matches, in their order; each has to match some."""
-    found: set[str] = set()
-    for pattern in patterns:
-        hits = {name for name in names if _pattern(pattern).fullmatch(name)}
-        if not hits:
-            near = errors.nearest(pattern, [*names])
-            shown = ", ".join([*names][:6]) + (", ..." if len(names) > 6 else "")
-            told = f"did you mean {near[0]}?" if near else f"there are {shown}"
-            raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", told)
-        found |= hits
-    return [name for name in names if name in found]
-
-
-def _pattern(pattern: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*|\*|\?)", pattern)
-    meaning = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts))
-
-
 def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the parameters that are trained as they are."""
     if ALL in words:
@@ -131,7 +104,7 @@ def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]
     found: set[str] = set()
     for word in words:
         if word == HEAD:
-            found |= set(_head(plan, shapes))
+            found |= set(head_of("trainable", plan, shapes))
         elif word == BIAS:
             found |= set(matching("trainable", ["**bias"], shapes))
         elif word not in (LORA, FFA_LORA):
@@ -146,23 +119,10 @@ def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]
     return tuple(name for name in shapes if name in found)
 
 
-def _head(plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
-    """The layer of the last product with parameters: what lies beside its kernel."""
-    if plan.features is None:
-        raise errors.refuse("trainable", HEAD, "used where a product with parameters is last", "name it by a pattern")
-    path = plan.features[0]
-    last = next((unit for unit in plan.units for use in unit.uses if use.path == path), None)
-    if last is None:
-        raise errors.refuse("trainable", HEAD, "used where the last product is with a kernel", "name it by a pattern")
-    kernel = plan.names[min(last.leaves)]
-    layer = kernel.rpartition("/")[0]
-    return [name for name in shapes if name == kernel or (layer and name.startswith(f"{layer}/"))]
-
-
 def _fresh(told: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
-    for word in _words("fresh", told):
-        found += _head(plan, shapes) if word == HEAD else matching("fresh", [word], shapes)
+    for word in words_of("fresh", told):
+        found += head_of("fresh", plan, shapes) if word == HEAD else matching("fresh", [word], shapes)
     return found
 
 
@@ -184,7 +144,7 @@ def _low_rank(
         raise errors.refuse("trainable", ",".join(words), f"{LORA} or {FFA_LORA}", "drop one of them")
     errors.require_count("lora_rank", rank)
     kernels = low_rank.kernels_of(plan)
-    asked = _words("lora_targets", targets)
+    asked = words_of("lora_targets", targets)
     if asked == [DENSE]:
         names = [name for name in kernels if name in shapes and name not in trained]
     else:

@@ -63,6 +63,7 @@ class Setting(NamedTuple):
     look: Callable[[Callable[..., Any]], Any]  # look(f) = f(key, params, client, data, model) for every client
     warm: Callable[[], jax.Array] | None = None  # for corrections: the mean of tau privatized gradients at `params`
     # of every client (num_clients, size)
+    key: jax.Array | None = None  # of the run, for whatever else begins at random
 
 
 class Floats(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from fedjax_dp import doors, errors
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.batches import Batches
+from fedjax_dp.parts.client_models import ClientModels
 from fedjax_dp.parts.client_privacy import SharedNoise, Upload, shares_noise
 from fedjax_dp.parts.clipping import Bound
 from fedjax_dp.parts.cohorts import Cohort
@@ -37,6 +38,7 @@ SLOTS: dict[str, type] = {
     "transport": Transport,
     "local": LocalTraining,
     "local rule": Rule,
+    "client models": ClientModels,  # likewise
 }
 
 

@@ -11,17 +11,38 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors, schedules
+from fedjax_dp.accounting.events import Event
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch, Batches
+from fedjax_dp.parts.client_models import (
+    SHARED,
+    Ask,
+    At,
+    Begun,
+    ClientModels,
+    Here,
+    Phase,
+    Point,
+    ReceivedModel,
+    is_personal,
+)
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Step, Visit
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
-from fedjax_dp.parts.local_training import LocalResult, LocalTraining, Received, extreme_rates
+from fedjax_dp.parts.local_training import Beside, LocalResult, LocalTraining, Received, extreme_rates
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import Privatizer, require_measured, variance_of
+from fedjax_dp.parts.personal_models import clean_refused
+from fedjax_dp.parts.record_privacy import (
+    NonPrivate,
+    Privatizer,
+    louder,
+    multiplier_of,
+    require_measured,
+    variance_of,
+)
 from fedjax_dp.parts.transformations import informed
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
@@ -33,7 +54,9 @@ class LocalSgd(LocalTraining):
 
     schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ...
               (dp_fedavg_output).
-    A client keeps what each correction keeps, in their order, and then the state of the rule where that stays with it.
+    models    which models a client has: where its steps begin, what it sends of them and what it keeps.
+    A client keeps what each correction keeps, in their order, then what its models keep, and then the states of the
+    rule in each phase where they stay with it.
     """
 
     learning_rate: float
@@ -41,6 +64,7 @@ class LocalSgd(LocalTraining):
     batches: Batches
     corrections: tuple[Correction, ...] = ()
     rule: LocalRule = LocalRule(hyperparameters={})
+    models: ClientModels = ReceivedModel()
     steps: int = structure(default=1)
     schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
     per_step: bool = structure(default=False)
@@ -49,7 +73,9 @@ class LocalSgd(LocalTraining):
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
         """Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
-        tau = self.batches.count(self.steps, largest)
+        return self._rates(round_index, self.batches.count(self.steps, largest))
+
+    def _rates(self, round_index: Any, tau: int) -> jax.Array:
         steps = jnp.arange(tau)
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
         return self.learning_rate * self.schedule(at)
@@ -60,11 +86,44 @@ class LocalSgd(LocalTraining):
 
     @property
     def keeps(self) -> bool:
-        return self.rule.keep or any(correction.keeps for correction in self.corrections)
+        return self.rule.keep or self.models.keeps or any(correction.keeps for correction in self.corrections)
+
+    @property
+    def tells(self) -> bool:
+        return self.models.tells or any(correction.keeps for correction in self.corrections)
+
+    @property
+    def returns(self) -> bool:
+        return self.rule.keep or self.models.returns or any(correction.keeps for correction in self.corrections)
+
+    @property
+    def personal(self) -> bool:
+        return is_personal(self.models)
+
+    @property
+    def sends_steps(self) -> bool:
+        return all(ask.sent for phase in self.models.phases(self.steps) for ask in phase.asks if ask.series == SHARED)
+
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        rounds = [(phase, False) for phase in self.models.phases(self.steps)]
+        every = rounds + ([] if self.models.final is None else [(self.models.final, True)])
+        found = [
+            Beside(functools.partial(_event, phase, ask), ask.sent, ask.clean, final=final)
+            for phase, final in every
+            for ask in phase.asks
+            if final or ask.series != SHARED or ask.clean
+        ]
+        choices = self.models.choices
+        return (*found, *(() if choices is None else (choices.beside,)))
+
+    def sent(self, model: Model) -> tuple[bool, ...] | None:
+        return self.models.sent(model)
 
     @property
     def looks(self) -> bool:
-        return any(correction.looks or correction.warm for correction in self.corrections)
+        final = self.models.final is not None
+        return final or any(correction.looks or correction.warm for correction in self.corrections)
 
     @property
     def apart(self) -> bool:
@@ -84,7 +143,8 @@ class LocalSgd(LocalTraining):
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
-        return ("local rule", self.rule), *(("correction", correction) for correction in self.corrections)
+        corrections = (("correction", correction) for correction in self.corrections)
+        return ("local rule", self.rule), ("client models", self.models), *corrections
 
     def init(self, setting: Setting) -> Memory:
         @functools.cache  # one release, however many corrections begin with it
@@ -93,35 +153,53 @@ class LocalSgd(LocalTraining):
             return released
 
         begun = [correction.init(setting._replace(warm=warm)) for correction in self.corrections]
-        tables = [memory.clients for memory in begun]
+        servers, tables = [memory.server for memory in begun], [memory.clients for memory in begun]
+        models = self.models.init(setting)
+        if self.models.tells:
+            servers.append(models.server)
+        if self.models.keeps:
+            tables.append(models.clients)
         if self.rule.keep:
-            state = self.rule.transform().init(ravel(setting.params)[0])
+            states = self._rule_states(setting, models)
             every = setting.data.num_clients
-            tables.append(jax.tree.map(lambda a: jnp.broadcast_to(a, (every, *jnp.shape(a))), state))
-        return Memory(tuple(memory.server for memory in begun), tuple(tables))
+            tables.append(jax.tree.map(lambda a: jnp.broadcast_to(a, (every, *jnp.shape(a))), states))
+        return Memory(tuple(servers), tuple(tables))
+
+    def _rule_states(self, setting: Setting, models: Memory) -> tuple[Any, ...]:
+        """Of the rule in each phase, before round 0."""
+        start, unravel = ravel(setting.params)
+        data, client = setting.data, setting.data.client(jnp.int32(0))
+        own = jax.tree.map(lambda table: jnp.asarray(table[:1])[0], models.clients)
+        look = functools.partial(data.mean_over_records, client)
+        none, key = jnp.float32(0), jax.random.key(0, impl="threefry2x32")
+        here = Here(start, models.server, own, setting.model, unravel, key, client, none, none, look)
+        shapes = jax.eval_shape(lambda: self.models.begin(here).vectors)
+        vectors = [start if shape.size == start.size else jnp.zeros(shape.size) for shape in shapes]
+        return tuple(self.rule.transform().init(vectors[phase.moves]) for phase in self.models.phases(self.steps))
 
     def send(self, memory: Memory, members: Members) -> tuple[Any, ...]:
         return tuple(correction.send(own, members) for correction, own in self._each(memory))
 
     def absorb(self, shared: Any, total: Any, num_clients: int) -> tuple[Any, ...]:
-        each = zip(self.corrections, shared, total, strict=True)
-        return tuple(correction.absorb(server, term, num_clients) for correction, server, term in each)
+        telling = (*self.corrections, *([self.models] if self.models.tells else []))
+        each = zip(telling, shared, total, strict=True)
+        return tuple(part.absorb(server, term, num_clients) for part, server, term in each)
 
     def exchange(
         self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
     ) -> Memory:
         after = [correction.exchange(own, look, members, upcoming) for correction, own in self._each(memory)]
         tables = (*(own.clients for own in after), *memory.clients[len(after) :])
-        return Memory(tuple(own.server for own in after), tables)
+        return Memory((*(own.server for own in after), *memory.server[len(after) :]), tables)
 
     def _each(self, memory: Memory) -> list[tuple[Correction, Memory]]:
         """The corrections with what belongs to them."""
-        pairs = zip(memory.server, memory.clients)  # the rule's table comes after theirs
-        return list(zip(self.corrections, (Memory(*pair) for pair in pairs), strict=True))
+        pairs = zip(memory.server, memory.clients)  # what belongs to models and rule comes after theirs
+        return list(zip(self.corrections, (Memory(*pair) for pair in pairs)))
 
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
         each = [correction.floats(size, features, members, num_clients) for correction in self.corrections]
-        return Floats(*(sum(numbers) for numbers in zip(*each)))
+        return Floats(*(sum(numbers) for numbers in zip(*each, self.models.floats(size))))
 
     def run(
         self,
@@ -138,92 +216,199 @@ class LocalSgd(LocalTraining):
         Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop; `spread` says
         which device computes which part of it.
         """
-        rows = received.own[: len(self.corrections)]
-        held = list(zip(self.corrections, received.shared, rows, received.extra, strict=True))
-        more = self.extra_gradients
-        rates = self.rates(round_index, data.largest)
-        tau = rates.size
-        with jax.named_scope("batch_draw"):
-            batches = self.batches.sample(role_key(key, "batch"), client.size, tau + more, data.largest)
-        batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
-        drift = jnp.sum(jnp.abs(rates) * batches.live[:tau])
-        last = tau - 1 - jnp.argmax(batches.live[:tau][::-1])  # of the steps that are taken
+        at = self._stand(key, round_index, client, received, data, model, spread)
+        here, count = at.here, len(self.corrections)
+        begun = self.models.begin(here)
+        vectors = tuple(map(spread, begun.vectors))
+        # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
+        ways = [spread(jnp.zeros_like(vector)) for vector in vectors]
+        held = list(zip(self.corrections, received.shared, received.own, received.extra))
+        memory, kept, main = begun.memory, [], None
+        for number, phase in enumerate(self.models.phases(self.steps)):
+            shared = any(ask.series == SHARED for ask in phase.asks)
+            old = received.own[-1][number] if self.rule.keep else None
+            walk = self._walk(at, number, phase, vectors, ways, memory, held if shared else [], old)
+            ways[phase.moves], memory = walk.way, walk.memory
+            kept.append(walk.rule)
+            main = (walk, phase.moves) if shared else main
+        assert main is not None
+        (walk, moves), terms, own_rows = main, [], []
+
+        def look(see: Callable[..., Any], params: jax.Array) -> Any:
+            return see(role_key(key, "look"), here.unravel(params), client, data, model)
+
+        for correction, server, own, extra in held:
+            visit = Visit(vectors[moves], ways[moves], server, own, extra, walk.drift, walk.again, look)
+            term, row = correction.finish(visit)
+            terms.append(term)
+            own_rows.append(row)
+        end = self.models.finish(here, Begun(vectors, begun.memory), tuple(ways), memory)
+        if self.models.tells:
+            terms.append(end.terms)
+        if self.models.keeps:
+            own_rows.append(end.own)
+        if self.rule.keep:
+            own_rows.append(tuple(kept))
+        assert len(held) == count
+        return LocalResult(end.update, tuple(terms), tuple(own_rows), walk.report)
+
+    def model_of(
+        self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData, model: Model
+    ) -> Any:
+        at = self._stand(key, round_index, client, received, data, model, lambda flat: flat)
+        whole = self.models.personal(at.here)
+        if (phase := self.models.final) is not None and phase.steps:
+            whole = whole + self._walk(at, 0, phase, (whole,), [jnp.zeros_like(whole)], (), [], None).way
+        return at.here.unravel(whole)
+
+    def _stand(
+        self,
+        key: jax.Array,
+        round_index: jax.Array,
+        client: Client,
+        received: Received,
+        data: FederatedData,
+        model: Model,
+        spread: Callable[[jax.Array], jax.Array],
+    ) -> "_Stand":
+        """A client with all that its round needs."""
         start, unravel = ravel(received.params)
-        start = spread(start)
+        rows, count = iter(received.own[len(self.corrections) :]), len(self.corrections)
+        here = Here(
+            spread(start),
+            received.shared[count] if self.models.tells else (),
+            next(rows) if self.models.keeps else (),
+            model,
+            unravel,
+            role_key(key, "models"),
+            client,
+            data.shares[client.id],
+            multiplier_of(self.privatizer, client.id),
+            functools.partial(data.mean_over_records, client),
+        )
+        return _Stand(key, round_index, client, data, here, spread)
+
+    def _walk(
+        self,
+        at: "_Stand",
+        number: int,
+        phase: Phase,
+        vectors: tuple[jax.Array, ...],
+        ways: list[jax.Array],
+        memory: Any,
+        held: list[tuple[Any, ...]],
+        old: Any,
+    ) -> "_Walk":
+        """The steps of a phase, from the vectors and their ways so far; `held`: the corrections that join."""
+        _, round_index, client, data, here, spread = at
+        more = self.extra_gradients if held else 0
+        rates = self._rates(round_index, self.batches.count(phase.steps, data.largest))
+        rates = rates if phase.speed is None else rates * phase.speed
+        tau, moves = rates.size, phase.moves
+        draws = [self._drawn(at, ask, tau, more) for ask in phase.asks]
+        live = draws[0].batches.live
+        drift = jnp.sum(jnp.abs(rates) * live[:tau])
+        last = tau - 1 - jnp.argmax(live[:tau][::-1])  # of the steps that are taken
+        start = vectors[moves]
         rule = informed(self.rule.transform())
-        began = received.own[-1] if self.rule.keep else rule.init(start)
+        began = rule.init(start) if old is None else old
+
+        def place(index: Any, series: int) -> Place:
+            rate = rates[jnp.minimum(index, tau - 1)]
+            return Place(client.id, round_index, index, rate, drift, index == last, series)
 
         # Whatever all steps can have at once stands before the loop: on an accelerator each of these is a launch.
-        noise_key, model_key = role_key(key, "noise"), role_key(key, "model")
-
         def looked_up(batch: Batch) -> _Drawn:
             rows = data.at(client, batch.positions)
             return _Drawn(batch, rows, data.targets(rows))
 
-        def at(index: Any) -> Place:
-            rate = rates[jnp.minimum(index, tau - 1)]
-            return Place(client.id, round_index, index, rate, drift, index == last)
-
-        def privatized(params: jax.Array, index: Any, now: _Drawn) -> tuple[jax.Array, StepReport, Records]:
+        def privatized(
+            ask: Ask, draw: "_Draw", point: Point, index: Any, now: _Drawn
+        ) -> tuple[jax.Array, StepReport, Records]:
             batch = now.batch
-            keys = _record_keys(model_key, index, batch)
+            keys = _record_keys(draw.model_key, index, batch)
             records = Records(data.features(data.x[now.rows]), now.y, batch.mask, batch.divisor, keys)
-            gradient, report = self.privatizer.gradient(noise_key, at(index), model, unravel(params), records)
+            privatizer = self._privatizer(ask)
+            gradient, report = privatizer.gradient(
+                draw.noise_key, place(index, ask.series), point.model, point.params, records
+            )
             return gradient, report, records
 
         @jax.named_scope("local_step")
-        def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array, _Drawn]) -> tuple[Any, None]:
-            moved, memory, told = carry
-            params = spread(start + moved)
+        def step(carry: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, None]:
+            way, kept, memory, told = carry
+            params = spread(start + way)
             index, rate, now = inputs
-            batch = now.batch
-            gradient, report, records = privatized(params, index, now)
+            batch = now[0].batch
+            others = (params if j == moves else vector + done for j, (vector, done) in enumerate(zip(vectors, ways)))
+            stand = At(number, rate, index == 0, tuple(others))
+            points = self.models.points(stand, here, memory)
+            found = [privatized(*given, index, one) for *given, one in zip(phase.asks, draws, points, now)]
+            gradient, new = self.models.gradient(tuple(made for made, _, _ in found), stand, here, memory)
             for correction, server, own, extra in held:
-                seen = Step(params, start, server, own, extra, records, model, unravel)
+                seen = Step(params, start, server, own, extra, found[0][2], here.model, here.unravel)
                 gradient = correction.gradient(gradient, seen)
 
             def variance() -> jax.Array:
-                return variance_of(self.privatizer, at(index), batch.divisor)
+                return variance_of(self._privatizer(phase.asks[0]), place(index, 0), batch.divisor)
 
-            direction, kept = rule.update(spread(gradient), memory, params, variance=variance)
-            memory = jax.tree.map(lambda new, old: jnp.where(batch.live > 0, new, old), kept, memory)
-            told = told + jnp.stack(report) * batch.live  # one number after another would be as many launches
-            return (spread(moved - rate * batch.live * direction), memory, told), None
+            direction, after = rule.update(spread(gradient), kept, params, variance=variance)
+            kept, memory = jax.tree.map(
+                lambda new, old: jnp.where(batch.live > 0, new, old), (after, new), (kept, memory)
+            )
+            told = told + jnp.stack(found[0][1]) * batch.live  # one number after another would be as many launches
+            return (spread(way - rate * batch.live * direction), kept, memory, told), None
 
-        inner = looked_up(jax.tree.map(lambda a: a[:tau], batches))
+        inner = tuple(looked_up(jax.tree.map(lambda a: a[:tau], draw.batches)) for draw in draws)
         indices = jnp.arange(tau, dtype=jnp.uint32)
-        # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
-        nowhere = spread(jnp.zeros_like(start))
         nothing = jnp.zeros(len(StepReport._fields))
-        (moved, memory, told), _ = lax.scan(step, (nowhere, began, nothing), (indices, rates, inner))
+        (way, kept, memory, told), _ = lax.scan(step, (ways[moves], began, memory, nothing), (indices, rates, inner))
 
         asked: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
 
         def again(params: jax.Array) -> jax.Array:
-            number = len(asked)
-            if number >= more:
+            if len(asked) >= more:
                 raise errors.refuse(
                     "corrections",
-                    f"{number + 1} calls of visit.gradient",
+                    f"{len(asked) + 1} calls of visit.gradient",
                     f"at most the {more} that they state",
                     "state them as extra_gradients: each is one more release, which is counted",
                 )
-            asked.append(number)
-            batch = jax.tree.map(lambda a: a[tau + number], batches)
-            return privatized(params, jnp.uint32(tau + number), looked_up(batch))[0]
+            asked.append(next_one := tau + len(asked))
+            batch = jax.tree.map(lambda a: a[next_one], draws[0].batches)
+            point = Point(here.model, here.unravel(params))
+            return privatized(phase.asks[0], draws[0], point, jnp.uint32(next_one), looked_up(batch))[0]
 
-        def look(see: Callable[..., Any], params: jax.Array) -> Any:
-            return see(role_key(key, "look"), unravel(params), client, data, model)
+        report = StepReport(*(told / jnp.maximum(live[:tau].sum(), 1.0)))
+        return _Walk(way, memory, kept, report, drift, again)
 
-        terms, own_rows = [], []
-        for correction, server, own, extra in held:
-            term, row = correction.finish(Visit(start, moved, server, own, extra, drift, again, look))
-            terms.append(term)
-            own_rows.append(row)
-        report = StepReport(*(told / jnp.maximum(inner.batch.live.sum(), 1.0)))
-        if self.rule.keep:
-            own_rows.append(memory)
-        return LocalResult(moved, tuple(terms), tuple(own_rows), report)
+    def _drawn(self, at: "_Stand", ask: Ask, tau: int, more: int) -> "_Draw":
+        """The batches of a series, and its keys."""
+        key = at.key if ask.series == SHARED else role_key(at.key, f"series {ask.series}")
+        with jax.named_scope("batch_draw"):
+            batches = self.batches.sample(role_key(key, "batch"), at.client.size, tau + more, at.data.largest)
+        batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
+        return _Draw(batches, role_key(key, "noise"), role_key(key, "model"))
+
+    def _privatizer(self, ask: Ask) -> Privatizer:
+        """Of the gradients of a series."""
+        if ask.clean:
+            return NonPrivate()
+        found: Privatizer = self.privatizer if ask.noise is None else louder(self.privatizer, ask.noise)
+        return found
+
+    def _check_models(self, sizes: np.ndarray, model: Model | None) -> None:
+        models = self.models
+        models.check(model, sizes)
+        asks = [ask for phase in models.phases(self.steps) for ask in phase.asks]
+        if any(ask.clean and (ask.sent or models.returns) for ask in asks):
+            raise clean_refused(f"gradients of {type(models).__name__} that act on updates")
+        if self.rule.corrects and len(asks) > 1:
+            remedy = "use a rule that takes nothing off, such as adam"
+            raise errors.refuse("local rule", "one that takes noise off", "used with one gradient in a step", remedy)
+        if self.privatizer.on_upload and is_personal(models):
+            remedy = "noise the gradients instead, as dpnfl does"
+            raise errors.refuse("what clients keep", "a model", "nothing under noise on the upload", remedy)
 
     def noise_variance(self, round_index: jax.Array, data: FederatedData) -> jax.Array:
         """Of each coordinate of the noise that the gradients of a round bring into a client's update `(num_clients,)`.
@@ -273,6 +458,7 @@ class LocalSgd(LocalTraining):
             require_measured(self.privatizer)
         for correction in self.corrections:
             correction.check(model, sizes)
+        self._check_models(sizes, model)
         alike = self.batches.even
         if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
             raise errors.refuse(
@@ -304,6 +490,45 @@ class LocalSgd(LocalTraining):
                 )
             if self.extra_gradients or self.warm:
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
+
+
+def _event(
+    phase: Phase, ask: Ask, local: LocalTraining, noise: float, records: int, rates: np.ndarray
+) -> Event:
+    """What the gradients of a series release in a round."""
+    count = local.batches.count(phase.steps, records)
+    louder = noise if ask.noise is None else noise * float(np.float32(ask.noise))
+    return local.privatizer.event(0.0 if ask.clean else louder, local.batches, records, count, rates)
+
+
+class _Stand(NamedTuple):
+    """A client at the beginning of its round."""
+
+    key: jax.Array
+    round_index: jax.Array
+    client: Client
+    data: FederatedData
+    here: Here
+    spread: Callable[[jax.Array], jax.Array]
+
+
+class _Draw(NamedTuple):
+    """What is drawn for a series of gradients."""
+
+    batches: Batch
+    noise_key: jax.Array
+    model_key: jax.Array
+
+
+class _Walk(NamedTuple):
+    """What the steps of a phase came to."""
+
+    way: jax.Array  # of the vector that they move
+    memory: Any
+    rule: Any  # the rule's state
+    report: StepReport
+    drift: jax.Array
+    again: Callable[[jax.Array], jax.Array]
 
 
 class _Drawn(NamedTuple):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.accounting.events import Event
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
@@ -28,10 +29,31 @@ class Received(NamedTuple):
 class LocalResult(NamedTuple):
     """What comes out of a client's round."""
 
-    update: jax.Array  # local model minus the received one, flat (size,), float32
+    update: jax.Array  # local model minus the received one, of what is `sent`: flat (sent size,), float32
     terms: Any  # what joins the update in its sum over the cohort: float32 arrays, unweighted
     own: Any  # the client's new row, shaped like Received.own
     report: StepReport  # probes, averaged over the steps
+
+
+class Beside(NamedTuple):
+    """Further looks at a client's records, beside its local steps: each is a release of its own.
+
+    event  of one round, in the accountants' words: event(local, noise multiplier, records, rates), as of `Privatizer`;
+    sent   whether an update depends on it, in this round or later; else what the client keeps does alone;
+    clean  nothing is noised;
+    most   rounds in which it is taken at most; None: all in which the client takes part;
+    final  it is taken once, after the last round, for every client.
+    """
+
+    event: Callable[["LocalTraining", float, int, np.ndarray], Event]
+    sent: bool
+    clean: bool = False
+    most: int | None = None
+    final: bool = False
+
+    def times(self, rounds: float) -> float:
+        """How often it is taken, in so many rounds of a client."""
+        return 1.0 if self.final else rounds if self.most is None else min(rounds, self.most)
 
 
 class LocalTraining(Protocol):
@@ -90,6 +112,41 @@ class LocalTraining(Protocol):
         The noise of members that take one such step adds up in their sum.
         """
         return False
+
+    @property
+    def tells(self) -> bool:
+        """Whether something is sent beside the updates, or others than the client learn of what it keeps."""
+        return self.keeps
+
+    @property
+    def returns(self) -> bool:
+        """Whether what a client keeps acts on what it sends later."""
+        return self.keeps
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients end with models of their own, which `model_of` gives."""
+        return False
+
+    @property
+    def sends_steps(self) -> bool:
+        """Whether the local steps act on an update; else only on what the client keeps."""
+        return True
+
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        """Further looks at records, whose releases are counted with those of the steps; see `client_models`."""
+        return ()
+
+    def sent(self, model: Model) -> tuple[bool, ...] | None:
+        """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
+        return None
+
+    def model_of(
+        self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData, model: Model
+    ) -> Any:
+        """A client's own model after so many rounds, a tree of parameters; traced. `key` is for this alone."""
+        return received.params
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:

@@ -12,7 +12,7 @@ from fedjax_dp.pytrees import value
 
 
 class Place(NamedTuple):
-    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once."""
+    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once, and so does (series, step) there."""
 
     client: jax.Array
     round: jax.Array
@@ -20,6 +20,7 @@ class Place(NamedTuple):
     rate: jax.Array  # learning rate of this step
     drift: jax.Array  # sum of the learning rates of the round's steps
     last: jax.Array  # bool: the last step of the round
+    series: int = 0  # of the client's steps: 0 for those of what is shared, see `client_models.Ask`
 
 
 class NoiseSource(Protocol):

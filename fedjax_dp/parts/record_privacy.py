@@ -13,7 +13,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report
 from fedjax_dp.parts.noise import NoiseSource, Place, WhiteNoise, priced
-from fedjax_dp.pytrees import of_clients, ravel, structure, value
+from fedjax_dp.pytrees import changed, of_clients, ravel, structure, value
 
 LEAST_CLIP = 1e-12  # noise over batches and cohorts is still a float32 then
 
@@ -328,6 +328,22 @@ def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
     """The noise multiplier of one client."""
     noise = jnp.asarray(noise_multiplier, jnp.float32)
     return noise[client] if noise.ndim else noise
+
+
+def louder(privatizer: Any, factor: Any) -> Any:
+    """The same with `factor` times the noise; what stands around it, or has no noise multiplier, stays."""
+    if (base := getattr(privatizer, "base", None)) is not None:
+        return changed(privatizer, base=louder(base, factor))
+    noise = getattr(privatizer, "noise_multiplier", None)
+    return privatizer if noise is None else changed(privatizer, noise_multiplier=jnp.asarray(noise) * factor)
+
+
+def multiplier_of(privatizer: Any, client: jax.Array) -> jax.Array:
+    """The noise multiplier of one client, 0 where there is none."""
+    if (base := getattr(privatizer, "base", None)) is not None:
+        return multiplier_of(base, client)
+    noise = getattr(privatizer, "noise_multiplier", None)
+    return jnp.float32(0) if noise is None else of_client(noise, client)
 
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:

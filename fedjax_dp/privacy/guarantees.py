@@ -193,12 +193,12 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     if delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_in_unit_interval("delta", delta)
-    if not np.any(np.asarray(noise_of(algorithm)) > 0):
-        what = "gradients" if unit is Unit.RECORD else "updates"
-        return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0")
     training = training_of(run)
     ledger = with_paid(algorithm, training)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
+    if steps and not np.any(np.asarray(noise_of(algorithm)) > 0):
+        what = "gradients" if unit is Unit.RECORD else "updates"
+        return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0")
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0")
     epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))

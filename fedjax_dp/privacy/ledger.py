@@ -16,6 +16,7 @@ from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of, last_rates
 from fedjax_dp.privacy.protection import unit_of
+from fedjax_dp.pytrees import Part, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
@@ -76,6 +77,12 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
     sizes, noises = np.asarray(data.sizes).tolist(), local.privatizer.client_noise(num_clients)
     rates = last_rates(algorithm, data.largest, rounds)
 
+    # Who sees uploads, or what is made of them, sees nothing of what acts on a client's own model alone.
+    whole = run.view is View.DEPLOYED
+    looks = [look for look in local.beside if look.sent or whole]
+    often = [look for look in looks if look.most is None and not look.final]
+    seldom = [look for look in looks if look not in often]
+
     @functools.cache
     def round_of(noise: float, records: int, more: int) -> Event:
         return local.privatizer.event(
@@ -84,18 +91,30 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
 
     @functools.cache  # a million clients are of a few kinds
     def own_round(noise: float, records: int, gain: float) -> Event:
-        return round_of(noise, records, local.extra_gradients).scaled(float(np.sqrt(gain)))
+        steps = [round_of(noise, records, local.extra_gradients).scaled(float(np.sqrt(gain)))]
+        parts = steps if local.sends_steps or whole else []
+        parts += [look.event(local, noise, records, rates) for look in often]
+        return parts[0] if len(parts) == 1 else Composed(tuple(parts))
+
+    @functools.cache
+    def with_seldom(rounds_of: Event, kind: tuple[float, int, float], count: float) -> Event:
+        """With what is not released in every round."""
+        noise, records, _ = kind
+        more = [repeated(look.event(local, noise, records, rates), look.times(count)) for look in seldom]
+        return Composed((rounds_of, *more)) if more else rounds_of
 
     @functools.cache
     def own_rounds(kind: tuple[float, int, float], count: float) -> Event:
-        return repeated(own_round(*kind), count)
+        return with_seldom(repeated(own_round(*kind), count), kind, count)
 
     kinds = list(zip(noises, sizes, run.gains.tolist(), strict=True))
     before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if local.warm else []
     if participation == "law" and algorithm.cohort.drawn:
         chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
         later: list[Event] = [
-            RandomParticipation(own_round(*kind), min(float(rate), 1.0), rounds * draws)
+            with_seldom(
+                RandomParticipation(own_round(*kind), min(float(rate), 1.0), rounds * draws), kind, rounds * draws
+            )
             for kind, rate in zip(kinds, np.broadcast_to(chance, (num_clients,)), strict=True)
         ]
     else:
@@ -116,7 +135,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     known = helpers_of(algorithm, data, run.view, run.terms.colluders)
     sampling, adjacency = cohort.hidden(num_clients, known) if upload.amplified else SEEN
     counted = "worst" if participation == "law" or not isinstance(sampling, FullBatch) else participation
-    size = _parameters(run.model)
+    size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent(run.model)).size
     members = cohort.members(num_clients)
     honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
 
@@ -141,6 +160,6 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     return [of(times) for times in _times(run, counted, at_least)]
 
 
-def _parameters(model: Model) -> int:
-    """Of a model."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(jax.eval_shape(model.init, run_key(0))))
+def _shapes(model: Model) -> Any:
+    """Of the parameters of a model."""
+    return jax.eval_shape(model.init, run_key(0))

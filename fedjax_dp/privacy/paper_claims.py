@@ -59,6 +59,8 @@ class Subject(NamedTuple):
 
 def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], ledger: list[Event]) -> tuple[Claim, ...]:
     """The claims of every paper whose theorem speaks of this combination of parts."""
+    if run.algorithm.local.personal:  # none speaks of models of clients' own
+        return ()
     subject = Subject(run, delta, epsilons, ledger)
     return tuple(
         claim for theorem in (_dpnfl, _cpfed, _dp_fedavg_output, _acs_pldp, _moments) for claim in theorem(subject)

@@ -123,10 +123,10 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
 
 
 def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
-    """Members of a cohort that help the adversary. In view broadcast it is itself a client that knows its own part."""
+    """Members of a cohort that help the adversary. In views of clients it is itself one that knows its own part."""
     members = algorithm.cohort.members(data.num_clients)
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
-    return max(colluders, 1) if view is View.BROADCAST else colluders
+    return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
 
 def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: int) -> int:
@@ -164,7 +164,7 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     the adversary is a client that knows its own noise.
     Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
     Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
-    where clients keep something: a control variate carries a client's own noise from one sum into the next alone; nor
+    where what clients keep returns: a control variate carries a client's own noise from one sum into the next alone; nor
     where a part that is not the project's own stands between the noise and the sum.
     """
     ones, local = np.ones(data.num_clients), algorithm.local
@@ -184,7 +184,9 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.plain
     if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
         return ones
-    if view is View.UPLOADS or not (cohort.fixed and one_step) or local.keeps:
+    if view is View.UPLOADS or not (cohort.fixed and one_step) or local.returns:
+        return ones
+    if view is View.DEPLOYED and local.personal:  # a client's own model carries its own noise alone
         return ones
     if not all(map(of_the_project, between)):
         return ones

@@ -13,6 +13,12 @@ def unit_of(algorithm: Algorithm) -> Unit:
     return algorithm.upload.unit or Unit.RECORD
 
 
+def views_of(algorithm: Algorithm) -> tuple[View, ...]:
+    """The views in which a run is told of: the natural one, and that of those who get clients' own models."""
+    natural = natural_view(algorithm)
+    return (natural, View.DEPLOYED) if algorithm.local.personal else (natural,)
+
+
 def natural_view(algorithm: Algorithm) -> View:
     """The strongest adversary against whom the algorithm was made."""
     if unit_of(algorithm) is Unit.CLIENT and not algorithm.upload.shared_noise:
@@ -44,7 +50,11 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
     if algorithm.aggregate.needs_loss:
         return "clients send the loss of the received model on their records as it is"
     if unit_of(algorithm) is Unit.RECORD:
+        if view is View.DEPLOYED and any(look.clean for look in algorithm.local.beside):
+            return "clients' own models are trained without noise (personal_noise 0), and are given away as they are"
         return algorithm.local.privatizer.gap
+    if view is View.DEPLOYED and algorithm.local.personal:
+        return "what clients keep is trained without noise, and is given away as it is"
     if algorithm.upload.shared_noise:
         return "a single upload carries only a share of the noise" if view is View.UPLOADS else None
     if view in (View.UPLOADS, View.SECURE_SUM):

@@ -43,9 +43,9 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
     if upload.unit is None:
         return
-    if algorithm.local.keeps:
+    if algorithm.local.tells:
         raise errors.refuse(
-            "what clients keep or send beside updates",
+            "what clients send beside updates",
             "something",
             "none under noise on whole clients",
             "it would pass that noise by; noise the gradients instead",

@@ -15,7 +15,7 @@ from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.corrections import Memory, Setting, kept
 from fedjax_dp.parts.local_training import LocalResult, Received
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import changed, ravel, ravel_numbers, tensor_sizes, unravel_numbers
+from fedjax_dp.pytrees import Part, changed, ravel, ravel_numbers, tensor_sizes, unravel_numbers
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.update_noise import variance_of_mean
 
@@ -74,7 +74,8 @@ def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: 
 
         return jax.lax.map(one, jnp.arange(data.num_clients, dtype=jnp.int32))
 
-    memory = algorithm.local.init(Setting(model, data, params, ravel(params)[0].size, look))
+    size, models_key = ravel(params)[0].size, role_key(key, "models")
+    memory = algorithm.local.init(Setting(model, data, params, size, look, key=models_key))
     return ServerState(
         params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(), memory.server, memory.clients
     )
@@ -155,6 +156,12 @@ class _Round(NamedTuple):
     shared: _Shared
     everyone: _Member  # with a leading axis (members,)
     split: Callable[[jax.Array], Any]  # from a flat message, or a sum of them, to its parts
+
+    @property
+    def sent(self) -> Part:
+        """What is shared of the model."""
+        whole = gradients.joined(self.model, self.shared.frozen)
+        return Part(tensor_sizes(self.state.params), self.algorithm.local.sent(whole))
 
 
 def run_round(
@@ -237,7 +244,7 @@ def _visit(
     update, extra = algorithm.upload.message(
         role_key(own_key, "upload"),
         result.update,
-        tensor_sizes(state.params),
+        Part(tensor_sizes(state.params), algorithm.local.sent(model)).sizes,
         state.upload,
         Sent(count, transport.resolution, transport.limit(count)),
     )
@@ -303,7 +310,8 @@ def _aggregate(now: _Round, words: Any, report: RoundReport) -> tuple[_Mean, Rou
         role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words
     )
     total, (extra, terms) = now.split(message)
-    update = algorithm.aggregate.combine(total, members, data.shares, now.rates, ravel(state.params)[0])
+    params, sent = ravel(state.params)[0], now.sent
+    update = algorithm.aggregate.combine(total, members, data.shares, now.rates, sent.take(params))
     reach = algorithm.aggregate.reach(data.shares, now.rates, members.ids.shape[0])
     std = algorithm.upload.noise_std(state.upload, reach, state.round)
     if std is not None:
@@ -314,6 +322,7 @@ def _aggregate(now: _Round, words: Any, report: RoundReport) -> tuple[_Mean, Rou
     update, upload = algorithm.upload.release(
         role_key(key, "server noise"), state.round, update, extra, state.upload, reach, messages
     )
+    update = sent.put(update, jnp.zeros_like(params))
     if listen is not None:
         heard = Heard(report.heard, listen(state.params, message), listen(state.params, update))
         report = report._replace(heard=heard)

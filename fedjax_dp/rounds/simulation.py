@@ -332,7 +332,8 @@ def simulate(
     """
     began = time.perf_counter()
     if not checked:
-        check(algorithm, data, rounds, model)
+        require_clients(data)
+        check(algorithm, data, rounds, usual_model(data) if model is None else model)
     model = usual_model(data) if model is None else model
     if on_host:
         feeds.check(algorithm, train_metrics)

@@ -1,0 +1,270 @@
+"""Entries whose clients end with models of their own, under noise on records or on whole clients."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Unpack
+
+from fedjax_dp import errors
+from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, assemble
+from fedjax_dp.algorithms.entry import entry
+from fedjax_dp.options import about
+from fedjax_dp.parts.aggregation import BoundedMean
+from fedjax_dp.parts.client_models import ClientModels, ReceivedModel
+from fedjax_dp.parts.client_privacy import ClientGaussian
+from fedjax_dp.parts.clusters import Choice, GaussianChoice, GumbelChoice, OwnClusters
+from fedjax_dp.parts.personal_models import (
+    AFTER,
+    FineTuned,
+    JointModels,
+    MixedModels,
+    ModelBeside,
+    OwnModel,
+    OwnOffset,
+    OwnPart,
+    Pull,
+)
+from fedjax_dp.parts.record_privacy import RecordGaussian
+from fedjax_dp.rounds.algorithm import Algorithm
+
+ClipNorm = Annotated[
+    float, about("C, L2 bound on one record's gradient, or with unit client on a client's update", group="privacy")
+]
+HiddenUnit = Annotated[
+    Literal["record", "client"],
+    about("what noise hides: records in every step, or clients in every round", group="privacy"),
+]
+Strength = Annotated[float, about("lambda, how strongly a client's own model is pulled to the shared one")]
+PullForm = Annotated[
+    Literal["after", "explicit", "implicit", "inside"],
+    about("how the pull joins: after the noise (explicit while rate * lambda <= 1, else implicit), or inside the clip"),
+]
+Head = Annotated[str, about("parameters that clients keep: patterns of paths, or head, the last layer")]
+PersonalSteps = Annotated[int | None, about("steps of a client's own model", default="local_steps")]
+PersonalNoise = Annotated[
+    float,
+    about(
+        "noise of the personal steps over that of the shared ones; 0: without clipping and noise, which only the "
+        "client itself may see (view owner)",
+        group="privacy",
+    ),
+]
+PersonalRate = Annotated[float | None, about("of the personal steps", default="learning_rate")]
+_PERSONAL = {"holdout": 0.2, "schedule": "constant", "l2": 0.0}
+
+
+def _drawn(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"cohort": "poisson"} if given.get("unit") == "client" else {}
+
+
+def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Clients are tested on records of their own, for which a data set has no parts."""
+    own = {name: value for name, value in _PERSONAL.items() if name != "holdout" or known.get("dataset") != "store"}
+    return own
+
+
+def _assembled(
+    common: Mapping[str, Any], models: ClientModels, unit: str, clip_norm: float, noise_multiplier: Any
+) -> Algorithm:
+    if unit == "client":
+        upload = ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+        return assemble(common, models=models, upload=upload, aggregate=BoundedMean())
+    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    return assemble(common, models=models, privatizer=privatizer)
+
+
+def _beside(
+    common: Mapping[str, Any], steps: int | None, noise: float, rate: float | None, unit: str
+) -> dict[str, Any]:
+    """What is said of personal steps; where whole clients are noised, nothing is noised there."""
+    errors.require_not_negative("personal_noise", noise)
+    clean = unit == "client" or noise == 0
+    if unit == "client" and noise != 1:
+        raise errors.refuse("personal_noise", noise, "left out with unit client", "no step of a client is noised there")
+    return {
+        "steps": common["local_steps"] if steps is None else steps,
+        "noise": 1.0 if noise == 0 else noise,
+        "clean": clean and unit == "record",
+        "speed": 1.0 if rate is None else rate / common["learning_rate"],
+    }
+
+
+@entry("Liu et al. 2022, baseline", presets=_presets, fixes=("estimator", "secure"))
+def local(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    personal_noise: Annotated[Literal[0, 1], about("0: without clipping and noise (view owner)", "privacy")] = 1,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Every client trains a model of its own and sends nothing.
+
+    `noise_multiplier` protects its records from those who get its model (view `deployed`).
+    """
+    models = OwnModel(shared=False, clean=personal_noise == 0)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier)
+
+
+@entry("McMahan et al. 2018, personalised", defaults=_drawn, presets=_presets)
+def finetune(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    unit: HiddenUnit = "record",
+    personal_steps: PersonalSteps = None,
+    personal_noise: PersonalNoise = 1.0,
+    personal_learning_rate: PersonalRate = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """FedAvg, after which every client goes on from the model on its own records."""
+    models = FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, unit))
+    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+
+
+@entry("Li et al. 2021", defaults=_drawn, presets=_presets)
+def ditto(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    unit: HiddenUnit = "record",
+    strength: Strength = 0.5,
+    pull: PullForm = AFTER,
+    personal_steps: PersonalSteps = None,
+    personal_noise: PersonalNoise = 1.0,
+    personal_learning_rate: PersonalRate = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Ditto (Li et al. 2021): beside FedAvg, a model of each client's own, pulled to the one it receives.
+
+    Whoever gets the personal models sees twice the gradients of one who sees the uploads: `ditto_joint` makes them one.
+    """
+    beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, unit)
+    models = ModelBeside(pull=Pull(strength=strength, form=pull), **beside)
+    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+
+
+@entry("Li et al. 2021, one clip over both models", presets=_presets)
+def ditto_joint(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    strength: Strength = 0.5,
+    pull: Annotated[Literal["after", "explicit", "implicit"], about("how the pull joins")] = AFTER,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
+    models = JointModels(pull=Pull(strength=strength, form=pull))
+    return _assembled(common, models, "record", clip_norm, noise_multiplier)
+
+
+def _weighed(given: Mapping[str, Any]) -> dict[str, Any]:
+    return _drawn(given) or {"estimator": "biased"}
+
+
+@entry("Liu et al. 2022", defaults=_weighed, presets=_presets, fixes=("estimator",))
+def mr_mtl(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    unit: HiddenUnit = "record",
+    strength: Strength = 0.5,
+    pull: PullForm = AFTER,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Mean-regularised multi-task learning (Liu et al. 2022): every client's model is pulled to the mean of all.
+
+    strength  0 is `local`; with more of it the models come as close to each other as FedAvg's, at no cost of privacy
+    The server keeps the mean of all clients' models, those absent included.
+    """
+    if unit == "client":
+        common.pop("estimator", None)
+    return _assembled(common, OwnModel(pull=Pull(strength=strength, form=pull)), unit, clip_norm, noise_multiplier)
+
+
+@entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_presets)
+def fedper(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    unit: HiddenUnit = "record",
+    head: Head = "head",
+    **common: Unpack[Common],
+) -> Algorithm:
+    """FedPer (Arivazhagan et al. 2019): clients keep a head of their own and share the other layers."""
+    return _assembled(common, OwnPart(head=head), unit, clip_norm, noise_multiplier)
+
+
+@entry("Collins et al. 2021", defaults=_drawn, presets=_presets)
+def fedrep(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    unit: HiddenUnit = "record",
+    head: Head = "head",
+    head_steps: Annotated[int | None, about("steps on the head, before those on what is shared", default="local_steps")] = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
+    steps = common["local_steps"] if head_steps is None else errors.require_count("head_steps", head_steps)
+    return _assembled(common, OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier)
+
+
+@entry("Deng et al. 2020", defaults=_drawn, presets=_presets)
+def apfl(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    unit: HiddenUnit = "record",
+    alpha: Annotated[float, about("weight of a client's own model in the mixture")] = 0.5,
+    alpha_learning_rate: Annotated[float, about("of alpha, in the first step of a round; 0: it stays")] = 0.0,
+    personal_noise: PersonalNoise = 1.0,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
+    told = _beside(common, None, personal_noise, None, unit)
+    models = MixedModels(
+        alpha=alpha, alpha_speed=alpha_learning_rate, noise=told["noise"], clean=told["clean"]
+    )
+    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+
+
+@entry("Bietti et al. 2022", defaults=_drawn, presets=_presets)
+def ppsgd(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    unit: HiddenUnit = "record",
+    personal_learning_rate: PersonalRate = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """PPSGD (Bietti et al. 2022): a client adds an offset of its own; one gradient moves shared model and offset."""
+    speed = 1.0 if personal_learning_rate is None else personal_learning_rate / common["learning_rate"]
+    return _assembled(common, OwnOffset(speed=speed), unit, clip_norm, noise_multiplier)
+
+
+@entry("Ghosh et al. 2020; Liu et al. 2022", presets=_presets, fixes=("estimator",))
+def ifca(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    clusters: Annotated[int, about("models that the server keeps")] = 2,
+    choice: Annotated[Literal["gaussian", "gumbel"], about("how a client chooses one", group="privacy")] = "gaussian",
+    loss_bound: Annotated[float, about("b, to which each record's loss is cut for the choice", group="privacy")] = 2.0,
+    choices: Annotated[int | None, about("rounds of a client in which it chooses, the first", default="all")] = None,
+    choice_noise: Annotated[
+        float, about("of a choice, over the noise multiplier", group="privacy", beside={"choice": "gaussian"})
+    ] = 1.0,
+    choice_epsilon: Annotated[
+        float, about("of a choice, of the exponential mechanism", group="privacy", beside={"choice": "gumbel"})
+    ] = 0.1,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """IFCA (Ghosh et al. 2020) with a private choice: clients train the model, of several, that suits them best.
+
+    choice  "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel noise, which is the exponential
+            mechanism (Liu et al. 2022), covered by accountants rdp and zcdp
+    Models are means within their cluster; one that nobody chose stays as it is.
+    """
+    rule: Choice = GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
+    if choice == "gumbel":
+        rule = GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
+    models = OwnClusters(number=clusters, choice=rule)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier)

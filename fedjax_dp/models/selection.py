@@ -1,0 +1,81 @@
+"""Parameters of a model by name: patterns of paths, and the head."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fedjax_dp import errors
+from fedjax_dp.gradients import Model
+from fedjax_dp.gradients.analysis import GradientPlan, plan_of
+from fedjax_dp.models.model import NetworkModel
+from fedjax_dp.models.networks import named
+
+HEAD = "head"
+
+
+def tensors_named(what: str, told: str, model: Model) -> tuple[bool, ...]:
+    """Which tensors of a model some words name, in the order of `pytrees.ravel`.
+
+    told  patterns of parameter paths with commas between, or `head`, the layer of the last product.
+    Raises: ConfigurationError for a pattern that matches nothing.
+    """
+    shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
+    found: set[str] = set()
+    for word in words_of(what, told):
+        own = [name for name in shapes if name == word or name.startswith(f"{word}/")]
+        if word != HEAD or own:
+            found |= set(matching(what, [word], shapes))
+            continue
+        if not isinstance(model, NetworkModel):
+            raise errors.refuse(what, HEAD, "used with a network", f"name it by a pattern: there are {_few(shapes)}")
+        base = model.base
+        plan = plan_of(base, "scores", jax.eval_shape(base.init, jax.random.key(0)), (base.blank,))
+        found |= set(head_of(what, plan, shapes))
+    return tuple(name in found for name in shapes)
+
+
+def words_of(what: str, told: str) -> list[str]:
+    """Words with commas between."""
+    words = [word.strip() for word in told.split(",")]
+    if "" in words:
+        raise errors.refuse(what, repr(told), "words or patterns with commas between", "such as head or block_*/**")
+    return words
+
+
+def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
+    """Names that one of the patterns matches, or that lie below what it matches, in their order; each has to match."""
+    found: set[str] = set()
+    for pattern in patterns:
+        hits = {name for name in names if _pattern(pattern).fullmatch(name)}
+        if not hits:
+            near = errors.nearest(pattern, [*names])
+            told = f"did you mean {near[0]}?" if near else f"there are {_few(names)}"
+            raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", told)
+        found |= hits
+    return [name for name in names if name in found]
+
+
+def head_of(what: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
+    """The layer of the last product with parameters: what lies beside its kernel."""
+    if plan.features is None:
+        raise errors.refuse(what, HEAD, "used where a product with parameters is last", "name it by a pattern")
+    path = plan.features[0]
+    last = next((unit for unit in plan.units for use in unit.uses if use.path == path), None)
+    if last is None:
+        raise errors.refuse(what, HEAD, "used where the last product is with a kernel", "name it by a pattern")
+    kernel = plan.names[min(last.leaves)]
+    layer = kernel.rpartition("/")[0]
+    return [name for name in shapes if name == kernel or (layer and name.startswith(f"{layer}/"))]
+
+
+def _few(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:6]) + (", ..." if len(every) > 6 else "")
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*|\?)", pattern)
+    meaning = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts) + "(/.*)?")

@@ -1,0 +1,197 @@
+"""Clients in clusters: each chooses, privately, one of several models that the server keeps (IFCA)."""
+
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, gradients, prng
+from fedjax_dp.accounting import events
+from fedjax_dp.models import Model
+from fedjax_dp.parts.client_models import At, Begun, ClientModels, Finished, Here, Point
+from fedjax_dp.parts.corrections import Floats, Memory, Setting
+from fedjax_dp.parts.local_training import Beside
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import ravel, structure, value
+
+
+class Choice(Protocol):
+    """How a client chooses a model by its records' losses."""
+
+    bound: Any
+    rounds: int | None
+
+    def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
+        """What the least of is chosen `(models,)`, from mean losses of records cut to [0, bound] and standard draws."""
+        ...
+
+    def draw(self, key: jax.Array, models: int) -> jax.Array:
+        """The draws `(models,)`."""
+        ...
+
+    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
+        """What one choice releases, as of `Beside`."""
+        ...
+
+    @property
+    def beside(self) -> Beside: ...
+
+    def check(self) -> None: ...
+
+
+@value
+class GaussianChoice:
+    """The least of mean losses with Gaussian noise.
+
+    bound   b: each record's loss is cut to [0, b];
+    noise   z_s over the noise multiplier of the gradients: centred at b/2, a record's losses of k models have norm at
+            most sqrt(k) b/2, so noise of std z_s sqrt(k) b / (2 n) on the means of n records is one release at z_s;
+    rounds  in which a client chooses, its first; None: all.
+    """
+
+    bound: float
+    noise: float = 1.0
+    rounds: int | None = structure(default=None)
+
+    equation = r"c_k = \arg\min_j \bar\ell_j + \mathcal{N}(0, (z_s \sqrt{k}\, b / 2 n)^2)"
+
+    def std(self, records: Any, noise_multiplier: Any, models: int) -> Any:
+        """Of the noise on each mean."""
+        return self.noise * noise_multiplier * math.sqrt(models) * self.bound / (2 * records)
+
+    def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
+        return losses + self.std(records, noise_multiplier, losses.shape[-1]) * draw
+
+    def draw(self, key: jax.Array, models: int) -> jax.Array:
+        return prng.normals(key, 0, models)
+
+    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
+        z = noise * float(np.float32(self.noise))
+        return events.GaussianSteps(z, events.FullBatch(), events.Adjacency.REPLACE_ONE, 1)
+
+    @property
+    def beside(self) -> Beside:
+        return Beside(self.event, sent=True, most=self.rounds)
+
+    def check(self) -> None:
+        _check(self)
+        errors.require_positive("choice_noise", self.noise)
+
+
+@value
+class GumbelChoice:
+    """The exponential mechanism: the least of mean losses less Gumbel noise of scale 2 b / (n epsilon).
+
+    It has a bounded range, so it is epsilon^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2), and no more is known to the
+    accountants. The noise is fixed by `epsilon`: no budget changes it.
+    """
+
+    bound: float
+    epsilon: float
+    rounds: int | None = structure(default=None)
+
+    equation = r"c_k = \arg\min_j \bar\ell_j - \text{Gumbel}(2 b / (n \epsilon_s))"
+
+    def scale(self, records: Any) -> Any:
+        """Of the noise on each mean."""
+        return 2 * self.bound / (records * self.epsilon)
+
+    def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
+        return losses - self.scale(records) * draw
+
+    def draw(self, key: jax.Array, models: int) -> jax.Array:
+        return jax.random.gumbel(key, (models,))
+
+    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
+        return events.BoundedRange(float(np.float32(self.epsilon)), events.Adjacency.REPLACE_ONE, 1)
+
+    @property
+    def beside(self) -> Beside:
+        return Beside(self.event, sent=True, most=self.rounds)
+
+    def check(self) -> None:
+        _check(self)
+        errors.require_positive("choice_epsilon", self.epsilon)
+
+
+def _check(choice: Choice) -> None:
+    errors.require_positive("loss_bound", choice.bound)
+    if choice.rounds is not None:
+        errors.require_count("choices", choice.rounds)
+
+
+@value
+class OwnClusters(ClientModels):
+    """The server keeps `number` models; a client receives all, chooses one and trains it (IFCA; Ghosh et al. 2020,
+    arXiv:2006.04088). A model becomes the mean over those who chose it, by shares; one that nobody chose stays.
+
+    A client keeps its choice, and how often it has chosen.
+    """
+
+    choice: Choice
+    number: int = structure()
+
+    equation = r"w^{(c_k)} \leftarrow w^{(c_k)} - \eta_t \tilde g(w^{(c_k)}),\ \text{means within clusters}"
+
+    keeps = returns = tells = True
+
+    @property
+    def choices(self) -> Choice | None:
+        return None if self.number == 1 else self.choice
+
+    def sent(self, model: Model) -> tuple[bool, ...]:
+        """The changes of its models are terms of their own: the server's model stays where it began."""
+        return (False,) * len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+
+    def init(self, setting: Setting) -> Memory:
+        first, clients = ravel(setting.params)[0], setting.data.num_clients
+        others = [
+            ravel(setting.model.init(role_key(setting.key, f"cluster {j}")))[0] for j in range(1, self.number)
+        ]
+        return Memory(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
+
+    def begin(self, here: Here) -> Begun:
+        chosen, times = here.own
+        if self.number == 1:
+            return Begun((here.shared[0],), here.own)
+        again = jnp.bool_(True) if self.choice.rounds is None else times < self.choice.rounds
+        noisy = self.choice.noisy(
+            self._losses(here), here.client.size, here.noise, self.choice.draw(here.key, self.number)
+        )
+        chosen = jnp.where(again, jnp.argmin(noisy), chosen).astype(jnp.int32)
+        return Begun((here.shared[chosen],), jnp.stack([chosen, times + again]))
+
+    def _losses(self, here: Here) -> jax.Array:
+        """Mean over the client's records of the losses of every model, each cut to [0, bound] `(number,)`."""
+
+        def of(x: jax.Array, y: Any) -> jax.Array:
+            each = [gradients.losses(here.model, here.unravel(here.shared[j]), x, y) for j in range(self.number)]
+            found = jnp.stack(each, -1)
+            return jnp.clip(jnp.where(jnp.isnan(found), self.choice.bound, found), 0.0, self.choice.bound)
+
+        return here.look(of)
+
+    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
+        return (Point(here.model, here.unravel(at.vectors[0])),)
+
+    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
+        mine = here.share * (jnp.arange(self.number) == memory[0])
+        return Finished(moved[0][:0], {"moved": mine[:, None] * moved[0], "weight": mine}, memory)
+
+    def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
+        weight = total["weight"][:, None]
+        return server + jnp.where(weight > 0, total["moved"] / jnp.where(weight > 0, weight, 1.0), 0.0)
+
+    def personal(self, here: Here) -> jax.Array:
+        own: jax.Array = here.shared[here.own[0]]
+        return own
+
+    def floats(self, size: int) -> Floats:
+        """All models come down; the client's change and the number of its model go up."""
+        return Floats(down=self.number * size, summed=size + 1)
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        errors.require_count("clusters", self.number)
+        self.choice.check()

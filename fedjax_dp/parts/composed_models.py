@@ -1,0 +1,96 @@
+"""Models made of a model: a part of its parameters, two of it at once, one that is pulled to a point.
+
+What is given with the numbers (parameters that stay, the point) is a frozen value: traced, and no part of a program.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.gradients import joined, split
+from fedjax_dp.models import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """The structure of the model that it is made of, and what is given with the numbers."""
+
+    base: Model
+    frozen: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    def holding(self, frozen: Any) -> Any:
+        return dataclasses.replace(self, frozen=frozen)
+
+    @property
+    def whole(self) -> Model:
+        """The model that it is made of."""
+        return joined(self.base, self.frozen[1])
+
+    def init(self, key: jax.Array) -> Any:
+        raise NotImplementedError  # of a round's own; it begins with nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOf(Composed):
+    """Some parameters of a model `(tensors,)`; the others stay as they are."""
+
+    chosen: tuple[bool, ...] = ()
+    tree: Any = None  # structure of all parameters
+
+    def _all(self, params: tuple[jax.Array, ...]) -> Any:
+        own, rest = iter(params), iter(self.frozen[0])
+        return jax.tree.unflatten(self.tree, [next(own if chosen else rest) for chosen in self.chosen])
+
+    def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
+        return self.whole.loss(self._all(params), x, y, key)
+
+    def logits(self, params: Any, x: Any) -> jax.Array:
+        return self.whole.logits(self._all(params), x)
+
+
+def part_of(model: Model, params: Any, chosen: tuple[bool, ...]) -> tuple[PartOf, tuple[jax.Array, ...]]:
+    """The model of the chosen tensors of `params`, and these."""
+    leaves, tree = jax.tree.flatten(params)
+    own, rest = (
+        tuple(leaf for leaf, its in zip(leaves, chosen, strict=True) if its is wanted) for wanted in (True, False)
+    )
+    base, frozen = split(model)
+    return PartOf(base=base, frozen=(rest, frozen), chosen=chosen, tree=tree), own
+
+
+@dataclasses.dataclass(frozen=True)
+class PairOf(Composed):
+    """Two models alike, whose losses are added: the gradient of a record is that of both, as one vector."""
+
+    def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
+        one, other = params
+        model = self.whole
+        return model.loss(one, x, y, key) + model.loss(other, x, y, key)
+
+    def logits(self, params: Any, x: Any) -> jax.Array:
+        return self.whole.logits(params[0], x)
+
+
+def pair_of(model: Model) -> PairOf:
+    base, frozen = split(model)
+    return PairOf(base=base, frozen=((), frozen))
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledTo(Composed):
+    """A model whose loss on every record has the term strength/2 |w - anchor|^2."""
+
+    def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
+        strength, anchor = self.frozen[0]
+        away = jax.tree.map(lambda w, to: jnp.sum((w - to) ** 2), params, anchor)
+        return self.whole.loss(params, x, y, key) + 0.5 * strength * sum(jax.tree.leaves(away))
+
+    def logits(self, params: Any, x: Any) -> jax.Array:
+        return self.whole.logits(params, x)
+
+
+def pulled_to(model: Model, strength: Any, anchor: Any) -> PulledTo:
+    base, frozen = split(model)
+    return PulledTo(base=base, frozen=((jnp.asarray(strength, jnp.float32), anchor), frozen))
