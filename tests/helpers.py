@@ -257,12 +257,12 @@ def states_of(algorithm, model, data, rounds, seed=0):
     check(algorithm, data, rounds, model)
     states = [initial_state(value, model, data, key)]
     for _ in range(rounds):
-        states.append(_next_state(value, data, key, states[-1], model=model))
+        states.append(next_state(value, data, key, states[-1], model=model))
     return jax.device_get(states)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
-def _next_state(value, data, key, state, *, model):
+def next_state(value, data, key, state, *, model):
     return run_round(value, model, data, key, state, Execution())[0]
 
 

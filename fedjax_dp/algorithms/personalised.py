@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors
-from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, assemble
+from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, ServerRate, add_update, assemble
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
 from fedjax_dp.parts.aggregation import BoundedMean
@@ -62,13 +62,18 @@ def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _assembled(
-    common: Mapping[str, Any], models: ClientModels, unit: str, clip_norm: float, noise_multiplier: Any
+    common: Mapping[str, Any],
+    models: ClientModels,
+    unit: str,
+    clip_norm: float,
+    noise_multiplier: Any,
+    server_learning_rate: float = 1.0,
 ) -> Algorithm:
+    rest: dict[str, Any] = {"models": models, "server": add_update(server_learning_rate)}
     if unit == "client":
         upload = ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-        return assemble(common, models=models, upload=upload, aggregate=BoundedMean())
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, models=models, privatizer=privatizer)
+        return assemble(common, upload=upload, aggregate=BoundedMean(), **rest)
+    return assemble(common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier), **rest)
 
 
 def _beside(
@@ -112,11 +117,12 @@ def finetune(
     personal_steps: PersonalSteps = None,
     personal_noise: PersonalNoise = 1.0,
     personal_learning_rate: PersonalRate = None,
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedAvg, after which every client goes on from the model on its own records."""
     models = FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, unit))
-    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+    return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Li et al. 2021", defaults=_drawn, presets=_presets)
@@ -130,6 +136,7 @@ def ditto(
     personal_steps: PersonalSteps = None,
     personal_noise: PersonalNoise = 1.0,
     personal_learning_rate: PersonalRate = None,
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """Ditto (Li et al. 2021): beside FedAvg, a model of each client's own, pulled to the one it receives.
@@ -138,7 +145,7 @@ def ditto(
     """
     beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, unit)
     models = ModelBeside(pull=Pull(strength=strength, form=pull), **beside)
-    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+    return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Li et al. 2021, one clip over both models", presets=_presets)
@@ -148,11 +155,12 @@ def ditto_joint(
     noise_multiplier: NoiseMultiplier = 0.0,
     strength: Strength = 0.5,
     pull: Annotated[Literal["after", "explicit", "implicit"], about("how the pull joins")] = AFTER,
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
     models = JointModels(pull=Pull(strength=strength, form=pull))
-    return _assembled(common, models, "record", clip_norm, noise_multiplier)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier, server_learning_rate)
 
 
 def _weighed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,10 +194,11 @@ def fedper(
     noise_multiplier: NoiseMultiplier = 0.0,
     unit: HiddenUnit = "record",
     head: Head = "head",
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedPer (Arivazhagan et al. 2019): clients keep a head of their own and share the other layers."""
-    return _assembled(common, OwnPart(head=head), unit, clip_norm, noise_multiplier)
+    return _assembled(common, OwnPart(head=head), unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Collins et al. 2021", defaults=_drawn, presets=_presets)
@@ -200,11 +209,13 @@ def fedrep(
     unit: HiddenUnit = "record",
     head: Head = "head",
     head_steps: Annotated[int | None, about("steps on the head, before those on what is shared", default="local_steps")] = None,
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
-    steps = common["local_steps"] if head_steps is None else errors.require_count("head_steps", head_steps)
-    return _assembled(common, OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier)
+    steps = common["local_steps"] if head_steps is None else head_steps
+    errors.require_count("head_steps", steps)
+    return _assembled(common, OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Deng et al. 2020", defaults=_drawn, presets=_presets)
@@ -216,6 +227,7 @@ def apfl(
     alpha: Annotated[float, about("weight of a client's own model in the mixture")] = 0.5,
     alpha_learning_rate: Annotated[float, about("of alpha, in the first step of a round; 0: it stays")] = 0.0,
     personal_noise: PersonalNoise = 1.0,
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
@@ -223,7 +235,7 @@ def apfl(
     models = MixedModels(
         alpha=alpha, alpha_speed=alpha_learning_rate, noise=told["noise"], clean=told["clean"]
     )
-    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+    return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Bietti et al. 2022", defaults=_drawn, presets=_presets)
@@ -233,11 +245,15 @@ def ppsgd(
     noise_multiplier: NoiseMultiplier = 0.0,
     unit: HiddenUnit = "record",
     personal_learning_rate: PersonalRate = None,
+    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """PPSGD (Bietti et al. 2022): a client adds an offset of its own; one gradient moves shared model and offset."""
+    """PPSGD (Bietti et al. 2022): a client adds an offset of its own; one gradient moves shared model and offset.
+
+    At client level the paper clips a single gradient and steps at the server: local_steps 1, learning_rate 1.
+    """
     speed = 1.0 if personal_learning_rate is None else personal_learning_rate / common["learning_rate"]
-    return _assembled(common, OwnOffset(speed=speed), unit, clip_norm, noise_multiplier)
+    return _assembled(common, OwnOffset(speed=speed), unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Ghosh et al. 2020; Liu et al. 2022", presets=_presets, fixes=("estimator",))

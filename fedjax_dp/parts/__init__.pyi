@@ -15,6 +15,10 @@ from .batches import FixedBatches as FixedBatches
 from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
 from .batches import ReplacementBatches as ReplacementBatches
+from .client_models import Ask as Ask
+from .client_models import ClientModels as ClientModels
+from .client_models import Phase as Phase
+from .client_models import ReceivedModel as ReceivedModel
 from .client_privacy import AdaptiveClientGaussian as AdaptiveClientGaussian
 from .client_privacy import Attendance as Attendance
 from .client_privacy import ClientGaussian as ClientGaussian
@@ -33,6 +37,9 @@ from .clipping import Records as Records
 from .clipping import ScaleGradients as ScaleGradients
 from .clipping import StepReport as StepReport
 from .clipping import Unbounded as Unbounded
+from .clusters import GaussianChoice as GaussianChoice
+from .clusters import GumbelChoice as GumbelChoice
+from .clusters import OwnClusters as OwnClusters
 from .cohorts import AllClients as AllClients
 from .cohorts import Cohort as Cohort
 from .cohorts import CyclicCohort as CyclicCohort
@@ -71,6 +78,14 @@ from .noise import BandedNoise as BandedNoise
 from .noise import NoiseSource as NoiseSource
 from .noise import Place as Place
 from .noise import WhiteNoise as WhiteNoise
+from .personal_models import FineTuned as FineTuned
+from .personal_models import JointModels as JointModels
+from .personal_models import MixedModels as MixedModels
+from .personal_models import ModelBeside as ModelBeside
+from .personal_models import OwnModel as OwnModel
+from .personal_models import OwnOffset as OwnOffset
+from .personal_models import OwnPart as OwnPart
+from .personal_models import Pull as Pull
 from .record_privacy import ClippingPrivatizer as ClippingPrivatizer
 from .record_privacy import MeasuredPrivatizer as MeasuredPrivatizer
 from .record_privacy import NonPrivate as NonPrivate

@@ -255,7 +255,8 @@ class LocalSgd(LocalTraining):
     def model_of(
         self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData, model: Model
     ) -> Any:
-        at = self._stand(key, round_index, client, received, data, model, lambda flat: flat)
+        # Steps after the last round are a run of their own, whose schedule begins anew.
+        at = self._stand(key, jnp.zeros_like(round_index), client, received, data, model, lambda flat: flat)
         whole = self.models.personal(at.here)
         if (phase := self.models.final) is not None and phase.steps:
             whole = whole + self._walk(at, 0, phase, (whole,), [jnp.zeros_like(whole)], (), [], None).way

@@ -116,18 +116,22 @@ class Fairness(NamedTuple):
     variance: float  # over clients (divided by their number, not one less), squared
 
 
+def record_sums(task: Task, model: Model, params: Any, x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
+    """The sums of each record, and its scores; those of a model without metrics may be anything."""
+    found = {"loss": gradients.losses(model, params, x, y)}
+    if not task.metrics:
+        return found, None
+    scores = gradients.logits(model, params, x)
+    return {**jax.vmap(task.sums)(scores, y), **found}, scores
+
+
 @gradients.JitOfModel
 def evaluate(params: Any, data: FederatedData, *, model: Model) -> Tested:
     """What the task's metrics are made of on the test set, in one pass over blocks of records."""
     task, records, parts = task_of(model, data), data.x_test.shape[0], data.test_clients
 
     def seen(x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
-        """The sums of each record, and its scores; those of a model without metrics may be anything."""
-        found = {"loss": gradients.losses(model, params, x, y)}
-        if not task.metrics:
-            return found, None
-        scores = gradients.logits(model, params, x)
-        return {**jax.vmap(task.sums)(scores, y), **found}, scores
+        return record_sums(task, model, params, x, y)
 
     def block(total: Any, at: jax.Array, real: jax.Array) -> tuple[Any, Any]:
         sums, scores = seen(data.features(data.x_test[at]), rows_of(data.y_test, at))

@@ -1,0 +1,50 @@
+"""How clients fare with one model or another, each on its own part of the test set."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.rounds.metrics import fairness
+
+
+class Standing(NamedTuple):
+    """A metric over the clients that have test records."""
+
+    mean: float  # over clients
+    pooled: float  # over records
+    worst_tenth: float  # mean over the worst tenth of the clients, rounded up
+    variance: float  # over clients
+
+
+class Gain(NamedTuple):
+    """A client's own model against the better of two others, client by client."""
+
+    no_worse: float  # share of clients whose own model is no worse than both
+    regret: float  # mean of how much the better one is better; negative where the own models are
+
+
+def standing(values: np.ndarray, records: np.ndarray, better: int = 1) -> Standing:
+    """Of a metric by client `(clients,)` on so many test records each `(clients,)`; those without any are left out.
+
+    better  1 where more is better, -1 where less is.
+    """
+    there = _tested(records)
+    kept, weights = np.asarray(values, float)[there], np.asarray(records, float)[there]
+    spread = fairness(kept, better)
+    return Standing(spread.mean, float(kept @ weights / weights.sum()), spread.worst_tenth, spread.variance)
+
+
+def gain(personal: np.ndarray, others: list[np.ndarray], records: np.ndarray, better: int = 1) -> Gain:
+    """Of clients' own models against the better of the others for each client; arrays `(clients,)`."""
+    there = _tested(records)
+    own, *rest = (better * np.asarray(each, float)[there] for each in (personal, *others))
+    best = np.max(rest, axis=0)
+    return Gain(float(np.mean(own >= best)), float(np.mean(best - own)))
+
+
+def _tested(records: np.ndarray) -> np.ndarray:
+    there: np.ndarray = np.asarray(records) > 0
+    if not there.any():
+        raise errors.refuse("test records of clients", "none", "some", "hold out records of each client")
+    return there

@@ -1,0 +1,141 @@
+"""Models of clients' own: read out of a state, and measured each on its client's part of the test set."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_dp import errors, gradients
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.targets import rows_of
+from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.models import Model, task_of
+from fedjax_dp.parts.local_training import LocalTraining, Received
+from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block
+from fedjax_dp.rounds.round import ServerState
+
+BYTES = 2**27  # of rows of tables on the host that are looked at together
+
+
+class Holder(NamedTuple):
+    """Clients, and what they have after some rounds."""
+
+    params: Any
+    shared: Any
+    ids: jax.Array  # (clients,)
+    own: Any  # their rows (clients, ...)
+    round: jax.Array
+    key: jax.Array  # of the run
+
+
+def model_of(local: LocalTraining, held: Holder, at: Any, data: FederatedData, model: Model) -> Any:
+    """The model of the client at a place `at` of `held`, a tree of parameters; traced."""
+    client = held.ids[at]
+    key = jax.random.fold_in(jax.random.fold_in(role_key(held.key, "personal"), held.round), client)
+    received = Received(held.params, held.shared, jax.tree.map(lambda table: table[at], held.own))
+    return local.model_of(key, held.round, data.client(client), received, data, model)
+
+
+def personal_models(
+    local: LocalTraining, state: ServerState, data: FederatedData, key: jax.Array, *, model: Model
+) -> Any:
+    """The parameters of every client's own model, each leaf `(num_clients, ...)`; for populations that fit.
+
+    local  of the algorithm that ran, its noise found; key  of the run, `run_key(seed)`.
+    """
+    _require_own(local)
+    parts = [_made(local, held, data, model=model) for held in holders(state, data, key)]
+    found: Any = jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
+    return found
+
+
+@gradients.JitOfModel
+def _made(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model) -> Any:
+    data = jax.tree.map(jnp.asarray, data)
+    return lax.map(lambda at: model_of(local, held, at, data, model), jnp.arange(held.ids.shape[0]))
+
+
+def holders(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator[Holder]:
+    """All clients, some at a time where their tables are on the host; the last may be filled up with the last client."""
+    tables = [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
+    every, many = data.num_clients, data.num_clients
+    if tables:
+        many = max(1, min(every, BYTES // max(1, sum(table.row_bytes for table in tables))))
+    for first in range(0, every, many):
+        ids = np.minimum(np.arange(first, first + many), every - 1).astype(np.int32)
+        own = jax.tree.map(lambda a: a.read(ids, many) if isinstance(a, HostTable) else a, state.clients)  # noqa: B023
+        yield Holder(state.params, state.shared, ids, own, state.round, key)
+
+
+def evaluate_personal(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model) -> Tested:
+    """What the task's metrics are made of, of the clients of `held` on their own test parts; traced.
+
+    Records are taken client by client, some at once; a client without a part is left out by the number of its records.
+    """
+    task, records, every = task_of(model, data), data.x_test.shape[0], data.num_clients
+    parts = jnp.asarray(data.test_clients)
+    order, counts = jnp.argsort(parts, stable=True), jnp.bincount(parts, length=every)
+    firsts = jnp.cumsum(counts) - counts
+    rows = min(rows_per_block(model, held.params, data, records), math.ceil(records / every))
+
+    def sums_of(params: Any, at: jax.Array) -> tuple[dict[str, jax.Array], Any]:
+        return record_sums(task, model, params, data.features(data.x_test[at]), rows_of(data.y_test, at))
+
+    def one(scores: Any, place: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        client = held.ids[place]
+        params, first, count = model_of(local, held, place, data, model), firsts[client], counts[client]
+
+        def block(number: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            total, scores = carry
+            at = number * rows + jnp.arange(rows)
+            real = at < count
+            taken = order[jnp.minimum(first + jnp.minimum(at, jnp.maximum(count - 1, 0)), records - 1)]
+            sums, made = sums_of(params, taken)
+            total = {
+                name: total[name] + jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype)
+                for name, a in sums.items()
+            }
+            if task.keeps_scores:
+                scores = scores.at[jnp.where(real, taken, records)].set(made, mode="drop")
+            return total, scores
+
+        start = {name: jnp.zeros(a.shape[1:], a.dtype) for name, a in shapes.items()}
+        total, scores = lax.fori_loop(0, -(-count // rows), block, (start, scores))
+        return scores, total
+
+    shapes, made = jax.eval_shape(sums_of, held.params, jnp.zeros(1, jnp.int32))
+    scores = jnp.zeros((records, *made.shape[1:]), made.dtype) if task.keeps_scores else None
+    scores, by_client = lax.scan(one, scores, jnp.arange(held.ids.shape[0]))
+    total = {name: a.sum(0) for name, a in by_client.items()}
+    return Tested(total, by_client, scores)
+
+
+_tested = gradients.JitOfModel(
+    lambda local, held, data, *, model: evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
+)
+
+
+def tested(local: LocalTraining, state: ServerState, data: FederatedData, key: jax.Array, *, model: Model) -> Tested:
+    """The same of all clients, compiled; one call where their tables are on the devices."""
+    _require_own(local)
+    if data.test_clients is None:
+        remedy = "hold out records of each client (--holdout 0.2), or give federate test_clients"
+        raise errors.refuse("test parts of clients", "none", "there to measure clients' own models on", remedy)
+    found = [jax.device_get(_tested(local, held, data, model=model)) for held in holders(state, data, key)]
+    if len(found) == 1:
+        return found[0]
+    every = data.num_clients
+    by_client = {name: np.concatenate([one.by_client[name] for one in found])[:every] for name in found[0].by_client}
+    scores = None if found[0].scores is None else np.sum([one.scores for one in found], 0)
+    return Tested({name: a.sum(0) for name, a in by_client.items()}, by_client, scores)
+
+
+def _require_own(local: LocalTraining) -> None:
+    if not local.personal:
+        remedy = "use one such as mr_mtl or ditto"
+        raise errors.refuse("algorithm", "one whose clients share a model", "one whose clients have their own", remedy)
