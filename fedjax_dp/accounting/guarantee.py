@@ -94,6 +94,9 @@ class PaperRow:
         }
 
 
+OF_MODELS = (View.OWNER, View.DEPLOYED)  # of clients' own models, beside which other views may be told of
+
+
 @displayed
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
@@ -112,9 +115,15 @@ class Guarantee:
     claims: tuple[Claim, ...] = ()
     warnings: tuple[str, ...] = ()
     reason: str | None = None  # why epsilon is infinite, where it is
+    elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary
 
     def _card(self) -> Card:
-        lists = {"assumes": self.assumptions, "claim": tuple(map(str, self.claims)), "warning": self.warnings}
+        lists = {
+            "also": tuple(map(str, self.elsewhere)),
+            "assumes": self.assumptions,
+            "claim": tuple(map(str, self.claims)),
+            "warning": self.warnings,
+        }
         facts = {
             f"{name} {number}" if len(told) > 1 else name: text
             for name, told in lists.items()
@@ -140,7 +149,8 @@ class Guarantee:
     def __str__(self) -> str:
         if math.isinf(self.epsilon):
             reason = self.reason or "the noise is too small for the accountant to tell the losses from infinite ones"
-            return f"no privacy: epsilon is infinite, because {reason}."
+            against = f" against {self.view}" if self.view in OF_MODELS else ""
+            return f"no privacy{against}: epsilon is infinite, because {reason}."
         never = "" if self.epsilon_min else " (clients that are never drawn)"
         spread = f"min {self.epsilon_min:.4g}{never}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
         adjacency = self.adjacency.value if self.adjacency else "no"
@@ -166,6 +176,7 @@ class Guarantee:
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
             "claims": [claim.to_dict() for claim in self.claims],
+            "elsewhere": [other.to_dict() for other in self.elsewhere],
         }
 
     def saved(self) -> dict[str, Any]:
@@ -174,6 +185,7 @@ class Guarantee:
         return self.to_dict() | {
             "reason": self.reason,
             "epsilons": [[finite(epsilon), count] for epsilon, count in alike],
+            "elsewhere": [other.saved() for other in self.elsewhere],
         }
 
     @classmethod
@@ -193,6 +205,7 @@ class Guarantee:
                 assumptions=tuple(saved["assumptions"]),
                 claims=tuple(Claim(**claim | {"verdict": Verdict(claim["verdict"])}) for claim in claims),
                 warnings=tuple(saved["warnings"]),
+                elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 **told,
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -215,7 +228,7 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def no_privacy(num_clients: int, reason: str) -> Guarantee:
+def no_privacy(num_clients: int, reason: str, view: View = View.UPLOADS) -> Guarantee:
     """The guarantee of an algorithm that gives none."""
     infinite = (math.inf,) * num_clients
-    return Guarantee(infinite, None, Unit.RECORD, None, View.UPLOADS, None, (), reason=reason)
+    return Guarantee(infinite, None, Unit.RECORD, None, view, None, (), reason=reason)

@@ -15,11 +15,11 @@ from scipy.special import gammaln, logsumexp
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import (
     Adjacency,
+    BoundedRange,
     Event,
     GaussianSteps,
     NotCoveredError,
     Release,
-    BoundedRange,
     SkellamSums,
     WithoutReplacement,
 )

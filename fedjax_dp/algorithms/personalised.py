@@ -8,20 +8,12 @@ from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, ServerRate, a
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
 from fedjax_dp.parts.aggregation import BoundedMean
-from fedjax_dp.parts.client_models import ClientModels, ReceivedModel
+from fedjax_dp.parts.client_models import ClientModels
 from fedjax_dp.parts.client_privacy import ClientGaussian
 from fedjax_dp.parts.clusters import Choice, GaussianChoice, GumbelChoice, OwnClusters
-from fedjax_dp.parts.personal_models import (
-    AFTER,
-    FineTuned,
-    JointModels,
-    MixedModels,
-    ModelBeside,
-    OwnModel,
-    OwnOffset,
-    OwnPart,
-    Pull,
-)
+from fedjax_dp.parts.models_beside import FineTuned, JointModels, MixedModels, ModelBeside
+from fedjax_dp.parts.personal_models import OwnModel, OwnOffset, OwnPart
+from fedjax_dp.parts.pull import Pull
 from fedjax_dp.parts.record_privacy import RecordGaussian
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -132,7 +124,7 @@ def ditto(
     noise_multiplier: NoiseMultiplier = 0.0,
     unit: HiddenUnit = "record",
     strength: Strength = 0.5,
-    pull: PullForm = AFTER,
+    proximal: PullForm = "after",
     personal_steps: PersonalSteps = None,
     personal_noise: PersonalNoise = 1.0,
     personal_learning_rate: PersonalRate = None,
@@ -144,7 +136,7 @@ def ditto(
     Whoever gets the personal models sees twice the gradients of one who sees the uploads: `ditto_joint` makes them one.
     """
     beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, unit)
-    models = ModelBeside(pull=Pull(strength=strength, form=pull), **beside)
+    models = ModelBeside(pull=Pull(strength=strength, form=proximal), **beside)
     return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
@@ -154,12 +146,12 @@ def ditto_joint(
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
     strength: Strength = 0.5,
-    pull: Annotated[Literal["after", "explicit", "implicit"], about("how the pull joins")] = AFTER,
+    proximal: Annotated[Literal["after", "explicit", "implicit"], about("how the pull joins")] = "after",
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
-    models = JointModels(pull=Pull(strength=strength, form=pull))
+    models = JointModels(pull=Pull(strength=strength, form=proximal))
     return _assembled(common, models, "record", clip_norm, noise_multiplier, server_learning_rate)
 
 
@@ -174,7 +166,7 @@ def mr_mtl(
     noise_multiplier: NoiseMultiplier = 0.0,
     unit: HiddenUnit = "record",
     strength: Strength = 0.5,
-    pull: PullForm = AFTER,
+    proximal: PullForm = "after",
     **common: Unpack[Common],
 ) -> Algorithm:
     """Mean-regularised multi-task learning (Liu et al. 2022): every client's model is pulled to the mean of all.
@@ -184,7 +176,7 @@ def mr_mtl(
     """
     if unit == "client":
         common.pop("estimator", None)
-    return _assembled(common, OwnModel(pull=Pull(strength=strength, form=pull)), unit, clip_norm, noise_multiplier)
+    return _assembled(common, OwnModel(pull=Pull(strength=strength, form=proximal)), unit, clip_norm, noise_multiplier)
 
 
 @entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_presets)
@@ -208,14 +200,18 @@ def fedrep(
     noise_multiplier: NoiseMultiplier = 0.0,
     unit: HiddenUnit = "record",
     head: Head = "head",
-    head_steps: Annotated[int | None, about("steps on the head, before those on what is shared", default="local_steps")] = None,
+    head_steps: Annotated[
+        int | None, about("steps on the head, before those on what is shared", default="local_steps")
+    ] = None,
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
     steps = common["local_steps"] if head_steps is None else head_steps
     errors.require_count("head_steps", steps)
-    return _assembled(common, OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(
+        common, OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier, server_learning_rate
+    )
 
 
 @entry("Deng et al. 2020", defaults=_drawn, presets=_presets)
@@ -232,9 +228,7 @@ def apfl(
 ) -> Algorithm:
     """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
     told = _beside(common, None, personal_noise, None, unit)
-    models = MixedModels(
-        alpha=alpha, alpha_speed=alpha_learning_rate, noise=told["noise"], clean=told["clean"]
-    )
+    models = MixedModels(alpha=alpha, alpha_speed=alpha_learning_rate, noise=told["noise"], clean=told["clean"])
     return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 

@@ -98,6 +98,7 @@ def _print_result(
         *_target(result, measures),
         *_guessing(result),
         ("privacy", guarantee["statement"]),
+        *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
         ("folder", f"{where} (config.toml, metrics.json, result.json, run.png, checkpoints)"),
         *(("tracked", tracker.place) for tracker in trackers if tracker.place),

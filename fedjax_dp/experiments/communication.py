@@ -39,7 +39,7 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     members = algorithm.cohort.members(data.num_clients)
     size, features = parameters(model, data)
     beside = algorithm.local.floats(size, features, members, data.num_clients)
-    shared = Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), algorithm.local.sent(model)).size
+    shared = Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), algorithm.local.sent_tensors(model)).size
     joined = shared + algorithm.aggregate.extra + algorithm.upload.extra + beside.summed
     down = 4 * (shared + algorithm.upload.extra + beside.down)
     up = algorithm.transport.word_bytes * joined + 4 * beside.up

@@ -128,7 +128,7 @@ class ClientModels(Protocol):
         """What happens in a round, in this order; `steps`: those of the local training. One has the series SHARED."""
         return (Phase(steps),)
 
-    def sent(self, model: Model) -> tuple[bool, ...] | None:
+    def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
         """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are.
 
         What is not shared is in no message, in no sum, and no byte is counted for it.
@@ -147,9 +147,7 @@ class ClientModels(Protocol):
         """Where the gradients of a step are taken, one for each of `asks`."""
         return (Point(here.model, here.unravel(at.vectors[0])),)
 
-    def gradient(
-        self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any
-    ) -> tuple[jax.Array, Any]:
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
         """From the privatized gradients of a step to that of the vector which it moves, and the new memory."""
         return gradients[0], memory
 
@@ -171,6 +169,7 @@ class ClientModels(Protocol):
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         """Raise ConfigurationError, in one line, where it cannot be used."""
+        return None
 
 
 @value
@@ -178,6 +177,12 @@ class ReceivedModel(ClientModels):
     """A client begins with the model it receives, sends how that has moved, and keeps nothing."""
 
     equation = r"w \leftarrow w_t,\ \Delta_k = w - w_t"
+
+    def begin(self, here: Here) -> Begun:
+        return Begun((here.received,))
+
+    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
+        return Finished(moved[0])
 
 
 def rows_of(vector: jax.Array, num_clients: int) -> jax.Array:

@@ -20,8 +20,15 @@ from fedjax_dp.pytrees import ravel, structure, value
 class Choice(Protocol):
     """How a client chooses a model by its records' losses."""
 
-    bound: Any
-    rounds: int | None
+    @property
+    def bound(self) -> Any:
+        """b: each record's loss is cut to [0, b]."""
+        ...
+
+    @property
+    def rounds(self) -> int | None:
+        """In which a client chooses, its first; None: all."""
+        ...
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
         """What the least of is chosen `(models,)`, from mean losses of records cut to [0, bound] and standard draws."""
@@ -62,7 +69,8 @@ class GaussianChoice:
         return self.noise * noise_multiplier * math.sqrt(models) * self.bound / (2 * records)
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
-        return losses + self.std(records, noise_multiplier, losses.shape[-1]) * draw
+        noisy: jax.Array = losses + self.std(records, noise_multiplier, losses.shape[-1]) * draw
+        return noisy
 
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return prng.normals(key, 0, models)
@@ -99,7 +107,8 @@ class GumbelChoice:
         return 2 * self.bound / (records * self.epsilon)
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
-        return losses - self.scale(records) * draw
+        noisy: jax.Array = losses - self.scale(records) * draw
+        return noisy
 
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return jax.random.gumbel(key, (models,))
@@ -141,15 +150,14 @@ class OwnClusters(ClientModels):
     def choices(self) -> Choice | None:
         return None if self.number == 1 else self.choice
 
-    def sent(self, model: Model) -> tuple[bool, ...]:
+    def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         """The changes of its models are terms of their own: the server's model stays where it began."""
         return (False,) * len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
     def init(self, setting: Setting) -> Memory:
-        first, clients = ravel(setting.params)[0], setting.data.num_clients
-        others = [
-            ravel(setting.model.init(role_key(setting.key, f"cluster {j}")))[0] for j in range(1, self.number)
-        ]
+        first, clients, key = ravel(setting.params)[0], setting.data.num_clients, setting.key
+        assert key is not None
+        others = [ravel(setting.model.init(role_key(key, f"cluster {j}")))[0] for j in range(1, self.number)]
         return Memory(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
 
     def begin(self, here: Here) -> Begun:

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,32 +18,28 @@ from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.client_models import (
     SHARED,
     Ask,
-    At,
     Begun,
     ClientModels,
     Here,
     Phase,
-    Point,
     ReceivedModel,
     is_personal,
 )
-from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Step, Visit
+from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Visit
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.local_training import Beside, LocalResult, LocalTraining, Received, extreme_rates
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.parts.personal_models import clean_refused
 from fedjax_dp.parts.record_privacy import (
-    NonPrivate,
     Privatizer,
-    louder,
     multiplier_of,
     require_measured,
     variance_of,
 )
-from fedjax_dp.parts.transformations import informed
+from fedjax_dp.parts.walk import Walker, record_keys
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
@@ -117,8 +113,8 @@ class LocalSgd(LocalTraining):
         choices = self.models.choices
         return (*found, *(() if choices is None else (choices.beside,)))
 
-    def sent(self, model: Model) -> tuple[bool, ...] | None:
-        return self.models.sent(model)
+    def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
+        return self.models.sent_tensors(model)
 
     @property
     def looks(self) -> bool:
@@ -165,7 +161,7 @@ class LocalSgd(LocalTraining):
             tables.append(jax.tree.map(lambda a: jnp.broadcast_to(a, (every, *jnp.shape(a))), states))
         return Memory(tuple(servers), tuple(tables))
 
-    def _rule_states(self, setting: Setting, models: Memory) -> tuple[Any, ...]:
+    def _rule_states(self, setting: Setting, models: Memory) -> Any:
         """Of the rule in each phase, before round 0."""
         start, unravel = ravel(setting.params)
         data, client = setting.data, setting.data.client(jnp.int32(0))
@@ -175,13 +171,21 @@ class LocalSgd(LocalTraining):
         here = Here(start, models.server, own, setting.model, unravel, key, client, none, none, look)
         shapes = jax.eval_shape(lambda: self.models.begin(here).vectors)
         vectors = [start if shape.size == start.size else jnp.zeros(shape.size) for shape in shapes]
-        return tuple(self.rule.transform().init(vectors[phase.moves]) for phase in self.models.phases(self.steps))
+        phases = self.models.phases(self.steps)
+        return self._of_phases([self.rule.transform().init(vectors[phase.moves]) for phase in phases])
+
+    def _of_phases(self, states: list[Any]) -> Any:
+        """The states of the rule as a client keeps them: that of the only phase, or one of each."""
+        return states[0] if len(states) == 1 else tuple(states)
+
+    def _of_phase(self, states: Any, number: int) -> Any:
+        return states if len(self.models.phases(self.steps)) == 1 else states[number]
 
     def send(self, memory: Memory, members: Members) -> tuple[Any, ...]:
         return tuple(correction.send(own, members) for correction, own in self._each(memory))
 
     def absorb(self, shared: Any, total: Any, num_clients: int) -> tuple[Any, ...]:
-        telling = (*self.corrections, *([self.models] if self.models.tells else []))
+        telling: tuple[Any, ...] = (*self.corrections, *([self.models] if self.models.tells else []))
         each = zip(telling, shared, total, strict=True)
         return tuple(part.absorb(server, term, num_clients) for part, server, term in each)
 
@@ -216,21 +220,22 @@ class LocalSgd(LocalTraining):
         Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop; `spread` says
         which device computes which part of it.
         """
-        at = self._stand(key, round_index, client, received, data, model, spread)
-        here, count = at.here, len(self.corrections)
-        begun = self.models.begin(here)
+        visit, models = self._visit(key, round_index, client, received, data, model, spread), self.models
+        here = visit.here
+        begun = models.begin(here)
         vectors = tuple(map(spread, begun.vectors))
         # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
-        ways = [spread(jnp.zeros_like(vector)) for vector in vectors]
+        ways = tuple(spread(jnp.zeros_like(vector)) for vector in vectors)
         held = list(zip(self.corrections, received.shared, received.own, received.extra))
-        memory, kept, main = begun.memory, [], None
-        for number, phase in enumerate(self.models.phases(self.steps)):
+        memory, rules, main = begun.memory, [], None
+        for number, phase in enumerate(models.phases(self.steps)):
             shared = any(ask.series == SHARED for ask in phase.asks)
-            old = received.own[-1][number] if self.rule.keep else None
-            walk = self._walk(at, number, phase, vectors, ways, memory, held if shared else [], old)
-            ways[phase.moves], memory = walk.way, walk.memory
-            kept.append(walk.rule)
-            main = (walk, phase.moves) if shared else main
+            old = self._of_phase(received.own[-1], number) if self.rule.keep else None
+            more = self.extra_gradients if shared else 0
+            walk = visit.walk(number, phase, vectors, ways, memory, held if shared else [], old, more)
+            ways = (*ways[: phase.moves], walk.way, *ways[phase.moves + 1 :])
+            memory, main = walk.memory, (walk, phase.moves) if shared else main
+            rules.append(walk.rule)
         assert main is not None
         (walk, moves), terms, own_rows = main, [], []
 
@@ -238,31 +243,33 @@ class LocalSgd(LocalTraining):
             return see(role_key(key, "look"), here.unravel(params), client, data, model)
 
         for correction, server, own, extra in held:
-            visit = Visit(vectors[moves], ways[moves], server, own, extra, walk.drift, walk.again, look)
-            term, row = correction.finish(visit)
+            seen = Visit(vectors[moves], ways[moves], server, own, extra, walk.drift, walk.again, look)
+            term, row = correction.finish(seen)
             terms.append(term)
             own_rows.append(row)
-        end = self.models.finish(here, Begun(vectors, begun.memory), tuple(ways), memory)
-        if self.models.tells:
-            terms.append(end.terms)
-        if self.models.keeps:
-            own_rows.append(end.own)
-        if self.rule.keep:
-            own_rows.append(tuple(kept))
-        assert len(held) == count
+        end = models.finish(here, Begun(vectors, begun.memory), ways, memory)
+        terms += [end.terms] if models.tells else []
+        own_rows += [end.own] if models.keeps else []
+        own_rows += [self._of_phases(rules)] if self.rule.keep else []
         return LocalResult(end.update, tuple(terms), tuple(own_rows), walk.report)
 
     def model_of(
-        self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData, model: Model
+        self,
+        key: jax.Array,
+        round_index: jax.Array,
+        client: Client,
+        received: Received,
+        data: FederatedData,
+        model: Model,
     ) -> Any:
         # Steps after the last round are a run of their own, whose schedule begins anew.
-        at = self._stand(key, jnp.zeros_like(round_index), client, received, data, model, lambda flat: flat)
-        whole = self.models.personal(at.here)
+        visit = self._visit(key, jnp.zeros_like(round_index), client, received, data, model, lambda flat: flat)
+        whole = self.models.personal(visit.here)
         if (phase := self.models.final) is not None and phase.steps:
-            whole = whole + self._walk(at, 0, phase, (whole,), [jnp.zeros_like(whole)], (), [], None).way
-        return at.here.unravel(whole)
+            whole = whole + visit.walk(0, phase, (whole,), (jnp.zeros_like(whole),), (), [], None, 0).way
+        return visit.here.unravel(whole)
 
-    def _stand(
+    def _visit(
         self,
         key: jax.Array,
         round_index: jax.Array,
@@ -271,14 +278,14 @@ class LocalSgd(LocalTraining):
         data: FederatedData,
         model: Model,
         spread: Callable[[jax.Array], jax.Array],
-    ) -> "_Stand":
-        """A client with all that its round needs."""
+    ) -> Walker:
+        """A client with all that its steps need."""
         start, unravel = ravel(received.params)
-        rows, count = iter(received.own[len(self.corrections) :]), len(self.corrections)
+        count = len(self.corrections)
         here = Here(
             spread(start),
             received.shared[count] if self.models.tells else (),
-            next(rows) if self.models.keeps else (),
+            received.own[count] if self.models.keeps else (),
             model,
             unravel,
             role_key(key, "models"),
@@ -287,116 +294,10 @@ class LocalSgd(LocalTraining):
             multiplier_of(self.privatizer, client.id),
             functools.partial(data.mean_over_records, client),
         )
-        return _Stand(key, round_index, client, data, here, spread)
-
-    def _walk(
-        self,
-        at: "_Stand",
-        number: int,
-        phase: Phase,
-        vectors: tuple[jax.Array, ...],
-        ways: list[jax.Array],
-        memory: Any,
-        held: list[tuple[Any, ...]],
-        old: Any,
-    ) -> "_Walk":
-        """The steps of a phase, from the vectors and their ways so far; `held`: the corrections that join."""
-        _, round_index, client, data, here, spread = at
-        more = self.extra_gradients if held else 0
-        rates = self._rates(round_index, self.batches.count(phase.steps, data.largest))
-        rates = rates if phase.speed is None else rates * phase.speed
-        tau, moves = rates.size, phase.moves
-        draws = [self._drawn(at, ask, tau, more) for ask in phase.asks]
-        live = draws[0].batches.live
-        drift = jnp.sum(jnp.abs(rates) * live[:tau])
-        last = tau - 1 - jnp.argmax(live[:tau][::-1])  # of the steps that are taken
-        start = vectors[moves]
-        rule = informed(self.rule.transform())
-        began = rule.init(start) if old is None else old
-
-        def place(index: Any, series: int) -> Place:
-            rate = rates[jnp.minimum(index, tau - 1)]
-            return Place(client.id, round_index, index, rate, drift, index == last, series)
-
-        # Whatever all steps can have at once stands before the loop: on an accelerator each of these is a launch.
-        def looked_up(batch: Batch) -> _Drawn:
-            rows = data.at(client, batch.positions)
-            return _Drawn(batch, rows, data.targets(rows))
-
-        def privatized(
-            ask: Ask, draw: "_Draw", point: Point, index: Any, now: _Drawn
-        ) -> tuple[jax.Array, StepReport, Records]:
-            batch = now.batch
-            keys = _record_keys(draw.model_key, index, batch)
-            records = Records(data.features(data.x[now.rows]), now.y, batch.mask, batch.divisor, keys)
-            privatizer = self._privatizer(ask)
-            gradient, report = privatizer.gradient(
-                draw.noise_key, place(index, ask.series), point.model, point.params, records
-            )
-            return gradient, report, records
-
-        @jax.named_scope("local_step")
-        def step(carry: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, None]:
-            way, kept, memory, told = carry
-            params = spread(start + way)
-            index, rate, now = inputs
-            batch = now[0].batch
-            others = (params if j == moves else vector + done for j, (vector, done) in enumerate(zip(vectors, ways)))
-            stand = At(number, rate, index == 0, tuple(others))
-            points = self.models.points(stand, here, memory)
-            found = [privatized(*given, index, one) for *given, one in zip(phase.asks, draws, points, now)]
-            gradient, new = self.models.gradient(tuple(made for made, _, _ in found), stand, here, memory)
-            for correction, server, own, extra in held:
-                seen = Step(params, start, server, own, extra, found[0][2], here.model, here.unravel)
-                gradient = correction.gradient(gradient, seen)
-
-            def variance() -> jax.Array:
-                return variance_of(self._privatizer(phase.asks[0]), place(index, 0), batch.divisor)
-
-            direction, after = rule.update(spread(gradient), kept, params, variance=variance)
-            kept, memory = jax.tree.map(
-                lambda new, old: jnp.where(batch.live > 0, new, old), (after, new), (kept, memory)
-            )
-            told = told + jnp.stack(found[0][1]) * batch.live  # one number after another would be as many launches
-            return (spread(way - rate * batch.live * direction), kept, memory, told), None
-
-        inner = tuple(looked_up(jax.tree.map(lambda a: a[:tau], draw.batches)) for draw in draws)
-        indices = jnp.arange(tau, dtype=jnp.uint32)
-        nothing = jnp.zeros(len(StepReport._fields))
-        (way, kept, memory, told), _ = lax.scan(step, (ways[moves], began, memory, nothing), (indices, rates, inner))
-
-        asked: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
-
-        def again(params: jax.Array) -> jax.Array:
-            if len(asked) >= more:
-                raise errors.refuse(
-                    "corrections",
-                    f"{len(asked) + 1} calls of visit.gradient",
-                    f"at most the {more} that they state",
-                    "state them as extra_gradients: each is one more release, which is counted",
-                )
-            asked.append(next_one := tau + len(asked))
-            batch = jax.tree.map(lambda a: a[next_one], draws[0].batches)
-            point = Point(here.model, here.unravel(params))
-            return privatized(phase.asks[0], draws[0], point, jnp.uint32(next_one), looked_up(batch))[0]
-
-        report = StepReport(*(told / jnp.maximum(live[:tau].sum(), 1.0)))
-        return _Walk(way, memory, kept, report, drift, again)
-
-    def _drawn(self, at: "_Stand", ask: Ask, tau: int, more: int) -> "_Draw":
-        """The batches of a series, and its keys."""
-        key = at.key if ask.series == SHARED else role_key(at.key, f"series {ask.series}")
-        with jax.named_scope("batch_draw"):
-            batches = self.batches.sample(role_key(key, "batch"), at.client.size, tau + more, at.data.largest)
-        batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
-        return _Draw(batches, role_key(key, "noise"), role_key(key, "model"))
-
-    def _privatizer(self, ask: Ask) -> Privatizer:
-        """Of the gradients of a series."""
-        if ask.clean:
-            return NonPrivate()
-        found: Privatizer = self.privatizer if ask.noise is None else louder(self.privatizer, ask.noise)
-        return found
+        rates = functools.partial(self._rates, round_index)
+        return Walker(
+            key, round_index, client, data, here, spread, self.privatizer, self.batches, self.rule, self.models, rates
+        )
 
     def _check_models(self, sizes: np.ndarray, model: Model | None) -> None:
         models = self.models
@@ -445,7 +346,7 @@ class LocalSgd(LocalTraining):
             index, batch = inputs
             x, y = data.gather(client, batch.positions)
             place = Place(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
-            records = Records(x, y, batch.mask, batch.divisor, _record_keys(role_key(key, "model"), index, batch))
+            records = Records(x, y, batch.mask, batch.divisor, record_keys(role_key(key, "model"), index, batch))
             return total + self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)[0], None
 
         indices = jnp.arange(rates.size, dtype=jnp.uint32)
@@ -493,54 +394,8 @@ class LocalSgd(LocalTraining):
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
 
 
-def _event(
-    phase: Phase, ask: Ask, local: LocalTraining, noise: float, records: int, rates: np.ndarray
-) -> Event:
+def _event(phase: Phase, ask: Ask, local: LocalTraining, noise: float, records: int, rates: np.ndarray) -> Event:
     """What the gradients of a series release in a round."""
     count = local.batches.count(phase.steps, records)
     louder = noise if ask.noise is None else noise * float(np.float32(ask.noise))
     return local.privatizer.event(0.0 if ask.clean else louder, local.batches, records, count, rates)
-
-
-class _Stand(NamedTuple):
-    """A client at the beginning of its round."""
-
-    key: jax.Array
-    round_index: jax.Array
-    client: Client
-    data: FederatedData
-    here: Here
-    spread: Callable[[jax.Array], jax.Array]
-
-
-class _Draw(NamedTuple):
-    """What is drawn for a series of gradients."""
-
-    batches: Batch
-    noise_key: jax.Array
-    model_key: jax.Array
-
-
-class _Walk(NamedTuple):
-    """What the steps of a phase came to."""
-
-    way: jax.Array  # of the vector that they move
-    memory: Any
-    rule: Any  # the rule's state
-    report: StepReport
-    drift: jax.Array
-    again: Callable[[jax.Array], jax.Array]
-
-
-class _Drawn(NamedTuple):
-    """A round's batches, and what of their records all steps can look up at once."""
-
-    batch: Batch
-    rows: jax.Array  # of x and y (steps, rows)
-    y: Any
-
-
-def _record_keys(key: jax.Array, step: jax.Array, batch: Batch) -> jax.Array:
-    """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
-    step_key = jax.random.fold_in(key, step)
-    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)

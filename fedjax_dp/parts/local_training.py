@@ -29,7 +29,7 @@ class Received(NamedTuple):
 class LocalResult(NamedTuple):
     """What comes out of a client's round."""
 
-    update: jax.Array  # local model minus the received one, of what is `sent`: flat (sent size,), float32
+    update: jax.Array  # local model minus the received one, of what is sent: flat (sent size,), float32
     terms: Any  # what joins the update in its sum over the cohort: float32 arrays, unweighted
     own: Any  # the client's new row, shaped like Received.own
     report: StepReport  # probes, averaged over the steps
@@ -138,12 +138,18 @@ class LocalTraining(Protocol):
         """Further looks at records, whose releases are counted with those of the steps; see `client_models`."""
         return ()
 
-    def sent(self, model: Model) -> tuple[bool, ...] | None:
+    def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
         """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
         return None
 
     def model_of(
-        self, key: jax.Array, round_index: jax.Array, client: Client, received: Received, data: FederatedData, model: Model
+        self,
+        key: jax.Array,
+        round_index: jax.Array,
+        client: Client,
+        received: Received,
+        data: FederatedData,
+        model: Model,
     ) -> Any:
         """A client's own model after so many rounds, a tree of parameters; traced. `key` is for this alone."""
         return received.params

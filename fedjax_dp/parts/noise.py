@@ -12,7 +12,7 @@ from fedjax_dp.pytrees import value
 
 
 class Place(NamedTuple):
-    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once, and so does (series, step) there."""
+    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once."""
 
     client: jax.Array
     round: jax.Array

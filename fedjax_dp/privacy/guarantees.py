@@ -19,7 +19,7 @@ from fedjax_dp.privacy.ledger import counted_as, training_of, with_paid
 from fedjax_dp.privacy.paper_claims import claims_about
 from fedjax_dp.privacy.paper_noise import PRESCRIBED, prescribed
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
-from fedjax_dp.privacy.protection import noise_of, unit_of
+from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -163,6 +163,10 @@ def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = No
     found = stated(run, progress=progress)
     if not found.reason:
         _require_believable(run)
+    if run.terms.view is None:
+        others = [view for view in views_of(run.algorithm) if view is not run.view]
+        elsewhere = tuple(stated(run.counted(view=view.value, epsilon=None, colluders=0)) for view in others)
+        found = dataclasses.replace(found, elsewhere=elsewhere)
     return found if run.terms.epsilon is None else over_budget(found, run.terms)
 
 
@@ -189,7 +193,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     num_clients, unit, delta = data.num_clients, unit_of(algorithm), terms.delta
     reason = run.gap
     if reason:
-        return no_privacy(num_clients, reason)
+        return no_privacy(num_clients, reason, run.view)
     if delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_in_unit_interval("delta", delta)
@@ -198,9 +202,9 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     if steps and not np.any(np.asarray(noise_of(algorithm)) > 0):
         what = "gradients" if unit is Unit.RECORD else "updates"
-        return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0")
+        return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0", run.view)
     if any(step.reveals_everything for step in steps):
-        return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0")
+        return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
     epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))
     adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
     members = np.asarray(data.sizes).tolist() if unit is Unit.RECORD else [num_clients]

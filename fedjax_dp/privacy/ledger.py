@@ -135,7 +135,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     known = helpers_of(algorithm, data, run.view, run.terms.colluders)
     sampling, adjacency = cohort.hidden(num_clients, known) if upload.amplified else SEEN
     counted = "worst" if participation == "law" or not isinstance(sampling, FullBatch) else participation
-    size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent(run.model)).size
+    size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
     members = cohort.members(num_clients)
     honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
 

@@ -164,8 +164,8 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     the adversary is a client that knows its own noise.
     Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
     Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
-    where what clients keep returns: a control variate carries a client's own noise from one sum into the next alone; nor
-    where a part that is not the project's own stands between the noise and the sum.
+    where what clients keep acts on later updates: a control variate carries a client's own noise from one sum into the
+    next alone; nor where a part that is not the project's own stands between the noise and the sum.
     """
     ones, local = np.ones(data.num_clients), algorithm.local
     cohort = algorithm.cohort

@@ -14,13 +14,17 @@ def unit_of(algorithm: Algorithm) -> Unit:
 
 
 def views_of(algorithm: Algorithm) -> tuple[View, ...]:
-    """The views in which a run is told of: the natural one, and that of those who get clients' own models."""
+    """The views in which a run is told of: the natural one, and with clients' own models those of server and world."""
     natural = natural_view(algorithm)
-    return (natural, View.DEPLOYED) if algorithm.local.personal else (natural,)
+    if not algorithm.local.personal:
+        return (natural,)
+    return (natural, View.UPLOADS if natural is View.DEPLOYED else View.DEPLOYED)
 
 
 def natural_view(algorithm: Algorithm) -> View:
     """The strongest adversary against whom the algorithm was made."""
+    if not algorithm.local.sends_steps and unit_of(algorithm) is Unit.RECORD:
+        return View.DEPLOYED  # nothing is sent
     if unit_of(algorithm) is Unit.CLIENT and not algorithm.upload.shared_noise:
         return View.BROADCAST
     return View.SECURE_SUM if algorithm.transport.secret else View.UPLOADS

@@ -1,11 +1,19 @@
 """How clients fare with one model or another, each on its own part of the test set."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.rounds.metrics import fairness
+
+
+class Fairness(NamedTuple):
+    """How the main metric is spread over the clients that have test records."""
+
+    mean: float
+    worst_tenth: float  # mean over the worst tenth of them, rounded up, so at least one
+    variance: float  # over clients (divided by their number, not one less), squared
 
 
 class Standing(NamedTuple):
@@ -22,6 +30,14 @@ class Gain(NamedTuple):
 
     no_worse: float  # share of clients whose own model is no worse than both
     regret: float  # mean of how much the better one is better; negative where the own models are
+
+
+def fairness(values: np.ndarray, better: int = 1) -> Fairness:
+    """The spread of a metric `(num_clients,)` over the clients, those with NaN left out; `better` as of `Metric`."""
+    known = np.sort(values[~np.isnan(values)])
+    tenth = math.ceil(known.size / 10)
+    worst = known[:tenth] if better > 0 else known[known.size - tenth :]
+    return Fairness(float(known.mean()), float(worst.mean()), float(known.var()))
 
 
 def standing(values: np.ndarray, records: np.ndarray, better: int = 1) -> Standing:

@@ -14,6 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import rows_of
 from fedjax_dp.display import Table
 from fedjax_dp.models import Model, task_of
+from fedjax_dp.rounds.comparison import fairness, standing
 from fedjax_dp.rounds.round import RoundReport
 from fedjax_dp.tasks import Seen, Task, quotient
 from fedjax_dp.tasks.measures import TEST, Target
@@ -40,6 +41,10 @@ class Evaluation(NamedTuple):
     client_mean: float | None = None  # mean of the clients' main metrics, each on its own part of the test set
     worst_tenth: float | None = None  # mean of it over the worst tenth of the clients
     client_variance: float | None = None  # of the clients' main metrics
+    personal_mean: float | None = None  # the same of clients' own models, each on its client's part: mean over clients
+    personal_pooled: float | None = None  # over their test records
+    personal_worst_tenth: float | None = None
+    personal_variance: float | None = None
 
     def __getattr__(self, name: str) -> Any:
         metrics = self.metrics
@@ -78,6 +83,8 @@ def main_of(history: Sequence[Evaluation]) -> dict[str, str]:
         return {}
     last = history[-1]
     name, value = next(iter(last.metrics.items()), ("loss", last.test_loss))
+    if last.personal_mean is not None:
+        return {f"own models' {name.replace('_', ' ')}": f"{last.personal_mean:.4f}"}
     return {f"test {name.replace('_', ' ')}": "not known" if value is None else f"{value:.4f}"}
 
 
@@ -90,6 +97,10 @@ PROBES = (
     "client_mean",
     "worst_tenth",
     "client_variance",
+    "personal_mean",
+    "personal_pooled",
+    "personal_worst_tenth",
+    "personal_variance",
 )
 
 
@@ -106,14 +117,7 @@ class Look(NamedTuple):
 
     test: Tested
     train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, where they are asked for
-
-
-class Fairness(NamedTuple):
-    """How the main metric is spread over the clients that have test records."""
-
-    mean: float
-    worst_tenth: float  # mean over the worst tenth of them, rounded up, so at least one
-    variance: float  # over clients (divided by their number, not one less), squared
+    personal: Tested | None = None  # of clients' own models, where they have some and test parts
 
 
 def record_sums(task: Task, model: Model, params: Any, x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
@@ -219,6 +223,12 @@ def rows_per_block(model: Model, params: Any, data: FederatedData, records: int)
     return max(1, min(ROWS, records, FLOATS // one))
 
 
+def client_values(test: Tested, data: FederatedData, *, model: Model) -> tuple[np.ndarray, np.ndarray]:
+    """The main metric by client, and its test records, each `(num_clients,)`; NaN and 0 without any."""
+    seen = _of_clients(test, data)
+    return _main(task_of(model, data), seen), np.asarray(seen.sums["records"])
+
+
 def client_metric(params: Any, data: FederatedData, *, model: Model) -> np.ndarray:
     """The main metric of each client on its own part of the test set `(num_clients,)`, a probe; NaN where it has none.
 
@@ -227,12 +237,9 @@ def client_metric(params: Any, data: FederatedData, *, model: Model) -> np.ndarr
     return _main(task_of(model, data), _of_clients(evaluate(params, data, model=model), data))
 
 
-def fairness(values: np.ndarray, better: int = 1) -> Fairness:
-    """The spread of a metric `(num_clients,)` over the clients, those with NaN left out; `better` as of `Metric`."""
-    known = np.sort(values[~np.isnan(values)])
-    tenth = math.ceil(known.size / 10)
-    worst = known[:tenth] if better > 0 else known[known.size - tenth :]
-    return Fairness(float(known.mean()), float(worst.mean()), float(known.var()))
+def better_of(task: Task) -> int:
+    """1 where more of the main metric is better, -1 where less is."""
+    return task.metrics[0].better if task.metrics else -1
 
 
 def values_of(task: Task, test: Tested, data: FederatedData) -> dict[str, float | None]:
@@ -261,13 +268,6 @@ def _main(task: Task, seen: Seen) -> np.ndarray:
     return task.metrics[0].of(seen) if task.metrics else quotient(seen.sums["loss"], seen.sums["records"])
 
 
-def measured(
-    rounds: int, params: Any, data: FederatedData, report: RoundReport, *, model: Model, train: bool
-) -> Evaluation:
-    """The evaluation after `rounds` rounds, the last of which gave `report`; `train` adds `train_metrics`."""
-    return evaluation(rounds, look(params, data, model=model, train=train), report, data, task_of(model, data))
-
-
 def look(params: Any, data: FederatedData, *, model: Model, train: bool) -> Look:
     """The part of an evaluation that needs the model."""
     test = evaluate(params, data, model=model)
@@ -279,8 +279,11 @@ def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData
     test, (objective, gradient_norm) = seen.test, seen.train or (None, None)
     spread: tuple[float | None, ...] = (None, None, None)
     if test.by_client is not None:
-        better = task.metrics[0].better if task.metrics else -1
-        spread = tuple(map(_finite, fairness(_main(task, _of_clients(test, data)), better)))
+        spread = tuple(map(_finite, fairness(_main(task, _of_clients(test, data)), better_of(task))))
+    own: tuple[float | None, ...] = (None, None, None, None)
+    if seen.personal is not None:
+        of_clients = _of_clients(seen.personal, data)
+        own = tuple(map(_finite, standing(_main(task, of_clients), of_clients.sums["records"], better_of(task))))
     present = np.asarray(report.present)
     return Evaluation(
         rounds,
@@ -292,6 +295,7 @@ def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData
         _finite(objective),
         _finite(gradient_norm),
         *spread,
+        *own,
     )
 
 

@@ -13,6 +13,7 @@ from fedjax_dp import errors, gradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import rows_of
 from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, task_of
 from fedjax_dp.parts.local_training import LocalTraining, Received
 from fedjax_dp.prng import role_key
@@ -61,7 +62,7 @@ def _made(local: LocalTraining, held: Holder, data: FederatedData, *, model: Mod
 
 
 def holders(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator[Holder]:
-    """All clients, some at a time where their tables are on the host; the last may be filled up with the last client."""
+    """All clients; some at a time, filled up with the last client, where their tables are on the host."""
     tables = [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
     every, many = data.num_clients, data.num_clients
     if tables:
@@ -69,7 +70,7 @@ def holders(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator
     for first in range(0, every, many):
         ids = np.minimum(np.arange(first, first + many), every - 1).astype(np.int32)
         own = jax.tree.map(lambda a: a.read(ids, many) if isinstance(a, HostTable) else a, state.clients)  # noqa: B023
-        yield Holder(state.params, state.shared, ids, own, state.round, key)
+        yield Holder(state.params, state.shared, jnp.asarray(ids), own, state.round, key)
 
 
 def evaluate_personal(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model) -> Tested:
@@ -115,23 +116,41 @@ def evaluate_personal(local: LocalTraining, held: Holder, data: FederatedData, *
     return Tested(total, by_client, scores)
 
 
-_tested = gradients.JitOfModel(
-    lambda local, held, data, *, model: evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
-)
+def _readable(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model, execution: Execution) -> Tested:
+    found = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
+    readable: Tested = execution.readable(found)
+    return readable
 
 
-def tested(local: LocalTraining, state: ServerState, data: FederatedData, key: jax.Array, *, model: Model) -> Tested:
+_tested = gradients.JitOfModel(_readable, ("execution",))
+
+
+def measure_personal(
+    local: LocalTraining,
+    state: ServerState,
+    data: FederatedData,
+    key: jax.Array,
+    *,
+    model: Model,
+    execution: Execution | None = None,
+) -> Tested:
     """The same of all clients, compiled; one call where their tables are on the devices."""
+    execution = Execution() if execution is None else execution
     _require_own(local)
     if data.test_clients is None:
         remedy = "hold out records of each client (--holdout 0.2), or give federate test_clients"
         raise errors.refuse("test parts of clients", "none", "there to measure clients' own models on", remedy)
-    found = [jax.device_get(_tested(local, held, data, model=model)) for held in holders(state, data, key)]
+    found: list[Tested] = [
+        jax.device_get(_tested(local, held, data, model=model, execution=execution))
+        for held in holders(state, data, key)
+    ]
     if len(found) == 1:
         return found[0]
     every = data.num_clients
-    by_client = {name: np.concatenate([one.by_client[name] for one in found])[:every] for name in found[0].by_client}
-    scores = None if found[0].scores is None else np.sum([one.scores for one in found], 0)
+    parts = [one.by_client or {} for one in found]
+    by_client: Any = {name: np.concatenate([part[name] for part in parts])[:every] for name in parts[0]}
+    every_score: Any = [one.scores for one in found]
+    scores = None if found[0].scores is None else sum(every_score[1:], start=every_score[0])
     return Tested({name: a.sum(0) for name, a in by_client.items()}, by_client, scores)
 
 

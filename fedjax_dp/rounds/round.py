@@ -161,7 +161,7 @@ class _Round(NamedTuple):
     def sent(self) -> Part:
         """What is shared of the model."""
         whole = gradients.joined(self.model, self.shared.frozen)
-        return Part(tensor_sizes(self.state.params), self.algorithm.local.sent(whole))
+        return Part(tensor_sizes(self.state.params), self.algorithm.local.sent_tensors(whole))
 
 
 def run_round(
@@ -244,7 +244,7 @@ def _visit(
     update, extra = algorithm.upload.message(
         role_key(own_key, "upload"),
         result.update,
-        Part(tensor_sizes(state.params), algorithm.local.sent(model)).sizes,
+        Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes,
         state.upload,
         Sent(count, transport.resolution, transport.limit(count)),
     )

@@ -23,7 +23,7 @@ from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.memory import fitting, free_memory
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.gradients import JitOfModel, joined, split
-from fedjax_dp.models import Model, NetworkModel, cross_entropy, usual_model
+from fedjax_dp.models import Model, NetworkModel, cross_entropy, task_of, usual_model
 from fedjax_dp.models.model import score_shapes
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import changed, tensor_sizes
@@ -31,6 +31,7 @@ from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds import prefetch as feeds
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
+from fedjax_dp.rounds.personal import measure_personal
 from fedjax_dp.rounds.prefetch import Feed
 from fedjax_dp.rounds.round import Fed, RoundReport, ServerState, initial_state, place, run_round
 from fedjax_dp.rounds.update_noise import check_known
@@ -368,8 +369,14 @@ def simulate(
             if done % every == 0 or done == rounds:
                 structure, frozen = split(run.model)
                 params, frozen, records = execution.on_one_device((state.params, frozen, run.data))
-                seen = joined(structure, frozen)
-                history.append(metrics.measured(done, params, records, report, model=seen, train=train_metrics))
+                whole = joined(structure, frozen)
+                seen = metrics.look(params, records, model=whole, train=train_metrics)
+                if algorithm.local.personal and data.test_clients is not None:
+                    own = measure_personal(
+                        run.algorithm.local, state, run.data, run.key, model=run.model, execution=execution
+                    )
+                    seen = seen._replace(personal=own)
+                history.append(metrics.evaluation(done, seen, report, records, task_of(whole, records)))
                 if not math.isfinite(history[-1].test_loss):
                     raise errors.DivergedError(done - 1, [])
             if on_pause:

@@ -7,15 +7,14 @@ import dataclasses
 import json
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import GivenCohorts, GivenNoise, QuadraticModel, next_state
 
 from fedjax_dp import accounting, algorithms, data, parts, privacy
-from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.clusters import GaussianChoice, GumbelChoice
+from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.privacy.ledger import ledger_of
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -153,9 +152,9 @@ BESIDE = {
     "ditto_joint": ("ditto_joint", {"strength": LAMBDA}),
     "mrmtl_noise": ("mr_mtl", {"strength": LAMBDA}),
     "mrmtl_lambda0": ("mr_mtl", {"strength": 0.0}),
-    "mrmtl_implicit": ("mr_mtl", {"strength": LAMBDA, "pull": "implicit"}),
+    "mrmtl_implicit": ("mr_mtl", {"strength": LAMBDA, "proximal": "implicit"}),
     "mrmtl_rate_times_lambda_1": ("mr_mtl", {"strength": 10.0}),
-    "mrmtl_prox_inside_clip": ("mr_mtl", {"strength": LAMBDA, "pull": "inside"}),
+    "mrmtl_prox_inside_clip": ("mr_mtl", {"strength": LAMBDA, "proximal": "inside"}),
     "mrmtl_partial": ("mr_mtl", {"strength": LAMBDA}),
     "apfl_noise": ("apfl", {"alpha": INPUTS["alpha"]}),
     "apfl_adaptive": ("apfl", {"alpha": INPUTS["alpha"], "alpha_learning_rate": INPUTS["rate_alpha"]}),
@@ -270,7 +269,9 @@ def test_private_choices_equal_worked_example():
     cut = np.clip(losses, 0, c["bound"])
     rule = GaussianChoice(bound=c["bound"])
     agree("ifca_gaussian", [rule.std(n, c["z"], 3) for n in sizes], told["std"])
-    noisy = np.stack([rule.noisy(jnp.array(a), n, c["z"], jnp.array(b)) for a, n, b in zip(cut, sizes, c["noise"], strict=True)])
+    noisy = np.stack(
+        [rule.noisy(jnp.array(a), n, c["z"], jnp.array(b)) for a, n, b in zip(cut, sizes, c["noise"], strict=True)]
+    )
     agree("ifca_gaussian", noisy, told["noisy"])
     choice = np.argmin(noisy, 1)
     agree("ifca_gaussian", choice, told["choice"])
@@ -283,7 +284,9 @@ def test_private_choices_equal_worked_example():
     agree("ifca_gaussian", 1 / event.relative_noise, told["mu_of_one_selection"])
     told, gumbel = EXPECTED["ifca_gumbel"], GumbelChoice(bound=c["bound"], epsilon=c["epsilon"])
     agree("ifca_gumbel", [gumbel.scale(n) for n in sizes], told["scale"])
-    noisy = np.stack([gumbel.noisy(jnp.array(a), n, 0, jnp.array(b)) for a, n, b in zip(cut, sizes, c["gumbel"], strict=True)])
+    noisy = np.stack(
+        [gumbel.noisy(jnp.array(a), n, 0, jnp.array(b)) for a, n, b in zip(cut, sizes, c["gumbel"], strict=True)]
+    )
     agree("ifca_gumbel", np.argmin(noisy, 1), told["choice"])
     rho = accounting.accountants.cost_of(gumbel.event(None, 0, 50, None), "zcdp").rho
     agree("ifca_gumbel", rho, told["rho_of_one_selection"])
@@ -360,9 +363,7 @@ def test_releases_and_epsilons_equal_worked_example(name):
         terms = PrivacyTerms(delta=r["delta"], view=view)
         planned = plan_run(made, PAIRS, rounds=r["rounds"], terms=terms, model=BilinearModel())
         assert sum(count for _, count in ledger_of(planned)[0].leaves()) == told["counts"][name][at]
-        found = privacy.guarantee(
-            made, PAIRS, rounds=r["rounds"], delta=r["delta"], view=view, model=BilinearModel()
-        )
+        found = privacy.guarantee(made, PAIRS, rounds=r["rounds"], delta=r["delta"], view=view, model=BilinearModel())
         agree("releases", found.epsilon, told["epsilon"][name][at])
 
 

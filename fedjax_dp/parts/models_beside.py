@@ -1,0 +1,221 @@
+"""Clients that train a model of their own beside the shared one, or after it (personalisation).
+
+What is their own never flows back into what they send: its gradients cost only those who see the personal models
+themselves (view `deployed`), unless they are clipped and noised together with the shared ones.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.models import Model
+from fedjax_dp.parts.client_models import (
+    PERSONAL,
+    SHARED,
+    Ask,
+    At,
+    Begun,
+    ClientModels,
+    Finished,
+    Here,
+    Phase,
+    Point,
+    rows_of,
+)
+from fedjax_dp.parts.composed_models import pair_of
+from fedjax_dp.parts.corrections import Memory, Setting
+from fedjax_dp.parts.personal_models import MOST_STEPS
+from fedjax_dp.parts.pull import INSIDE, Pull
+from fedjax_dp.pytrees import ravel, structure, value
+
+
+@value
+class ModelBeside(ClientModels):
+    """Beside the shared model a client trains one of its own, pulled to the one it receives (Ditto; Li et al. 2021,
+    arXiv:2012.04221).
+
+    steps  of its own model in a round; noise and speed of these, over those of the shared steps; clean: without
+           clipping and noise, for nobody sees it but the client (view `owner`).
+    """
+
+    pull: Pull
+    noise: float = 1.0
+    speed: float = 1.0
+    steps: int = structure(default=1)
+    clean: bool = structure(default=False)
+
+    equation = (
+        r"w_k \leftarrow w_k - \eta_t \tilde g(w_k),\ v_k \leftarrow v_k - \eta_t (\tilde g(v_k) + \lambda (v_k - w_t))"
+    )
+
+    keeps = True
+
+    def phases(self, steps: int) -> tuple[Phase, ...]:
+        return Phase(steps), Phase(self.steps, (Ask(PERSONAL, False, self.noise, self.clean),), 1, self.speed)
+
+    def init(self, setting: Setting) -> Memory:
+        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+
+    def begin(self, here: Here) -> Begun:
+        return Begun((here.received, here.own))
+
+    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
+        model = self.pull.model(here.model, here.unravel(here.received)) if at.phase else here.model
+        return (Point(model, here.unravel(at.vectors[at.phase])),)
+
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
+        if not at.phase:
+            return gradients[0], memory
+        return self.pull.gradient(gradients[0], at.vectors[1], here.received, at.rate), memory
+
+    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
+        return Finished(moved[0], (), begun.vectors[1] + moved[1])
+
+    def personal(self, here: Here) -> jax.Array:
+        own: jax.Array = here.own
+        return own
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        self.pull.check()
+        errors.require_count("personal_steps", self.steps)
+        _check_beside(self.noise, self.speed)
+
+
+@value
+class JointModels(ClientModels):
+    """As `ModelBeside`, but a record's gradients of both models are clipped as one vector and noised once: one release
+    in a step serves both."""
+
+    pull: Pull
+
+    equation = (
+        r"(\tilde g_w, \tilde g_v)\ \text{of one clip},\ w_k \leftarrow w_k - \eta_t \tilde g_w,\ "
+        r"v_k \leftarrow v_k - \eta_t (\tilde g_v + \lambda (v_k - w_t))"
+    )
+
+    keeps = returns = True
+
+    def init(self, setting: Setting) -> Memory:
+        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+
+    def begin(self, here: Here) -> Begun:
+        return Begun((jnp.concatenate([here.received, here.own]),))
+
+    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
+        one, other = _halves(at.vectors[0])
+        return (Point(pair_of(here.model), (here.unravel(one), here.unravel(other))),)
+
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
+        shared, own = _halves(gradients[0])
+        pulled = self.pull.gradient(own, _halves(at.vectors[0])[1], here.received, at.rate)
+        return jnp.concatenate([shared, pulled]), memory
+
+    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
+        shared, own = _halves(moved[0])
+        return Finished(shared, (), here.own + own)
+
+    def personal(self, here: Here) -> jax.Array:
+        own: jax.Array = here.own
+        return own
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        self.pull.check()
+        if self.pull.form == INSIDE:
+            remedy = "use after, explicit or implicit"
+            raise errors.refuse("proximal", INSIDE, "outside of the clip where both models have one", remedy)
+
+
+@value
+class MixedModels(ClientModels):
+    """A client's model is alpha v + (1 - alpha) w, of its own v and the shared w (APFL; Deng et al. 2020,
+    arXiv:2003.13461).
+
+    In a step w moves by a gradient at w, and v by one at the mixture, which is another release.
+    alpha_speed  0: alpha stays; else alpha <- alpha - alpha_speed <gradient at the mixture, v - w> within [0, 1] in the
+                 first step of a round, from a gradient that is released anyway.
+    """
+
+    alpha: float
+    alpha_speed: float = 0.0
+    noise: float = 1.0
+    clean: bool = structure(default=False)
+
+    equation = (
+        r"w_k \leftarrow w_k - \eta_t \tilde g(w_k),\ v_k \leftarrow v_k - \eta_t \alpha_k \tilde g(x_k),\ "
+        r"x_k = \alpha_k v_k + (1 - \alpha_k) w_k"
+    )
+
+    keeps = True
+
+    def phases(self, steps: int) -> tuple[Phase, ...]:
+        return (Phase(steps, (Ask(SHARED), Ask(PERSONAL, False, self.noise, self.clean))),)
+
+    def init(self, setting: Setting) -> Memory:
+        clients = setting.data.num_clients
+        alphas = jnp.full((clients,), jnp.asarray(self.alpha, jnp.float32))
+        return Memory(clients={"alpha": alphas, "model": rows_of(ravel(setting.params)[0], clients)})
+
+    def begin(self, here: Here) -> Begun:
+        return Begun((jnp.concatenate([here.received, here.own["model"]]),), here.own["alpha"])
+
+    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
+        shared, own = _halves(at.vectors[0])
+        mixed = memory * own + (1 - memory) * shared
+        return Point(here.model, here.unravel(shared)), Point(here.model, here.unravel(mixed))
+
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
+        at_shared, at_mixed = gradients
+        shared, own = _halves(at.vectors[0])
+        turned = jnp.clip(memory - self.alpha_speed * jnp.vdot(at_mixed, own - shared), 0.0, 1.0)
+        return jnp.concatenate([at_shared, memory * at_mixed]), jnp.where(at.first, turned, memory)
+
+    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
+        shared, own = _halves(moved[0])
+        return Finished(shared, (), {"alpha": memory, "model": here.own["model"] + own})
+
+    def personal(self, here: Here) -> jax.Array:
+        alpha, own = here.own["alpha"], here.own["model"]
+        mixed: jax.Array = alpha * own + (1 - alpha) * here.received
+        return mixed
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        if not 0 <= float(self.alpha) <= 1:
+            raise errors.refuse("alpha", self.alpha, "in [0, 1]", "0 is the shared model, 1 the client's own")
+        errors.require_not_negative("alpha_speed", self.alpha_speed)
+        _check_beside(self.noise, 1.0)
+
+
+@value
+class FineTuned(ClientModels):
+    """After the last round every client goes on from the model by itself; before that, nothing is personal.
+
+    steps  that it takes; noise and speed of these, over those of the rounds'; clean: without clipping and noise.
+    """
+
+    noise: float = 1.0
+    speed: float = 1.0
+    steps: int = structure(default=1)
+    clean: bool = structure(default=False)
+
+    equation = r"v_k \leftarrow w_T,\ \text{then}\ v_k \leftarrow v_k - \eta_t \tilde g(v_k)"
+
+    @property
+    def final(self) -> Phase | None:
+        return Phase(self.steps, (Ask(PERSONAL, False, self.noise, self.clean),), speed=self.speed)
+
+    def check(self, model: Model | None, sizes: np.ndarray) -> None:
+        errors.require_integer("personal_steps", self.steps, 0, MOST_STEPS)
+        _check_beside(self.noise, self.speed)
+
+
+def _halves(pair: jax.Array) -> tuple[jax.Array, jax.Array]:
+    half = pair.size // 2
+    return pair[:half], pair[half:]
+
+
+def _check_beside(noise: Any, speed: Any) -> None:
+    errors.require_positive("personal_noise", noise, "0 leaves the personal steps without clipping and noise: clean")
+    errors.require_positive("personal_speed", speed)

@@ -1,0 +1,55 @@
+"""The pull of a client's own model to a shared one."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp import errors
+from fedjax_dp.models import Model
+from fedjax_dp.parts.composed_models import pulled_to
+from fedjax_dp.pytrees import structure, value
+
+AFTER, EXPLICIT, IMPLICIT, INSIDE = "after", "explicit", "implicit", "inside"
+PULLS = (AFTER, EXPLICIT, IMPLICIT, INSIDE)
+LEAST_STEP = 1 + 1e-6  # an explicit pull may take a model all the way, whatever float32 says
+
+
+@value
+class Pull:
+    """The pull of a personal model to a shared one, strength/2 |v - w|^2; data independent, so it costs no privacy.
+
+    form  "explicit": the gradient strength (v - w) joins after the noise; "implicit": v solves the step for it,
+          v <- (v - rate g + rate strength w) / (1 + rate strength); "after": explicit while rate * strength <= 1, else
+          implicit; "inside": in the loss of every record, where it is clipped with the gradient (Liu et al. 2022's
+          published code).
+    """
+
+    strength: float
+    form: Literal["after", "explicit", "implicit", "inside"] = structure(default="after")
+
+    @property
+    def equation(self) -> str:
+        if self.form == INSIDE:
+            return r"\ell(v) + \frac{\lambda}{2} \|v - w\|^2\ \text{clipped}"
+        return r"+\, \lambda (v - w)"
+
+    def gradient(self, gradient: jax.Array, params: jax.Array, anchor: jax.Array, rate: jax.Array) -> jax.Array:
+        """Of the step from `params`."""
+        if self.form == INSIDE:
+            return gradient
+        pulled = gradient + self.strength * (params - anchor)
+        if self.form == EXPLICIT:
+            return pulled
+        whole = rate * self.strength
+        if self.form == IMPLICIT:
+            return pulled / (1 + whole)
+        return pulled / jnp.where(whole <= LEAST_STEP, 1.0, 1 + whole)
+
+    def model(self, model: Model, anchor: Any) -> Model:
+        """The model whose gradient is clipped, `anchor` as a tree."""
+        return pulled_to(model, self.strength, anchor) if self.form == INSIDE else model
+
+    def check(self) -> None:
+        errors.require_not_negative("strength", self.strength)
+        errors.require_choice("proximal", self.form, PULLS)

@@ -1,0 +1,187 @@
+"""The steps of a client, a phase of its round at a time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_dp import errors
+from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.parts.batches import Batch, Batches
+from fedjax_dp.parts.client_models import SHARED, Ask, At, ClientModels, Here, Phase, Point
+from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.corrections import Step
+from fedjax_dp.parts.local_rules import LocalRule
+from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, louder, variance_of
+from fedjax_dp.parts.transformations import informed
+from fedjax_dp.prng import role_key
+
+
+class Walk(NamedTuple):
+    """What the steps of a phase came to."""
+
+    way: jax.Array  # of the vector that they move
+    memory: Any
+    rule: Any  # the rule's state
+    report: StepReport
+    drift: jax.Array  # sum of the learning rates of the steps taken
+    again: Callable[[jax.Array], jax.Array]  # one more privatized gradient, at given parameters
+
+
+class _Series(NamedTuple):
+    """What is drawn for a series of gradients."""
+
+    batches: Batch
+    noise_key: jax.Array
+    model_key: jax.Array
+
+
+class _Drawn(NamedTuple):
+    """A round's batches, and what of their records all steps can look up at once."""
+
+    batch: Batch
+    rows: jax.Array  # of x and y (steps, rows)
+    y: Any
+
+
+class Walker(NamedTuple):
+    """A client whose round has begun."""
+
+    key: jax.Array  # of client and round
+    round_index: jax.Array
+    client: Client
+    data: FederatedData
+    here: Here
+    spread: Callable[[jax.Array], jax.Array]
+    privatizer: Privatizer
+    batches: Batches
+    rule: LocalRule
+    models: ClientModels
+    rates: Callable[[int], jax.Array]  # of so many steps
+
+    def walk(
+        self,
+        number: int,
+        phase: Phase,
+        vectors: tuple[jax.Array, ...],
+        ways: tuple[jax.Array, ...],
+        memory: Any,
+        held: Sequence[tuple[Any, ...]],
+        old: Any,
+        more: int,
+    ) -> Walk:
+        """The steps of a phase, which is the `number`th.
+
+        vectors, ways  where vectors stood when the round began, and how far they have come since;
+        memory         of the models;
+        held           the corrections that join, each with its server part, own row and what it received;
+        old            state of the rule, None: a new one;
+        more           gradients that corrections may ask for afterwards.
+        """
+        client, data, here, spread, models = self.client, self.data, self.here, self.spread, self.models
+        rates = self.rates(self.batches.count(phase.steps, data.largest))
+        rates = rates if phase.speed is None else rates * phase.speed
+        tau, moves = rates.size, phase.moves
+        series = [self._series(ask, tau + more) for ask in phase.asks]
+        live = series[0].batches.live
+        drift = jnp.sum(jnp.abs(rates) * live[:tau])
+        last = tau - 1 - jnp.argmax(live[:tau][::-1])  # of the steps that are taken
+        start = vectors[moves]
+        rule = informed(self.rule.transform())
+
+        def place(index: Any, ask: Ask) -> Place:
+            rate = rates[jnp.minimum(index, tau - 1)]
+            return Place(client.id, self.round_index, index, rate, drift, index == last, ask.series)
+
+        # Whatever all steps can have at once stands before the loop: on an accelerator each of these is a launch.
+        def looked_up(batch: Batch) -> _Drawn:
+            rows = data.at(client, batch.positions)
+            return _Drawn(batch, rows, data.targets(rows))
+
+        def privatized(
+            ask: Ask, drawn: _Series, point: Point, now: _Drawn, index: Any
+        ) -> tuple[jax.Array, StepReport, Records]:
+            batch = now.batch
+            keys = record_keys(drawn.model_key, index, batch)
+            records = Records(data.features(data.x[now.rows]), now.y, batch.mask, batch.divisor, keys)
+            gradient, report = self._privatizer(ask).gradient(
+                drawn.noise_key, place(index, ask), point.model, point.params, records
+            )
+            return gradient, report, records
+
+        @jax.named_scope("local_step")
+        def step(carry: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, None]:
+            way, rule_state, memory, told = carry
+            params = spread(start + way)
+            index, rate, now = inputs
+            batch = now[0].batch
+            stand = At(
+                number,
+                rate,
+                index == 0,
+                tuple(params if j == moves else vector + done for j, (vector, done) in enumerate(zip(vectors, ways))),
+            )
+            asked = zip(phase.asks, series, models.points(stand, here, memory), now, strict=True)
+            found = [privatized(*each, index) for each in asked]
+            gradient, after = models.gradient(tuple(made for made, *_ in found), stand, here, memory)
+            for correction, server, own, extra in held:
+                seen = Step(params, start, server, own, extra, found[0][2], here.model, here.unravel)
+                gradient = correction.gradient(gradient, seen)
+
+            def variance() -> jax.Array:
+                return variance_of(self._privatizer(phase.asks[0]), place(index, phase.asks[0]), batch.divisor)
+
+            direction, state = rule.update(spread(gradient), rule_state, params, variance=variance)
+            rule_state, memory = jax.tree.map(
+                lambda new, old: jnp.where(batch.live > 0, new, old), (state, after), (rule_state, memory)
+            )
+            told = told + jnp.stack(found[0][1]) * batch.live  # one number after another would be as many launches
+            return (spread(way - rate * batch.live * direction), rule_state, memory, told), None
+
+        inner = tuple(looked_up(jax.tree.map(lambda a: a[:tau], each.batches)) for each in series)
+        indices = jnp.arange(tau, dtype=jnp.uint32)
+        begun = (ways[moves], rule.init(start) if old is None else old, memory, jnp.zeros(len(StepReport._fields)))
+        (way, rule_state, memory, told), _ = lax.scan(step, begun, (indices, rates, inner))
+
+        asked_for: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
+
+        def again(params: jax.Array) -> jax.Array:
+            if len(asked_for) >= more:
+                raise errors.refuse(
+                    "corrections",
+                    f"{len(asked_for) + 1} calls of visit.gradient",
+                    f"at most the {more} that they state",
+                    "state them as extra_gradients: each is one more release, which is counted",
+                )
+            index = tau + len(asked_for)
+            asked_for.append(index)
+            batch = jax.tree.map(lambda a: a[index], series[0].batches)
+            point = Point(here.model, here.unravel(params))
+            return privatized(phase.asks[0], series[0], point, looked_up(batch), jnp.uint32(index))[0]
+
+        report = StepReport(*(told / jnp.maximum(live[:tau].sum(), 1.0)))
+        return Walk(way, memory, rule_state, report, drift, again)
+
+    def _series(self, ask: Ask, steps: int) -> _Series:
+        """The batches of so many gradients, and their keys."""
+        key = self.key if ask.series == SHARED else role_key(self.key, f"series {ask.series}")
+        with jax.named_scope("batch_draw"):
+            batches = self.batches.sample(role_key(key, "batch"), self.client.size, steps, self.data.largest)
+        batches = batches._replace(live=(batches.live > 0).astype(jnp.float32))
+        return _Series(batches, role_key(key, "noise"), role_key(key, "model"))
+
+    def _privatizer(self, ask: Ask) -> Privatizer:
+        """Of the gradients of a series."""
+        if ask.clean:
+            return NonPrivate()
+        found: Privatizer = self.privatizer if ask.noise is None else louder(self.privatizer, ask.noise)
+        return found
+
+
+def record_keys(key: jax.Array, step: jax.Array, batch: Batch) -> jax.Array:
+    """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
+    step_key = jax.random.fold_in(key, step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)
