@@ -248,7 +248,7 @@ class Deal:
         """Rows as the devices hold them, in order `(count, ...)`."""
         a = a[: self.parts]
         rows = jnp.moveaxis(a, 0, 2) if self.in_turn else a
-        return rows.reshape(-1, *a.shape[3:])[: self.count]
+        return rows.reshape(math.prod(rows.shape[:3]), *a.shape[3:])[: self.count]
 
     @property
     def homes(self) -> np.ndarray:

@@ -15,7 +15,17 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
 
-STEP = ("cohort", "batches", "bound", "noise source", "privatizer", "correction", "local rule", "local")
+STEP = (
+    "cohort",
+    "batches",
+    "bound",
+    "noise source",
+    "privatizer",
+    "correction",
+    "local rule",
+    "local",
+    "client models",
+)
 ROUND = ("upload", "transport", "estimator", "server")
 FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
 

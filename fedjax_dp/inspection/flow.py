@@ -25,11 +25,12 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import Sent, Upload
 from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.clusters import Choice
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.corrections import Correction, Memory, Step
 from fedjax_dp.parts.local_training import Received
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.pytrees import changed, ravel, structure, tensor_sizes, value
+from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
@@ -68,7 +69,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     def begin(records: dict[str, Any]) -> Any:
         return initial_state(marked, model, changed(data, **records), key)
 
-    state = _clean("before the first round", begin, records, (), marks)
+    state = _clean("before the first round", begin, records, (), marks, rows=False)
     if by_record and not algorithm.local.warm and _asks(begin, (records,), marks):
         raise errors.refuse(
             "corrections",
@@ -77,22 +78,39 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
             "it is a release of every client, which is counted then",
         )
 
-    def advance(records: dict[str, jax.Array], state: Any) -> Any:
-        held = changed(data, **records)
-        new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
-        return new, (report.heard.uploads if by_record else ())
+    def advance(marked: Algorithm) -> Callable[..., Any]:
+        def one(records: dict[str, jax.Array], state: Any) -> Any:
+            held = changed(data, **records)
+            new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
+            return new, (report.heard.uploads if by_record else ())
 
-    _clean("in a round", advance, records, (state,), marks)
+        return one
+
+    # What a client keeps may depend on its records where it never leaves it but in updates that are noised as a whole,
+    # or where it is said to be trained without noise: then it acts on no message.
+    looks = algorithm.local.beside if by_record else ()
+    alone = not by_record or any(look.clean for look in looks)
+    _clean("in a round", advance(marked), records, (state,), marks, rows=alone)
+    if any(not (look.sent or look.clean or look.final) for look in looks):
+        unsent = _marked(numbers(algorithm), marks, only_sent=True)
+        _clean("in a round, of what is said to stay with its client,", advance(unsent), records, (state,), marks, True)
     if by_record:
         _counted(algorithm, marked, data, model, records, state, marks)
 
 
-def _marked(algorithm: Algorithm, marks: Marks) -> Algorithm:
+def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algorithm:
+    """`only_sent`: gradients that are said to act on no update are as plain ones."""
     by_record, local = algorithm.upload.unit is None, algorithm.local
+    mine = only_sent
+    sgd: Any = local
     if facts.of_the_project(local):
         corrections = (part for slot, part in local.parts if slot == "correction")
         local = changed(local, corrections=tuple(Shaped(base=correction) for correction in corrections))
-    local = changed(local, privatizer=Marked(marks=marks if by_record else None))
+        choice = getattr(sgd.models, "choice", None)
+        if choice is not None and facts.of_the_project(choice):
+            local = changed(local, models=changed(sgd.models, choice=MarkedChoice(base=choice, mark=marks.released)))
+        mine = only_sent and not local.sends_steps
+    local = changed(local, privatizer=Marked(marks=marks if by_record else None, only_sent=only_sent, plain=mine))
     if by_record:
         return changed(algorithm, local=local)
     return changed(algorithm, local=local, upload=MarkedUpload(base=algorithm.upload, mark=marks.released))
@@ -120,14 +138,17 @@ class Marked:
     """A privatizer whose gradient depends on all that it is given, on the rows of records behind a mark if noised."""
 
     marks: Marks | None = structure()
+    only_sent: bool = structure(default=False)  # personal series are as plain gradients
+    plain: bool = structure(default=False)  # and so is the shared one
 
     def gradient(
         self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         x, y = records.x, records.y
         seen = _total((x, y))
-        if self.marks is not None:
-            named = functools.partial(_marked_rows, self.marks)
+        marks = None if (self.only_sent and place.series) or self.plain else self.marks
+        if marks is not None:
+            named = functools.partial(_marked_rows, marks)
             x, y = jax.tree.map(named, (x, y))
         losses, gradients = jax.vmap(  # with whatever the model has closed over
             lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
@@ -135,13 +156,28 @@ class Marked:
         keys = tuple(jax.random.key_data(a) for a in (key, records.keys) if a is not None)
         given = _total((x, y, losses, gradients, place, records.mask, records.divisor, keys)) + ravel(params)[0]
         made = given * seen * seen  # so that every derivative depends on records
-        if self.marks is not None:
-            made = checkpoint_name(made, self.marks.released) + 0.0 * given
+        if marks is not None:
+            made = checkpoint_name(made, marks.released) + 0.0 * given
         return made, StepReport(seen, seen, seen, seen)
 
     def noise_variance(self, place: Place, divisor: Any) -> jax.Array:
         """It is given no records."""
         return _total((place, divisor))
+
+
+@value
+class MarkedChoice:
+    """A private choice whose noisy losses are marked."""
+
+    base: Choice
+    mark: str = structure()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
+        marked: jax.Array = checkpoint_name(self.base.noisy(losses, records, noise_multiplier, draw), self.mark)
+        return marked
 
 
 def _marked_rows(marks: Marks, a: jax.Array) -> jax.Array:
@@ -186,17 +222,21 @@ class MarkedUpload:
 
 
 def _clean(
-    when: str, function: Callable[..., Any], records: dict[str, Any], others: tuple[Any, ...], marks: Marks
+    when: str, function: Callable[..., Any], records: dict[str, Any], others: tuple[Any, ...], marks: Marks, rows: bool
 ) -> Any:
-    """Shapes of what the function returns (the state, where there are two), none of which may depend on records."""
+    """Shapes of what the function returns (the state, where there are two), none of which may depend on records.
+
+    rows  but for what clients keep, which then depends on records from the beginning.
+    """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
     told: list[Reached] = [
         stored() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
     ]
-    inputs = told + [None] * (len(traced.jaxpr.invars) - len(told))
+    kept = [rows and "clients" in _fields(path) for path, _ in jax.tree_util.tree_flatten_with_path(others)[0]]
+    inputs = told + ["" if own else None for own in kept]
     outputs = reach(traced.jaxpr, inputs, marks)
-    for (path, _), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):
-        if where is not None:
+    for (path, shape), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):
+        if where is not None and shape.size and not (rows and "clients" in _fields(path)):
             raise errors.refuse(
                 "algorithm",
                 f"records that reach {_named(path)} {when}{where if isinstance(where, str) else ''}, past what is "
@@ -207,8 +247,12 @@ def _clean(
     return shapes
 
 
+def _fields(path: Any) -> list[str]:
+    return [str(getattr(entry, "name", getattr(entry, "idx", getattr(entry, "key", "")))) for entry in path]
+
+
 def _named(path: Any) -> str:
-    names = [str(getattr(entry, "name", getattr(entry, "idx", getattr(entry, "key", "")))) for entry in path]
+    names = _fields(path)
     known = [name for name in names if name in ("params", "optimizer", "upload", "shared", "clients")]
     words = {
         "params": "the model",
@@ -253,6 +297,7 @@ def _counted(
 ) -> None:
     """Refuse a client's round that makes more privatized gradients than are counted, or one in a loop of its own."""
     local, key = marked.local, run_key(0)
+    sgd: Any = local
 
     def held_by(records: dict[str, jax.Array], state: Any) -> tuple[FederatedData, Members]:
         held = jax.tree.map(jnp.asarray, changed(data, **records))
@@ -282,8 +327,12 @@ def _counted(
             "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
     steps = local.batches.count(local.steps, data.largest)
-    allowed = steps + local.extra_gradients
-    size = sum(tensor_sizes(state.params))
+    beside = 0
+    if facts.of_the_project(local):
+        phases = sgd.models.phases(sgd.steps)
+        series = [phase.steps for phase in phases for ask in phase.asks if ask.series and not ask.clean]
+        beside = sum(local.batches.count(more, data.largest) for more in series) + int(sgd.models.choices is not None)
+    allowed = steps + local.extra_gradients + beside
     found = list(_marks(jax.make_jaxpr(visit)(records, state).jaxpr, marks))
     made = sum(one.times for one in found)
     if made > allowed:
@@ -294,7 +343,8 @@ def _counted(
             "state the others as extra_gradients of the correction that asks for them",
         )
     if facts.of_the_project(local):
-        alike = sum(one.looped for one in found) > 1 or any(one.shape != (size,) for one in found)
+        loops = sum(len(phase.asks) for phase in sgd.models.phases(sgd.steps))
+        alike = sum(one.looped for one in found) > loops or any(len(one.shape) != 1 for one in found)
     else:  # keys and batches are looked at where it runs: it may have several loops, and train a part of the model
         alike = any(len(one.shape) != 1 for one in found)
     if alike:

@@ -31,17 +31,17 @@ class Ask(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Steps of a round that move one vector.
+    """Steps of a round that move some vectors.
 
     steps  as `batches.count` takes them;
-    moves  which of the vectors;
+    moves  which of the vectors, that which corrections join first;
     speed  of the steps, over the learning rate; None: 1.
     Corrections join where one of the gradients is of series SHARED.
     """
 
     steps: int
     asks: tuple[Ask, ...] = (Ask(),)
-    moves: int = 0
+    moves: tuple[int, ...] = (0,)
     speed: Any = None
 
 
@@ -74,6 +74,9 @@ class At(NamedTuple):
     rate: jax.Array
     first: jax.Array  # bool: of its phase
     vectors: tuple[jax.Array, ...]  # before it
+
+
+Gradients = tuple[tuple[jax.Array, ...], Any]  # of the vectors that a step moves, and the new memory
 
 
 class Point(NamedTuple):
@@ -147,9 +150,9 @@ class ClientModels(Protocol):
         """Where the gradients of a step are taken, one for each of `asks`."""
         return (Point(here.model, here.unravel(at.vectors[0])),)
 
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
-        """From the privatized gradients of a step to that of the vector which it moves, and the new memory."""
-        return gradients[0], memory
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
+        """From the privatized gradients of a step to those of the vectors which it moves, and the new memory."""
+        return gradients, memory
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
         """What a client sends and keeps, after its steps have moved the vectors by `moved`."""

@@ -14,7 +14,7 @@ from fedjax_dp.models import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Composed:
+class MadeOf:
     """The structure of the model that it is made of, and what is given with the numbers."""
 
     base: Model
@@ -33,7 +33,7 @@ class Composed:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartOf(Composed):
+class PartOf(MadeOf):
     """Some parameters of a model `(tensors,)`; the others stay as they are."""
 
     chosen: tuple[bool, ...] = ()
@@ -61,7 +61,7 @@ def part_of(model: Model, params: Any, chosen: tuple[bool, ...]) -> tuple[PartOf
 
 
 @dataclasses.dataclass(frozen=True)
-class PairOf(Composed):
+class PairOf(MadeOf):
     """Two models alike, whose losses are added: the gradient of a record is that of both, as one vector."""
 
     def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
@@ -79,7 +79,7 @@ def pair_of(model: Model) -> PairOf:
 
 
 @dataclasses.dataclass(frozen=True)
-class PulledTo(Composed):
+class PulledTo(MadeOf):
     """A model whose loss on every record has the term strength/2 |w - anchor|^2."""
 
     def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:

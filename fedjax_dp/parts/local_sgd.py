@@ -172,14 +172,14 @@ class LocalSgd(LocalTraining):
         shapes = jax.eval_shape(lambda: self.models.begin(here).vectors)
         vectors = [start if shape.size == start.size else jnp.zeros(shape.size) for shape in shapes]
         phases = self.models.phases(self.steps)
-        return self._of_phases([self.rule.transform().init(vectors[phase.moves]) for phase in phases])
+        return _kept([self.rule.transform().init(vectors[j]) for phase in phases for j in phase.moves])
 
-    def _of_phases(self, states: list[Any]) -> Any:
-        """The states of the rule as a client keeps them: that of the only phase, or one of each."""
-        return states[0] if len(states) == 1 else tuple(states)
-
-    def _of_phase(self, states: Any, number: int) -> Any:
-        return states if len(self.models.phases(self.steps)) == 1 else states[number]
+    def _of_phase(self, kept: Any, number: int) -> tuple[Any, ...]:
+        """The states of the rule in a phase, of those that a client keeps."""
+        counts = [len(phase.moves) for phase in self.models.phases(self.steps)]
+        states = (kept,) if sum(counts) == 1 else kept
+        first = sum(counts[:number])
+        return tuple(states[first : first + counts[number]])
 
     def send(self, memory: Memory, members: Members) -> tuple[Any, ...]:
         return tuple(correction.send(own, members) for correction, own in self._each(memory))
@@ -233,9 +233,9 @@ class LocalSgd(LocalTraining):
             old = self._of_phase(received.own[-1], number) if self.rule.keep else None
             more = self.extra_gradients if shared else 0
             walk = visit.walk(number, phase, vectors, ways, memory, held if shared else [], old, more)
-            ways = (*ways[: phase.moves], walk.way, *ways[phase.moves + 1 :])
-            memory, main = walk.memory, (walk, phase.moves) if shared else main
-            rules.append(walk.rule)
+            ways, memory = walk.ways, walk.memory
+            main = (walk, phase.moves[0]) if shared else main
+            rules += walk.rule
         assert main is not None
         (walk, moves), terms, own_rows = main, [], []
 
@@ -250,7 +250,7 @@ class LocalSgd(LocalTraining):
         end = models.finish(here, Begun(vectors, begun.memory), ways, memory)
         terms += [end.terms] if models.tells else []
         own_rows += [end.own] if models.keeps else []
-        own_rows += [self._of_phases(rules)] if self.rule.keep else []
+        own_rows += [_kept(rules)] if self.rule.keep else []
         return LocalResult(end.update, tuple(terms), tuple(own_rows), walk.report)
 
     def model_of(
@@ -266,7 +266,7 @@ class LocalSgd(LocalTraining):
         visit = self._visit(key, jnp.zeros_like(round_index), client, received, data, model, lambda flat: flat)
         whole = self.models.personal(visit.here)
         if (phase := self.models.final) is not None and phase.steps:
-            whole = whole + visit.walk(0, phase, (whole,), (jnp.zeros_like(whole),), (), [], None, 0).way
+            whole = whole + visit.walk(0, phase, (whole,), (jnp.zeros_like(whole),), (), [], None, 0).ways[0]
         return visit.here.unravel(whole)
 
     def _visit(
@@ -392,6 +392,11 @@ class LocalSgd(LocalTraining):
                 )
             if self.extra_gradients or self.warm:
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
+
+
+def _kept(states: list[Any]) -> Any:
+    """The states of the rule as a client keeps them: the only one, or one for each vector that each phase moves."""
+    return states[0] if len(states) == 1 else tuple(states)
 
 
 def _event(phase: Phase, ask: Ask, local: LocalTraining, noise: float, records: int, rates: np.ndarray) -> Event:

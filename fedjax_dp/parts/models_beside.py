@@ -20,6 +20,7 @@ from fedjax_dp.parts.client_models import (
     Begun,
     ClientModels,
     Finished,
+    Gradients,
     Here,
     Phase,
     Point,
@@ -54,7 +55,7 @@ class ModelBeside(ClientModels):
     keeps = True
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
-        return Phase(steps), Phase(self.steps, (Ask(PERSONAL, False, self.noise, self.clean),), 1, self.speed)
+        return Phase(steps), Phase(self.steps, (Ask(PERSONAL, False, self.noise, self.clean),), (1,), self.speed)
 
     def init(self, setting: Setting) -> Memory:
         return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
@@ -66,10 +67,10 @@ class ModelBeside(ClientModels):
         model = self.pull.model(here.model, here.unravel(here.received)) if at.phase else here.model
         return (Point(model, here.unravel(at.vectors[at.phase])),)
 
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
         if not at.phase:
-            return gradients[0], memory
-        return self.pull.gradient(gradients[0], at.vectors[1], here.received, at.rate), memory
+            return gradients, memory
+        return (self.pull.gradient(gradients[0], at.vectors[1], here.received, at.rate),), memory
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
         return Finished(moved[0], (), begun.vectors[1] + moved[1])
@@ -108,10 +109,10 @@ class JointModels(ClientModels):
         one, other = _halves(at.vectors[0])
         return (Point(pair_of(here.model), (here.unravel(one), here.unravel(other))),)
 
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
         shared, own = _halves(gradients[0])
         pulled = self.pull.gradient(own, _halves(at.vectors[0])[1], here.received, at.rate)
-        return jnp.concatenate([shared, pulled]), memory
+        return (jnp.concatenate([shared, pulled]),), memory
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
         shared, own = _halves(moved[0])
@@ -151,7 +152,7 @@ class MixedModels(ClientModels):
     keeps = True
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
-        return (Phase(steps, (Ask(SHARED), Ask(PERSONAL, False, self.noise, self.clean))),)
+        return (Phase(steps, (Ask(SHARED), Ask(PERSONAL, False, self.noise, self.clean)), (0, 1)),)
 
     def init(self, setting: Setting) -> Memory:
         clients = setting.data.num_clients
@@ -159,22 +160,20 @@ class MixedModels(ClientModels):
         return Memory(clients={"alpha": alphas, "model": rows_of(ravel(setting.params)[0], clients)})
 
     def begin(self, here: Here) -> Begun:
-        return Begun((jnp.concatenate([here.received, here.own["model"]]),), here.own["alpha"])
+        return Begun((here.received, here.own["model"]), here.own["alpha"])
 
     def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        shared, own = _halves(at.vectors[0])
+        shared, own = at.vectors
         mixed = memory * own + (1 - memory) * shared
         return Point(here.model, here.unravel(shared)), Point(here.model, here.unravel(mixed))
 
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
-        at_shared, at_mixed = gradients
-        shared, own = _halves(at.vectors[0])
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
+        (at_shared, at_mixed), (shared, own) = gradients, at.vectors
         turned = jnp.clip(memory - self.alpha_speed * jnp.vdot(at_mixed, own - shared), 0.0, 1.0)
-        return jnp.concatenate([at_shared, memory * at_mixed]), jnp.where(at.first, turned, memory)
+        return (at_shared, memory * at_mixed), jnp.where(at.first, turned, memory)
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        shared, own = _halves(moved[0])
-        return Finished(shared, (), {"alpha": memory, "model": here.own["model"] + own})
+        return Finished(moved[0], (), {"alpha": memory, "model": here.own["model"] + moved[1]})
 
     def personal(self, here: Here) -> jax.Array:
         alpha, own = here.own["alpha"], here.own["model"]

@@ -11,7 +11,19 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.models import Model
 from fedjax_dp.models.selection import tensors_named
-from fedjax_dp.parts.client_models import PERSONAL, Ask, At, Begun, ClientModels, Finished, Here, Phase, Point, rows_of
+from fedjax_dp.parts.client_models import (
+    PERSONAL,
+    Ask,
+    At,
+    Begun,
+    ClientModels,
+    Finished,
+    Gradients,
+    Here,
+    Phase,
+    Point,
+    rows_of,
+)
 from fedjax_dp.parts.composed_models import part_of
 from fedjax_dp.parts.corrections import Memory, Setting
 from fedjax_dp.parts.pull import Pull
@@ -58,8 +70,8 @@ class OwnModel(ClientModels):
         model = self.pull.model(here.model, here.unravel(here.received))
         return (Point(model, here.unravel(at.vectors[0])),)
 
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> tuple[jax.Array, Any]:
-        return self.pull.gradient(gradients[0], at.vectors[0], here.received, at.rate), memory
+    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
+        return (self.pull.gradient(gradients[0], at.vectors[0], here.received, at.rate),), memory
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
         return Finished(moved[0] if self.shared else moved[0][:0], (), begun.vectors[0] + moved[0])
@@ -100,7 +112,7 @@ class OwnPart(ClientModels):
     def phases(self, steps: int) -> tuple[Phase, ...]:
         if not self.head_steps:
             return (Phase(steps),)
-        return Phase(self.head_steps, (Ask(PERSONAL),)), Phase(steps, moves=1)
+        return Phase(self.head_steps, (Ask(PERSONAL),)), Phase(steps, moves=(1,))
 
     def kept(self, model: Model) -> tuple[bool, ...]:
         """Which tensors a client keeps."""

@@ -23,9 +23,9 @@ from fedjax_dp.prng import role_key
 class Walk(NamedTuple):
     """What the steps of a phase came to."""
 
-    way: jax.Array  # of the vector that they move
+    ways: tuple[jax.Array, ...]  # of all vectors
     memory: Any
-    rule: Any  # the rule's state
+    rule: Any  # the rule's states, one for each vector that is moved
     report: StepReport
     drift: jax.Array  # sum of the learning rates of the steps taken
     again: Callable[[jax.Array], jax.Array]  # one more privatized gradient, at given parameters
@@ -78,7 +78,7 @@ class Walker(NamedTuple):
         vectors, ways  where vectors stood when the round began, and how far they have come since;
         memory         of the models;
         held           the corrections that join, each with its server part, own row and what it received;
-        old            state of the rule, None: a new one;
+        old            states of the rule, None: new ones;
         more           gradients that corrections may ask for afterwards.
         """
         client, data, here, spread, models = self.client, self.data, self.here, self.spread, self.models
@@ -89,7 +89,6 @@ class Walker(NamedTuple):
         live = series[0].batches.live
         drift = jnp.sum(jnp.abs(rates) * live[:tau])
         last = tau - 1 - jnp.argmax(live[:tau][::-1])  # of the steps that are taken
-        start = vectors[moves]
         rule = informed(self.rule.transform())
 
         def place(index: Any, ask: Ask) -> Place:
@@ -114,37 +113,44 @@ class Walker(NamedTuple):
 
         @jax.named_scope("local_step")
         def step(carry: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, None]:
-            way, rule_state, memory, told = carry
-            params = spread(start + way)
+            moved, rule_states, memory, told = carry
+            params = tuple(spread(vectors[j] + way) for j, way in zip(moves, moved, strict=True))
             index, rate, now = inputs
             batch = now[0].batch
-            stand = At(
-                number,
-                rate,
-                index == 0,
-                tuple(params if j == moves else vector + done for j, (vector, done) in enumerate(zip(vectors, ways))),
-            )
+            moving = dict(zip(moves, params, strict=True))
+            others = (moving.get(j, vector + way) for j, (vector, way) in enumerate(zip(vectors, ways, strict=True)))
+            stand = At(number, rate, index == 0, tuple(others))
             asked = zip(phase.asks, series, models.points(stand, here, memory), now, strict=True)
             found = [privatized(*each, index) for each in asked]
-            gradient, after = models.gradient(tuple(made for made, *_ in found), stand, here, memory)
+            (gradient, *rest), after = models.gradient(tuple(made for made, *_ in found), stand, here, memory)
             for correction, server, own, extra in held:
-                seen = Step(params, start, server, own, extra, found[0][2], here.model, here.unravel)
+                start = vectors[moves[0]]
+                seen = Step(params[0], start, server, own, extra, found[0][2], here.model, here.unravel)
                 gradient = correction.gradient(gradient, seen)
 
             def variance() -> jax.Array:
                 return variance_of(self._privatizer(phase.asks[0]), place(index, phase.asks[0]), batch.divisor)
 
-            direction, state = rule.update(spread(gradient), rule_state, params, variance=variance)
-            rule_state, memory = jax.tree.map(
-                lambda new, old: jnp.where(batch.live > 0, new, old), (state, after), (rule_state, memory)
+            steps = [
+                rule.update(spread(one), state, at, variance=variance)
+                for one, state, at in zip((gradient, *rest), rule_states, params, strict=True)
+            ]
+            new = (tuple(state for _, state in steps), after)
+            rule_states, memory = jax.tree.map(
+                lambda new, old: jnp.where(batch.live > 0, new, old), new, (rule_states, memory)
             )
             told = told + jnp.stack(found[0][1]) * batch.live  # one number after another would be as many launches
-            return (spread(way - rate * batch.live * direction), rule_state, memory, told), None
+            moved = tuple(
+                spread(way - rate * batch.live * direction) for way, (direction, _) in zip(moved, steps, strict=True)
+            )
+            return (moved, rule_states, memory, told), None
 
         inner = tuple(looked_up(jax.tree.map(lambda a: a[:tau], each.batches)) for each in series)
         indices = jnp.arange(tau, dtype=jnp.uint32)
-        begun = (ways[moves], rule.init(start) if old is None else old, memory, jnp.zeros(len(StepReport._fields)))
-        (way, rule_state, memory, told), _ = lax.scan(step, begun, (indices, rates, inner))
+        states = tuple(rule.init(vectors[j]) for j in moves) if old is None else old
+        begun = (tuple(ways[j] for j in moves), states, memory, jnp.zeros(len(StepReport._fields)))
+        (moved, states, memory, told), _ = lax.scan(step, begun, (indices, rates, inner))
+        ended = dict(zip(moves, moved, strict=True))
 
         asked_for: list[int] = []  # a batch and a noise of its own for each gradient that corrections ask for
 
@@ -163,7 +169,8 @@ class Walker(NamedTuple):
             return privatized(phase.asks[0], series[0], point, looked_up(batch), jnp.uint32(index))[0]
 
         report = StepReport(*(told / jnp.maximum(live[:tau].sum(), 1.0)))
-        return Walk(way, memory, rule_state, report, drift, again)
+        ways = tuple(ended.get(j, way) for j, way in enumerate(ways))
+        return Walk(ways, memory, states, report, drift, again)
 
     def _series(self, ask: Ask, steps: int) -> _Series:
         """The batches of so many gradients, and their keys."""

@@ -43,6 +43,13 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
     if upload.unit is None:
         return
+    if algorithm.local.keeps and not algorithm.local.apart:
+        raise errors.refuse(
+            "what clients keep",
+            "rows that others read",
+            "each client's own under noise on whole clients",
+            "state apart, if nobody else reads them",
+        )
     if algorithm.local.tells:
         raise errors.refuse(
             "what clients send beside updates",

@@ -126,6 +126,10 @@ def measures_of(told: Mapping[str, Any]) -> Measures:
         Measure("client_mean", f"mean {clients} of clients", main.better, **main_looks),
         Measure("worst_tenth", f"{clients} of the worst tenth", main.better, **main_looks),
         Measure("client_variance", f"variance of clients' {plural(clients)}", -1, probe=True),
+        Measure("personal_mean", f"{clients} of clients' own models", main.better, **main_looks),
+        Measure("personal_pooled", f"{clients} of clients' own models, over records", main.better, **main_looks),
+        Measure("personal_worst_tenth", f"{clients} of the worst tenth of own models", main.better, **main_looks),
+        Measure("personal_variance", f"variance of the {plural(clients)} of own models", -1, probe=True),
     ]
     return Measures({one.name: one for one in found}, main)
 
