@@ -24,7 +24,7 @@ from fedjax_dp.parts.noise import BandedNoise
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.rounds.algorithm import Algorithm
 
-_WHOLE_CLIENTS = {
+WHOLE_CLIENTS = {
     "num_clients": 100,
     "cohort_size": 50,
     "batch_size": 5,
@@ -44,7 +44,7 @@ def _by_noise(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _presets(given: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
-    return _WHOLE_CLIENTS | ({"accountant": "rdp"} if given.get("noise") == "shared" else {})
+    return WHOLE_CLIENTS | ({"accountant": "rdp"} if given.get("noise") == "shared" else {})
 
 
 @entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets, fixes=("estimator",))
@@ -96,7 +96,7 @@ def dp_fedavg(
     return assemble(common, upload=upload, aggregate=aggregate, server=add_update(server_learning_rate, momentum))
 
 
-@entry("Kairouz et al. 2021", defaults={"cohort": "cyclic", "estimator": "mean"}, presets=_WHOLE_CLIENTS)
+@entry("Kairouz et al. 2021", defaults={"cohort": "cyclic", "estimator": "mean"}, presets=WHOLE_CLIENTS)
 def dp_ftrl(
     *,
     clip_norm: ClientClipNorm,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors
 from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, ServerRate, add_update, assemble
+from fedjax_dp.algorithms.client_level import WHOLE_CLIENTS
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
 from fedjax_dp.parts.aggregation import BoundedMean
@@ -49,8 +50,13 @@ def _drawn(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
     """Clients are tested on records of their own, for which a data set has no parts."""
-    own = {name: value for name, value in _PERSONAL.items() if name != "holdout" or known.get("dataset") != "store"}
-    return own
+    brought = WHOLE_CLIENTS if known.get("unit") == "client" else {}
+    return brought | {name: value for name, value in _PERSONAL.items() if name != "holdout" or _divisible(known)}
+
+
+def _divisible(known: Mapping[str, Any]) -> bool:
+    """Whether clients can keep back records of their own: not those of a store."""
+    return not str(known.get("dataset", "")).startswith("store")
 
 
 def _assembled(

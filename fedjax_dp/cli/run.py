@@ -88,12 +88,17 @@ def _print_result(
     measures = measures_of(result["task"])
     main = measures.main
     reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
-    headline = (
-        f"{result['algorithm']} on {result['dataset']}: test {reached}loss {result['test_loss']:.4f} "
-        f"after {result['rounds']} rounds"
-    )
+    name, last = f"{result['algorithm']} on {result['dataset']}", result["history"][-1]
+    shared = f"test {reached}loss {result['test_loss']:.4f}"
+    headline = f"{name}: {shared} after {result['rounds']} rounds"
+    if last["personal_mean"] is not None:
+        headline = (
+            f"{name}: {_plainly(main)} {last['personal_mean']:.4f} of clients' own models on their own records, worst "
+            f"tenth {last['personal_worst_tenth']:.4f}, after {result['rounds']} rounds"
+        )
     told = [
         ("", headline),
+        *_own_models(result, shared),
         *_others(result, measures),
         *_target(result, measures),
         *_guessing(result),
@@ -117,9 +122,19 @@ def _print_result(
     tell(told, rests_on, rest, detail)
 
 
+def _own_models(result: dict[str, Any], shared: str) -> list[tuple[str, str]]:
+    """What is told of the shared model, where clients have their own."""
+    if result["history"][-1]["personal_mean"] is not None:
+        return [("shared", shared if result["traffic"]["up"] else "nothing: clients send nothing")]
+    if any(one["view"] == "deployed" for one in (result["guarantee"], *result["guarantee"]["elsewhere"])):
+        return [("own", "clients' own models are not measured: hold out records of each (--holdout 0.2)")]
+    return []
+
+
 def _guessing(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Where nothing was learnt, and what may help."""
-    if result["task"]["name"] != "classes" or result["test_accuracy"] * result["classes"] > 1:
+    own = result["history"][-1]["personal_mean"] is not None
+    if own or result["task"]["name"] != "classes" or result["test_accuracy"] * result["classes"] > 1:
         return []
     remedy = "a higher --epsilon, --batch-size or --cohort-size" if result["guarantee"]["epsilon"] else "other rates"
     return [("warning", f"no better than to guess one of {result['classes']} classes: {remedy} may help")]

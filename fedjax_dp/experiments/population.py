@@ -90,7 +90,7 @@ class PopulationConfig(Reading):
     pca                  principal components that replace the features; not private
     cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
     normalise            public constants: features become (x - MEAN) / STD, before pca and cosines
-    holdout              pool all records; clients keep this fraction of theirs to test on
+    holdout              pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
     """
 
     dataset: Annotated[str, about(_NAMES)] = "digits"
@@ -142,8 +142,10 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
         config = _divided(config, preset)
     if config.pca is not None and config.cosines is not None:
         raise errors.refuse("pca", config.pca, "left out where cosines replace the features", "drop one of them")
+    if config.holdout == 0:
+        config = dataclasses.replace(config, holdout=None)
     if config.holdout is not None:
-        errors.require_in_unit_interval("holdout", config.holdout, "leave it out to keep the test set")
+        errors.require_in_unit_interval("holdout", config.holdout, "0 keeps the test set")
     errors.require_seed(config.seed)
     return config
 
@@ -166,6 +168,8 @@ def _divided(config: P, preset: Mapping[str, Any]) -> P:
             raise errors.refuse(name, getattr(config, name), f"left out for {reason}", remedy)
     filled: dict[str, Any] = {"partition": partition} | {name: preset[name] for name in taken if name in preset}
     filled |= way.brings
+    if "holdout" in preset and not way.natural:  # whose test records, where they have owners, are theirs
+        filled["holdout"] = preset["holdout"]
     if config.shard_size is not None:
         filled.pop("shards_per_client", None)  # one follows from the other
     if partition == "given" and config.client_ids is None:
