@@ -8,7 +8,7 @@ from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, ServerRate, a
 from fedjax_dp.algorithms.client_level import WHOLE_CLIENTS
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
-from fedjax_dp.parts.aggregation import BoundedMean
+from fedjax_dp.parts.aggregation import ESTIMATORS, Aggregate, BoundedMean
 from fedjax_dp.parts.client_models import ClientModels
 from fedjax_dp.parts.client_privacy import ClientGaussian
 from fedjax_dp.parts.clusters import Choice, GaussianChoice, GumbelChoice, OwnClusters
@@ -41,6 +41,7 @@ PersonalNoise = Annotated[
     ),
 ]
 PersonalRate = Annotated[float | None, about("of the personal steps", default="learning_rate")]
+_OF_ALL = ESTIMATORS["biased"]  # a client that is absent counts with what it had, which has not moved
 _PERSONAL = {"holdout": 0.2, "schedule": "constant", "l2": 0.0}
 
 
@@ -66,12 +67,14 @@ def _assembled(
     clip_norm: float,
     noise_multiplier: Any,
     server_learning_rate: float = 1.0,
+    aggregate: Aggregate | None = None,
 ) -> Algorithm:
     rest: dict[str, Any] = {"models": models, "server": add_update(server_learning_rate)}
     if unit == "client":
         upload = ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
         return assemble(common, upload=upload, aggregate=BoundedMean(), **rest)
-    return assemble(common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier), **rest)
+    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    return assemble(common, privatizer=privatizer, aggregate=aggregate, **rest)
 
 
 def _beside(
@@ -103,7 +106,7 @@ def local(
     `noise_multiplier` protects its records from those who get its model (view `deployed`).
     """
     models = OwnModel(shared=False, clean=personal_noise == 0)
-    return _assembled(common, models, "record", clip_norm, noise_multiplier)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_OF_ALL)
 
 
 @entry("McMahan et al. 2018, personalised", defaults=_drawn, presets=_presets)
@@ -161,11 +164,7 @@ def ditto_joint(
     return _assembled(common, models, "record", clip_norm, noise_multiplier, server_learning_rate)
 
 
-def _weighed(given: Mapping[str, Any]) -> dict[str, Any]:
-    return _drawn(given) or {"estimator": "biased"}
-
-
-@entry("Liu et al. 2022", defaults=_weighed, presets=_presets, fixes=("estimator",))
+@entry("Liu et al. 2022", defaults=_drawn, presets=_presets, fixes=("estimator",))
 def mr_mtl(
     *,
     clip_norm: ClipNorm,
@@ -180,9 +179,8 @@ def mr_mtl(
     strength  0 is `local`; with more of it the models come as close to each other as FedAvg's, at no cost of privacy
     The server keeps the mean of all clients' models, those absent included.
     """
-    if unit == "client":
-        common.pop("estimator", None)
-    return _assembled(common, OwnModel(pull=Pull(strength=strength, form=proximal)), unit, clip_norm, noise_multiplier)
+    models = OwnModel(pull=Pull(strength=strength, form=proximal))
+    return _assembled(common, models, unit, clip_norm, noise_multiplier, aggregate=_OF_ALL)
 
 
 @entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_presets)
@@ -283,4 +281,4 @@ def ifca(
     if choice == "gumbel":
         rule = GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
     models = OwnClusters(number=clusters, choice=rule)
-    return _assembled(common, models, "record", clip_norm, noise_multiplier)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_OF_ALL)

@@ -9,13 +9,14 @@ from fedjax_dp.cli.wrapping import wrapped
 
 USAGE = """usage: fedjax-dp catalogue [--json]
 
-Every algorithm: source, privacy, state and bytes per round; below, the papers cited in full. Markdown where stdout is
+Every algorithm: source, privacy, state and bytes per round; what clients with models of their own pay in each view;
+the papers cited in full. Markdown where stdout is
 no terminal."""
 
 
 def catalogue_command(arguments: list[str]) -> int:
     """Print the catalogue: a table on a terminal, Markdown elsewhere, or JSON."""
-    from fedjax_dp.experiments import catalogue_table  # loads JAX
+    from fedjax_dp.experiments import catalogue_table, catalogue_views  # loads JAX
 
     as_json, arguments = take_flag(arguments, "--json")
     if arguments and arguments[0] not in ("-h", "--help"):
@@ -23,14 +24,16 @@ def catalogue_command(arguments: list[str]) -> int:
     if arguments:
         print(wrapped(USAGE))
         return 0
-    table = catalogue_table.rows()
+    table, views = catalogue_table.rows(), catalogue_views.rows()
     if as_json:
         cited = [paper.to_dict() for paper in citations.CITATIONS.values()]
-        print(json.dumps({"catalogue": [row._asdict() for row in table], "citations": cited}))
+        paid = [row._asdict() | {"paid": {view: one._asdict() for view, one in row.paid.items()}} for row in views]
+        print(json.dumps({"catalogue": [row._asdict() for row in table], "views": paid, "citations": cited}))
         return 0
     console = page()
     if not console.is_terminal:
-        print(f"{catalogue_table.markdown(table)}\n\n{catalogue_table.SHAPE}\n\n## Citations\n\n{citations.markdown()}")
+        print(f"{catalogue_table.markdown(table)}\n\n{catalogue_table.SHAPE}\n")
+        print(f"{catalogue_views.markdown(views)}\n\n{catalogue_views.ABOUT}\n\n## Citations\n\n{citations.markdown()}")
         return 0
     told = zip(*map(catalogue_table.cells, table), strict=True)
     columns(
@@ -40,5 +43,8 @@ def catalogue_command(arguments: list[str]) -> int:
         wrapped=["source"],
     )
     console.print(f" {catalogue_table.SHAPE}\n")
+    told = zip(*map(catalogue_views.cells, views), strict=True)
+    columns(console, dict(zip(catalogue_views.HEADER, told, strict=True)), left=catalogue_views.HEADER[:1])
+    console.print(f" {catalogue_views.ABOUT}\n")
     tell([(name, str(paper)) for name, paper in citations.CITATIONS.items()], (), (), Detail.USUAL)
     return 0

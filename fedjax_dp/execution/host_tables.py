@@ -1,6 +1,8 @@
 """What clients keep from round to round, by client, on the host."""
 
+import os
 import tempfile
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,14 +11,15 @@ import numpy as np
 class HostTable:
     """Rows `(num_clients, *row.shape)`, in a temporary file that has room only for those that were written.
 
-    A leaf of pytrees. `row` is what every client begins with.
+    A leaf of pytrees. `row` is what every client begins with. The file is read and written, not mapped, so that its
+    rows are no memory of this process.
     """
 
     def __init__(self, clients: int, row: Any):
         self._first = np.asarray(row)
         self._written = np.zeros(clients, bool)
-        with tempfile.TemporaryFile() as file:  # mapped, it stays until nobody needs it
-            self._rows = np.memmap(file, self._first.dtype, "w+", shape=(clients, *self._first.shape))
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115: it stays until nobody needs the table
+        weakref.finalize(self, self._file.close)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -29,18 +32,35 @@ class HostTable:
     def read(self, clients: np.ndarray, room: int) -> np.ndarray:
         """Rows of some clients `(room, ...)`, zeros after the last."""
         found = np.zeros((room, *self.row_shape), self._first.dtype)
-        found[: len(clients)] = self._rows[clients]
-        found[: len(clients)][~self._written[clients]] = self._first
+        for row, client in zip(found.reshape(room, self._first.size), clients):
+            if self._written[client]:
+                self._fill(row, int(client))
+            else:
+                row[:] = self._first.reshape(-1)
         return found
+
+    def _fill(self, row: np.ndarray, client: int) -> None:
+        view, at = memoryview(row.view(np.uint8)), client * self.row_bytes
+        while view:
+            read = os.preadv(self._file.fileno(), [view], at)
+            if not read:
+                raise OSError(f"the table of what clients keep ends before client {client}")
+            view, at = view[read:], at + read
 
     def write(self, clients: np.ndarray, rows: np.ndarray) -> None:
         """Replace the rows of distinct clients."""
-        self._rows[clients], self._written[clients] = rows, True
+        flat = np.ascontiguousarray(rows, self._first.dtype).reshape(len(clients), self._first.size)
+        for client, row in zip(clients, flat):
+            view, at = memoryview(row.view(np.uint8)), int(client) * self.row_bytes
+            while view:
+                written = os.pwritev(self._file.fileno(), [view], at)
+                view, at = view[written:], at + written
+        self._written[clients] = True
 
     def held(self) -> dict[str, np.ndarray]:
         """The rows that were written, and whose they are."""
         clients = np.flatnonzero(self._written)
-        return {"clients": clients, "rows": np.asarray(self._rows[clients])}
+        return {"clients": clients, "rows": self.read(clients, len(clients))}
 
     def filled(self, held: dict[str, Any]) -> "HostTable":
         """Another table of the same clients, with rows as `held` gives them."""

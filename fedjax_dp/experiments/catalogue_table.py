@@ -27,7 +27,7 @@ STEP = (
     "client models",
 )
 ROUND = ("upload", "transport", "estimator", "server")
-FEATURED = ("rfedavg", "rfedavg_plus")  # on a model with a hidden layer of 64, the others on softmax regression
+FEATURED = ("rfedavg", "rfedavg_plus", "fedper", "fedrep")  # on a model with a hidden layer of 64
 
 
 class EntryRow(NamedTuple):
@@ -109,7 +109,7 @@ HEADER = (
     "bytes up",
 )
 SHAPE = (
-    f"Of softmax regression on 784 features and 10 classes ({' and '.join(FEATURED)}: of a network with a hidden layer "
+    f"Of softmax regression on 784 features and 10 classes ({', '.join(FEATURED)}: of a network with a hidden layer "
     "of 64), in float32. Numbers are those beside the model; bytes are those of one client in a round."
 )
 

@@ -1,0 +1,303 @@
+"""Laws of clients that keep models of their own."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import QuadraticModel, next_state, quick, ragged_data, states_of
+
+import fedjax_dp as fdp
+from fedjax_dp.errors import ConfigurationError
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.inspection import flow
+from fedjax_dp.parts import OwnPart
+from fedjax_dp.parts.client_models import Ask, ClientModels, Phase
+from fedjax_dp.pytrees import value
+from fedjax_dp.rounds import personal
+from fedjax_dp.rounds.round import initial_state
+from fedjax_dp.rounds.simulation import numbers, run_key
+
+DATA = ragged_data([8, 6, 9, 7, 8, 6])
+OWNED = dataclasses.replace(DATA, test_clients=np.arange(len(DATA.y_test), dtype=np.int32) % 5)
+MODEL = fdp.mlp(DATA.record_shape, DATA.classes, (5,))
+COMMON = {"cohort_size": 3, "batch_size": 4, "local_steps": 2, "learning_rate": 0.3}
+NOISY = {**COMMON, "clip_norm": 1.0, "noise_multiplier": 2.0}
+ALL = {**NOISY, "cohort_size": None}
+PERSONAL = ("local", "finetune", "ditto", "ditto_joint", "mr_mtl", "fedper", "fedrep", "apfl", "ppsgd", "ifca")
+FEW = ["ditto", "mr_mtl"]
+
+
+def run(algorithm, rounds=4, data=DATA, model=MODEL, **options):
+    return fdp.simulate(algorithm, data, rounds=rounds, model=model, seed=3, **options).state
+
+
+def own(algorithm, state, data=DATA, model=MODEL):
+    local = numbers(algorithm).local
+    return personal.personal_models(local, state, data, run_key(3), model=model)
+
+
+def same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def close(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-6)
+
+
+def test_without_a_pull_the_models_of_mr_mtl_are_those_of_local_bit_for_bit():
+    one, other = fdp.algorithms.mr_mtl(**NOISY, strength=0.0), fdp.algorithms.local(**NOISY)
+    same(own(one, run(one)), own(other, run(other)))
+
+
+@pytest.mark.slow
+def test_without_a_pull_and_wholly_their_own_two_models_beside_are_the_same():
+    """Ditto's v with lambda 0 and APFL's with alpha 1 are local models with batches and noise of the personal role."""
+    ditto, apfl = fdp.algorithms.ditto(**NOISY, strength=0.0), fdp.algorithms.apfl(**NOISY, alpha=1.0)
+    same(own(ditto, run(ditto)), own(apfl, run(apfl)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "options"), [("finetune", {"personal_steps": 0}), ("apfl", {"alpha": 0.0})], ids=["finetune", "apfl"]
+)
+def test_models_with_nothing_of_their_own_are_the_shared_one(entry, options):
+    algorithm = fdp.CATALOGUE[entry](**NOISY, **options)
+    state = run(algorithm)
+    same(own(algorithm, state), jax.tree.map(lambda a: jnp.broadcast_to(a, (6, *a.shape)), state.params))
+    same(state.params, run(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="wor_delta")).params)
+
+
+@value
+class NoHead(OwnPart):
+    def kept(self, model):
+        return (False,) * 4
+
+
+@pytest.mark.slow
+def test_what_keeps_nothing_is_federated_averaging():
+    plain = states_of(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="wor_delta"), MODEL, DATA, 3)
+    offset = fdp.algorithms.ppsgd(**NOISY, personal_learning_rate=0.0)
+    no_head = fdp.algorithms.fedper(**NOISY)
+    no_head = dataclasses.replace(no_head, local=dataclasses.replace(no_head.local, models=NoHead()))
+    for algorithm in (offset, no_head):
+        same([state.params for state in states_of(algorithm, MODEL, DATA, 3)], [state.params for state in plain])
+    renormed = states_of(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="renorm"), MODEL, DATA, 3)
+    alone = states_of(fdp.algorithms.ifca(**NOISY, clusters=1), MODEL, DATA, 3)
+    close([state.shared[0][0] for state in alone], [fdp.pytrees.ravel(state.params)[0] for state in renormed])
+    paid = [
+        fdp.guarantee(each, DATA, rounds=3, delta=1e-3, model=MODEL).epsilon
+        for each in (fdp.algorithms.ifca(**NOISY, clusters=1), fdp.algorithms.mr_mtl(**NOISY))
+    ]
+    assert paid[0] == paid[1]
+
+
+def test_the_server_of_mr_mtl_keeps_the_mean_of_all_models_absent_ones_included():
+    algorithm = fdp.algorithms.mr_mtl(**NOISY, strength=1.5)
+    state = run(algorithm, 5)
+    shares = np.asarray(DATA.shares)
+    close(jax.tree.map(lambda a: np.tensordot(shares, np.asarray(a), 1), own(algorithm, state)), state.params)
+
+
+QUADRATIC = QuadraticModel()
+PLAIN = ragged_data([5, 4, 6], shape=(2,), classes=1)
+CLEAN = {"cohort_size": None, "batches": "full", "batch_size": None, "local_steps": 1, "learning_rate": 0.2}
+CLEAN |= {"clip_norm": 1e4, "noise_multiplier": 0.0}
+
+
+def stepped(algorithm, state):
+    return next_state(numbers(algorithm), PLAIN, run_key(0), state, model=QUADRATIC)
+
+
+def kept_models(algorithm):
+    state = initial_state(numbers(algorithm), QUADRATIC, PLAIN, run_key(0))
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32)
+    mean = jnp.asarray(np.asarray(PLAIN.shares) @ np.asarray(rows), jnp.float32)
+    return state._replace(params=mean, clients=(*state.clients[:-1], rows)), rows, mean
+
+
+def gradients_at(rows):
+    each = np.split(np.asarray(PLAIN.x), np.cumsum(np.asarray(PLAIN.sizes))[:-1])
+    return np.array([1.0, 0.5]) * (np.asarray(rows) - np.array([records.mean(0) for records in each]))
+
+
+def test_a_pull_of_rate_times_lambda_one_steps_from_the_mean():
+    algorithm = fdp.algorithms.mr_mtl(**CLEAN, strength=5.0)
+    state, rows, mean = kept_models(algorithm)
+    close(stepped(algorithm, state).clients[-1], np.asarray(mean) - 0.2 * gradients_at(rows))
+
+
+def test_an_endless_implicit_pull_stands_still():
+    algorithm = fdp.algorithms.mr_mtl(**CLEAN, strength=1e9, proximal="implicit")
+    state, _, mean = kept_models(algorithm)
+    after = stepped(algorithm, state)
+    close(after.clients[-1], np.broadcast_to(mean, (3, 2)))
+    close(after.params, mean)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0, 4.0])
+def test_the_mean_moves_by_the_mean_gradient_whatever_the_pull(strength):
+    algorithm = fdp.algorithms.mr_mtl(**CLEAN, strength=strength)
+    state, rows, mean = kept_models(algorithm)
+    moved = np.asarray(mean) - 0.2 * np.asarray(PLAIN.shares) @ gradients_at(rows)
+    close(stepped(algorithm, state).params, moved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["ditto", "mr_mtl", "fedper", "local"])
+def test_clients_alike_without_noise_are_federated_averaging(entry):
+    records = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
+    x, y = np.tile(records, (4, 1)), np.tile(np.arange(5, dtype=np.int32) % 3, 4)
+    data = fdp.federate(fdp.data.Dataset("alike", x, y, x, y, classes=3), np.split(np.arange(20), 4))
+    algorithm, plain = (fdp.CATALOGUE[name](**CLEAN) for name in (entry, "dp_fedavg_local"))
+    plain = fdp.dp_fedavg_local(**CLEAN, schedule="constant", l2=0.0)
+    shared = run(plain, data=data).params
+    close(own(algorithm, run(algorithm, data=data), data), jax.tree.map(lambda a: np.stack([a] * 4), shared))
+
+
+@pytest.mark.parametrize("entry", quick([name for name in PERSONAL if name != "finetune"], FEW))
+def test_absent_clients_keep_their_rows_bit_for_bit(entry):
+    algorithm = fdp.CATALOGUE[entry](**{**NOISY, "cohort_size": 1})
+    states = states_of(algorithm, MODEL, DATA, 3)
+    for before, after in itertools.pairwise(states):
+        changed = np.zeros(6, bool)
+        for old, new in zip(jax.tree.leaves(before.clients), jax.tree.leaves(after.clients), strict=True):
+            changed |= np.any((old != new).reshape(6, -1), 1)
+        assert changed.sum() == 1
+
+
+@pytest.mark.parametrize("entry", quick(PERSONAL, FEW))
+def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
+    algorithm = fdp.CATALOGUE[entry](**NOISY)
+    whole = run(algorithm, 4)
+    close(run(algorithm, 4, execution=Execution(chunk_size=2)), whole)
+    same(run(algorithm, 4, start=run(algorithm, 2)), whole)
+    if entry != "finetune":  # which looks at all records at the end
+        same(jax.tree.map(np.asarray, run(algorithm, 4, on_host=True)), whole)
+
+
+@pytest.mark.parametrize("entry", quick(PERSONAL, FEW))
+def test_models_are_measured_on_their_own_clients_records(entry):
+    algorithm = fdp.CATALOGUE[entry](**NOISY)
+    result = fdp.simulate(algorithm, OWNED, rounds=3, model=MODEL, seed=3)
+    models, owners = own(algorithm, result.state, OWNED), np.asarray(OWNED.test_clients)
+    accuracies = []
+    for client in range(5):
+        params = jax.tree.map(lambda a, client=client: a[client], models)
+        mine = dataclasses.replace(
+            OWNED, x_test=OWNED.x_test[owners == client], y_test=OWNED.y_test[owners == client], test_clients=None
+        )
+        test = fdp.rounds.metrics.evaluate(params, mine, model=MODEL)
+        accuracies.append(float(test.sums["right"]) / len(mine.y_test))
+    last = result.history[-1]
+    assert last.personal_mean == pytest.approx(np.mean(accuracies), abs=1e-6)
+    assert last.personal_worst_tenth == pytest.approx(min(accuracies), abs=1e-6)
+    assert last.personal_variance == pytest.approx(np.var(accuracies), abs=1e-6)
+    sizes = np.bincount(owners)
+    assert last.personal_pooled == pytest.approx(np.dot(accuracies, sizes) / sizes.sum(), abs=1e-6)
+
+
+def test_all_models_are_measured_in_one_compiled_call(monkeypatch):
+    algorithm, calls = fdp.algorithms.mr_mtl(**NOISY), []
+    state, measure = run(algorithm, 1, OWNED), personal._tested
+    monkeypatch.setattr(personal, "_tested", lambda *args, **more: calls.append(1) or measure(*args, **more))
+    personal.measure_personal(numbers(algorithm).local, state, OWNED, run_key(3), model=MODEL)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("entry", quick(PERSONAL, FEW))
+def test_records_act_through_what_is_counted_alone(entry, unit):
+    if unit == "client" and "unit" not in fdp.CATALOGUE[entry].options:
+        pytest.skip("there is no such level")
+    options = {} if unit == "record" else {"unit": unit}
+    flow.check(fdp.CATALOGUE[entry](**NOISY, **options), DATA, MODEL)
+    if "personal_noise" in fdp.CATALOGUE[entry].options and unit == "record":
+        flow.check(fdp.CATALOGUE[entry](**NOISY, personal_noise=0), DATA, MODEL)
+
+
+@value
+class Telling(fdp.parts.ModelBeside):
+    """What it says to stay with its client is in the update."""
+
+    def finish(self, here, begun, moved, memory):
+        found = super().finish(here, begun, moved, memory)
+        return found._replace(update=found.update + 0.1 * moved[1])
+
+
+@value
+class Returning(fdp.parts.ModelBeside):
+    """What it says to stay with its client comes back a round later."""
+
+    def begin(self, here):
+        found = super().begin(here)
+        return found._replace(vectors=(found.vectors[0] + 0.1 * here.own, found.vectors[1]))
+
+    def finish(self, here, begun, moved, memory):
+        found = super().finish(here, begun, moved, memory)
+        return found._replace(update=found.update + begun.vectors[0] - here.received)
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["noised", "clean"])
+@pytest.mark.parametrize("kind", [Telling, Returning])
+def test_models_that_say_of_a_gradient_that_it_stays_are_not_believed(kind, clean):
+    right = fdp.algorithms.ditto(**NOISY)
+    models = kind(pull=right.local.models.pull, steps=2, clean=clean)
+    wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
+    with pytest.raises(ConfigurationError, match="past what is accounted for"):
+        fdp.guarantee(wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
+
+
+@value
+class Hiding(ClientModels):
+    """It asks for a clean gradient and sends what it makes of it."""
+
+    keeps = returns = True
+
+    def phases(self, steps):
+        return (Phase(steps, (Ask(clean=True),)),)
+
+    def finish(self, here, begun, moved, memory):
+        return super().finish(here, begun, moved, memory)
+
+
+REFUSED = [
+    ("fedper", {"head": "Dense_7"}, "head must be patterns of parameter paths, got 'Dense_7', which matches nothing"),
+    ("fedper", {"head": "**"}, "head must be a part of them, got '..', which is every parameter"),
+    ("mr_mtl", {"strength": -1.0}, "strength must be zero or positive"),
+    ("mr_mtl", {"strength": "validation"}, "strength must be a number"),
+    ("ditto", {"personal_noise": -0.5}, "personal_noise must be zero or positive"),
+    ("ditto", {"personal_steps": 0}, "personal_steps must be"),
+    ("ditto", {"unit": "client", "personal_noise": 0.5}, "left out with unit client"),
+    ("apfl", {"alpha": 1.5}, r"alpha must be in \[0, 1\]"),
+    ("ifca", {"unit": "client"}, "option must be one of"),
+    ("ifca", {"clusters": 0}, "clusters must be"),
+    ("ifca", {"loss_bound": 0.0}, "loss_bound must be positive"),
+    ("mr_mtl", {"estimator": "wor_delta"}, "left out for an entry with one of its own"),
+]
+
+
+@pytest.mark.parametrize(("entry", "options", "told"), REFUSED)
+def test_what_cannot_be_meant_is_refused_in_one_line(entry, options, told):
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        fdp.simulate(fdp.CATALOGUE[entry](**NOISY, **options), DATA, rounds=2, model=MODEL)
+    assert "\n" not in str(caught.value)
+
+
+def test_clean_gradients_that_act_on_updates_and_noise_on_uploads_are_refused():
+    right = fdp.algorithms.mr_mtl(**NOISY)
+    for models, told in (
+        (Hiding(), "noise on the personal part must be the shared steps' own"),
+        (fdp.parts.OwnModel(clean=True), "noise on the personal part must be the shared steps' own"),
+    ):
+        wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
+        with pytest.raises(ConfigurationError, match=told):
+            fdp.simulate(wrong, DATA, rounds=2, model=MODEL)
+    noisy = fdp.dp_fedavg_output(**NOISY, schedule="constant")
+    wrong = dataclasses.replace(noisy, local=dataclasses.replace(noisy.local, models=fdp.parts.OwnModel()))
+    with pytest.raises(ConfigurationError, match="nothing under noise on the upload"):
+        fdp.simulate(wrong, DATA, rounds=2, model=MODEL)
