@@ -34,7 +34,7 @@ from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.simulation import begin, numbers, run_key, simulate
 from fedjax_dp.testing import WRONG
 from fedjax_dp.testing.masks import unmasked_first
-from fedjax_dp.testing.mutants import posing
+from fedjax_dp.testing.posing import posing
 from fedjax_dp.testing.statements import reading_correction, repeated_gradient, undeclared_gradient, unnoised_term
 
 DELTA = 1e-5
