@@ -241,7 +241,7 @@ def clean_head(algorithm: Algorithm) -> Algorithm:
     A record moves its client's head, and by the head every later gradient of what is shared.
     """
     _require_noise_on_records(algorithm)
-    models = getattr(algorithm.local, "models", None)
+    models: Any = getattr(algorithm.local, "models", None)
     if getattr(models, "head", None) is None or models.head_steps:
         told = "of clients that keep a head which moves with the rest, for this wrong program"
         raise errors.refuse("client models", type(models).__name__, told, "use fedper")
@@ -417,5 +417,6 @@ WRONG: dict[str, Wrong] = {
 }
 
 MORE_WRONG: dict[str, Wrong] = {
-    wrong.__name__: wrong for wrong in (faint_noise, stale_std, reused_step_key, reused_round_key, frozen_server_noise)
+    wrong.__name__: wrong
+    for wrong in (faint_noise, stale_std, clean_head, reused_step_key, reused_round_key, frozen_server_noise)
 }
