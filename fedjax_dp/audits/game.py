@@ -18,6 +18,8 @@ from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import Heard, RoundReport, ServerState, initial_state, run_round
 
+MODELS = (View.BROADCAST, View.OWNER)  # of every round; another client's own is made of what that client knows
+
 
 class Canary(NamedTuple):
     """Records that differ between the worlds; every array `(records,)`.
@@ -127,10 +129,10 @@ class Game:
     def _received(self, report: RoundReport) -> jax.Array:
         """Of a round's messages, `(roles, numbers)`."""
         heard: Heard = report.heard
-        if self.view is View.SECURE_SUM:
+        if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_beside):
             total: jax.Array = heard.total
             return total[None]
-        if self.view in (View.BROADCAST, View.OWNER):  # another client's own model is made of what that knows
+        if self.view in MODELS:
             update: jax.Array = heard.update
             return update[None]
         own = self._own(report)
@@ -139,6 +141,12 @@ class Game:
         among = jnp.any(own)
         alone = ~jnp.any(report.present & (report.clients != self.client))
         return jnp.where(among, jnp.stack([target, jnp.where(alone, 0.0, other)]), 0.0)
+
+    @property
+    def _shares_beside(self) -> bool:
+        """Whether all that is shared comes of terms beside the update, as models of clusters do."""
+        sent = self.algorithm.local.sent_tensors(self.model)
+        return sent is not None and not any(sent)
 
     def _own(self, report: RoundReport) -> jax.Array:
         """Which messages are the target's."""
