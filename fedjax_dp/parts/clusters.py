@@ -186,7 +186,7 @@ class OwnClusters(ClientModels):
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
         mine = here.share * (jnp.arange(self.number) == memory[0])
-        return Finished(moved[0][:0], {"moved": mine[:, None] * moved[0], "weight": mine}, memory)
+        return Finished(moved[0][:0], {"moved": mine[:, None] * moved[0][None], "weight": mine}, memory)
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         weight = total["weight"][:, None]
