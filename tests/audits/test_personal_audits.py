@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.audits.audit import audit
 from fedjax_dp.data import Dataset, federate
+from fedjax_dp.execution import Execution
 from fedjax_dp.models import mlp
 from fedjax_dp.parts import LocalSgd
 from fedjax_dp.parts.facts import restates
-from fedjax_dp.pytrees import value
+from fedjax_dp.pytrees import ravel, value
+from fedjax_dp.rounds import run_round
+from fedjax_dp.rounds.simulation import begin, numbers, run_key
 from fedjax_dp.testing import MORE_WRONG
 
 DELTA = 1e-5
@@ -45,6 +49,18 @@ def personal(name, **options):
 def audited(algorithm, **options):
     usual = {"rounds": 10, "delta": DELTA, "trials": 2_000, "model": TWO_LAYERS}
     return audit(algorithm, ragged_data(TEN), **usual | options)
+
+
+def test_messages_are_heard_with_zeros_for_what_clients_keep():
+    algorithm, data = numbers(personal("fedper", cohort_size=None)), ragged_data((4, 6, 5))
+    state = begin(algorithm, data, run_key(0), model=TWO_LAYERS)
+    heard = run_round(
+        algorithm, TWO_LAYERS, data, run_key(0), state, Execution(), lambda params, flat: ravel(params)[1](flat)
+    )[1].heard
+    for told in heard:
+        kept, shared = (jax.tree.leaves(told[layer]) for layer in ("Dense_1", "Dense_0"))
+        assert not any(np.any(tensor) for tensor in kept)
+        assert all(np.any(tensor) for tensor in shared)
 
 
 @pytest.mark.parametrize("case", quick(CASES, [("ppsgd", DEPLOYED)]), ids="-".join)
