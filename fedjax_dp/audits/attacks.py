@@ -70,7 +70,7 @@ class Summed(NamedTuple):
             return numbers[:, self.times]
 
         scale = Scale.of(seen(absent), seen(present))
-        if scale.told[0].size * PER_NUMBER > len(absent) + len(present):
+        if scale.told.any(0).sum() * PER_NUMBER > len(absent) + len(present):
             return None
 
         def summed(received: np.ndarray) -> np.ndarray:

@@ -289,9 +289,9 @@ def _trace(field: Trials, game: Game) -> np.ndarray:
     quiet = changed(game, algorithm=with_noise(algorithm, np.zeros_like(np.asarray(noise_of(algorithm)))))
     trials = 1 if field.bits else TRACED  # with many canaries one run is enough
     worlds = (np.full((trials, *field.bits), there) for there in (False, True))
-    absent, present = (field.run(quiet, TRACE, world)[:, :, 0] for world in worlds)
+    absent, present = (field.run(quiet, TRACE, world)[:, :, ::2] for world in worlds)  # the target's roles
     size = max(np.abs(absent).max(), np.abs(present).max())
-    changes: np.ndarray = np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2))
+    changes: np.ndarray = np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2, 3))
     return changes
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.accounting import View
+from fedjax_dp.audits import own_models
 from fedjax_dp.audits.observations import Ear
 from fedjax_dp.audits.wrappers import StagedCohort, StagedPrivatizer
 from fedjax_dp.data.store import FederatedData
@@ -16,6 +17,8 @@ from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import Heard, RoundReport, ServerState, initial_state, run_round
+
+MODELS = (View.BROADCAST, View.OWNER)  # of every round; another client's own is made of what that client knows
 
 
 class Canary(NamedTuple):
@@ -41,7 +44,7 @@ class Game:
 
     algorithm   numbers as arrays;
     data        the store with the records of both worlds;
-    client      whose messages the adversary looks at, in view uploads;
+    client      whose messages, and model, the adversary looks at, in views uploads and deployed;
     schedule    words of the key of the cohorts, or None, see `StagedCohort`;
     leaves      owners are not there at all in the world without the canary (add-remove, whole clients);
     view        what the adversary receives;
@@ -65,9 +68,10 @@ class Game:
 
         key    of the run;
         there  bool: the canary is; or `(bits,)` where there are several canaries.
-        Times are rounds (and one before, where clients tell something first), roles the target and another client of
-        its cohort, in view uploads; one role in views of sums; one time and role in view final_model. Zeros where the
-        target does not take part.
+        Times are rounds, and one before where clients tell something first, and one after where steps follow the last.
+        Roles are the target and another client of its cohort, in view uploads; one in views of sums; one time and role
+        where a shared model is given away. In view deployed those of uploads are followed by those of clients' own
+        models, see `own_models.Moves`. Zeros where the target does not take part.
         """
         there = jnp.atleast_1d(there)[self.canary.coins]
         standing = jnp.where(there, self.canary.present, self.canary.absent)
@@ -83,23 +87,39 @@ class Game:
         def listen(params: Any, flat: jax.Array) -> jax.Array:
             return self.ear.message(self.model, data, params, flat)
 
-        def one_round(state: Any, _: None) -> tuple[Any, jax.Array]:
-            state, report = run_round(algorithm, self.model, data, key, state, self.execution, listen)
-            return state, self._received(report)
+        def one_round(before: ServerState, _: None) -> tuple[ServerState, jax.Array]:
+            after, report = run_round(algorithm, self.model, data, key, before, self.execution, listen)
+            received = self._received(report)
+            if self.gives_away_models:
+                told = jnp.zeros((own_models.ROLES, received.shape[-1]))
+                if not own_models.has_last_steps(local):
+                    pair = self.client, report.clients[self._other(report)]
+                    moves = own_models.in_round(local, self.model, data, key, (before, after), pair)
+                    told = moves.heard(listen, before.params, told.shape[1])
+                    told = jnp.where(jnp.any(self._own(report)), told, 0.0)
+                received = jnp.concatenate([received, told])
+            return after, received
 
         start = initial_state(algorithm, self.model, data, key)
-        if self.view is View.FINAL_MODEL:
+        if self.view is View.FINAL_MODEL or (self.view is View.DEPLOYED and not self.gives_away_models):
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
             return self.ear.model(self.model, data, end.params)[None, None]
-        received = lax.scan(one_round, start, length=self.rounds)[1]
-        if self.view is not View.UPLOADS or not self.algorithm.local.warm:
-            return received
-        before = jnp.stack([listen(start.params, self._warm(start, who)) for who in (self.client, self._companion)])
-        return jnp.concatenate([before[None], received])
+        end, received = lax.scan(one_round, start, length=self.rounds)
+        numbers, pair = received.shape[-1], (self.client, (self.client + 1) % data.num_clients)
+        more = received.shape[1] - 2
+        if self.view in (View.UPLOADS, View.DEPLOYED) and local.warm:
+            warm = [own_models.of_numbers(self._warm(start, who), listen, start.params, numbers) for who in pair]
+            told = jnp.stack([listen(start.params, flat) for flat in warm])
+            received = jnp.concatenate([jnp.pad(told, ((0, more), (0, 0)))[None], received])
+        if self.gives_away_models and own_models.has_last_steps(local):
+            told = own_models.at_the_end(local, self.model, data, key, end, pair).heard(listen, end.params, numbers)
+            received = jnp.concatenate([received, jnp.pad(told, ((2, 0), (0, 0)))[None]])
+        return received
 
     @property
-    def _companion(self) -> Array:
-        return (self.client + 1) % self.data.num_clients
+    def gives_away_models(self) -> bool:
+        """Whether the adversary receives models of clients' own."""
+        return self.view is View.DEPLOYED and self.algorithm.local.personal
 
     def _warm(self, start: ServerState, client: Array) -> jax.Array:
         """What a client told before the first round, as the change that its messages tell later."""
@@ -107,17 +127,31 @@ class Game:
         return jnp.concatenate([jnp.zeros_like(ravel(start.params)[0]), *kept])
 
     def _received(self, report: RoundReport) -> jax.Array:
-        """Of a round, `(roles, numbers)`."""
+        """Of a round's messages, `(roles, numbers)`."""
         heard: Heard = report.heard
-        if self.view is View.SECURE_SUM:
+        if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_beside):
             total: jax.Array = heard.total
             return total[None]
-        if self.view is View.BROADCAST:
+        if self.view in MODELS:
             update: jax.Array = heard.update
             return update[None]
-        own = report.clients == self.client
-        other = heard.uploads[jnp.argmax(report.present & ~own)]
+        own = self._own(report)
+        other = heard.uploads[self._other(report)]
         target = jnp.sum(jnp.where(own[:, None], heard.uploads, 0.0), 0)
-        among = jnp.any(own & report.present)
-        alone = ~jnp.any(report.present & ~own)
+        among = jnp.any(own)
+        alone = ~jnp.any(report.present & (report.clients != self.client))
         return jnp.where(among, jnp.stack([target, jnp.where(alone, 0.0, other)]), 0.0)
+
+    @property
+    def _shares_beside(self) -> bool:
+        """Whether all that is shared comes of terms beside the update, as models of clusters do."""
+        sent = self.algorithm.local.sent_tensors(self.model)
+        return sent is not None and not any(sent)
+
+    def _own(self, report: RoundReport) -> jax.Array:
+        """Which messages are the target's."""
+        return (report.clients == self.client) & report.present
+
+    def _other(self, report: RoundReport) -> jax.Array:
+        """The place of another client."""
+        return jnp.argmax(report.present & (report.clients != self.client))

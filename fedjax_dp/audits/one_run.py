@@ -71,7 +71,8 @@ def guess(
     (canaries,) = field.bits
     number = accounting.choose_guesses(canaries, _mu_of(epsilon, delta), significance)
     coins = np.random.default_rng([seed, canaries]).random(canaries) < 0.5
-    scores = _scores(field.run(game, 0, coins[None])[0, :, 0, :canaries])
+    received = field.run(game, 0, coins[None])[0, :, :3:2, :canaries]  # the target's messages and models
+    scores = _scores(received.reshape(-1, canaries))
     order = np.argsort(scores, kind="stable")
     right = int(np.sum(~coins[order[: number // 2]]) + np.sum(coins[order[-(number // 2) :]]))
     return Guesses(name, "sum over rounds", right, number, canaries, significance, scores[~coins], scores[coins])

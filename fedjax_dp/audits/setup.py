@@ -93,6 +93,9 @@ def set_scene(
             "one that has a Guarantee to be tested",
             promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
         )
+    if promise.epsilon == 0:
+        remedy = "use view deployed, in which clients' own models are given away"
+        raise errors.refuse("view", promise.view.value, "one that receives anything made of records", remedy)
     target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
     errors.require_integer("client", target, 0, data.num_clients - 1)
     event = ledger_of(run)[target]

@@ -45,7 +45,7 @@ class Heard(NamedTuple):
     update: Any  # of the mean update that the server moves by, its noise included
 
 
-Listener = Callable[[Any, jax.Array], Any]  # (the parameters that clients received, a flat message) -> arrays
+Listener = Callable[[Any, jax.Array], Any]  # (the parameters that clients received, a message, see `listen`) -> arrays
 
 
 class RoundReport(NamedTuple):
@@ -163,6 +163,11 @@ class _Round(NamedTuple):
         whole = gradients.joined(self.model, self.shared.frozen)
         return Part(tensor_sizes(self.state.params), self.algorithm.local.sent_tensors(whole))
 
+    def whole(self, message: jax.Array) -> jax.Array:
+        """A flat message, or a sum of them, with zeros for what is not shared of the model."""
+        update, beside = self.split(message)
+        return ravel_numbers((self.sent.put(update, jnp.zeros(sum(tensor_sizes(self.state.params)))), beside))
+
 
 def run_round(
     algorithm: Algorithm,
@@ -176,7 +181,8 @@ def run_round(
 ) -> tuple[ServerState, RoundReport]:
     """One round. `key` is the run's key: every draw is named by role, round, client and step.
 
-    listen  sees the messages as they travel, before masks: first the update with its weight, then what else is sent;
+    listen  sees the messages as they travel, before masks: first the update with its weight, flat and with zeros for
+            what is not shared of the model, then what else is sent;
     fed     where the cohorts' records are, if not in `data`.
     """
     now = _assembled(algorithm, model, jax.tree.map(jnp.asarray, data), key, state, execution, listen, fed)
@@ -265,7 +271,9 @@ def _train(now: _Round) -> tuple[Any, Any, RoundReport]:
         algorithm, _, key, state, _, ids, invited = shared
         parts, result = _visit(now.model, shared, member, now.execution.spread)
         message = ravel_numbers(parts)
-        heard = () if now.listen is None else now.listen(state.params, jnp.where(member.present, message, 0.0))
+        heard: Any = ()
+        if now.listen is not None:
+            heard = now.listen(state.params, jnp.where(member.present, now.whole(message), 0.0))
         words, overflow = algorithm.transport.message(
             role_key(key, "masks"), state.round, member.position, ids, invited, message
         )
@@ -324,7 +332,7 @@ def _aggregate(now: _Round, words: Any, report: RoundReport) -> tuple[_Mean, Rou
     )
     update = sent.put(update, jnp.zeros_like(params))
     if listen is not None:
-        heard = Heard(report.heard, listen(state.params, message), listen(state.params, update))
+        heard = Heard(report.heard, listen(state.params, now.whole(message)), listen(state.params, update))
         report = report._replace(heard=heard)
     return _Mean(update, upload, terms), report
 

@@ -23,7 +23,7 @@ from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import Wrong, posing
+from fedjax_dp.testing.posing import Wrong, posing
 from fedjax_dp.testing.reports import rejections
 
 TRIALS = 4

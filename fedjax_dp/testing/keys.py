@@ -22,7 +22,8 @@ from fedjax_dp.rounds.simulation import check, numbers
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import Wrong, first_records, frozen_server_noise, posing, reused_round_key
+from fedjax_dp.testing.mutants import first_records, frozen_server_noise, reused_round_key
+from fedjax_dp.testing.posing import Wrong, posing
 from fedjax_dp.testing.reports import rejections
 from fedjax_dp.testing.sampling import DRAWS, drawn_batches
 

@@ -13,7 +13,7 @@ from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.verdict import Report
-from fedjax_dp.testing.mutants import Wrong, posing
+from fedjax_dp.testing.posing import Wrong, posing
 from fedjax_dp.testing.reports import rejections
 
 

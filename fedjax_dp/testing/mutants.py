@@ -25,43 +25,19 @@ from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
 from fedjax_dp.data.store import Client
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
+from fedjax_dp.models.selection import tensors_named
 from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.client_privacy import Upload
 from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
 from fedjax_dp.parts.corrections import Correction, Memory, Setting
-from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import LocalResult, Received
 from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import Privatizer, RecordGaussian, variance_of
+from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, RecordGaussian, variance_of
 from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
-from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
+from fedjax_dp.pytrees import Part, changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
-
-Wrong = Callable[[Algorithm], Algorithm]
-Deed = Callable[..., Any]  # of the part it poses as, and of the arguments of one of its methods
-
-
-@functools.cache
-def _posing_class(kind: Any, method: str, deed: Deed) -> type:
-    def instead(self: Any, *args: Any) -> Any:
-        honest = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
-        return deed(honest, *args)
-
-    name = f"{kind.__name__}_with_{deed.__name__.strip('_')}"
-    made = type(name, (kind,), {method: instead, "__doc__": deed.__doc__, "__module__": __name__})
-    return value(restates(kind)(made))
-
-
-def posing(part: Any, method: str, deed: Deed) -> Any:
-    """A value that is a `part` in all it says of itself, but whose `method` is deed(part, *arguments).
-
-    Its class is a subclass of that of `part` with the same fields. `deed` is a module-level function, so that the same
-    wrong program is compiled once.
-    """
-    kind: Any = type(part)
-    cls = _posing_class(kind, method, deed)
-    return cls(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
+from fedjax_dp.testing.posing import Deed, Wrong, posing
 
 
 def _with_privatizer(algorithm: Algorithm, method: str, deed: Deed) -> Algorithm:
@@ -88,12 +64,6 @@ def _require_own_noise(algorithm: Algorithm) -> None:
     if getattr(algorithm.local.privatizer, "noise_multiplier", None) is None:
         name = type(algorithm.local.privatizer).__name__
         raise errors.refuse("privatizer", name, "one with a noise_multiplier, for this wrong program")
-
-
-def _require_several_steps(algorithm: Algorithm) -> None:
-    if algorithm.local.steps == 1 and algorithm.local.batches.even:
-        told = "there is no step to confuse it with"
-        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", told)
 
 
 def _require_clipped_records(algorithm: Algorithm) -> None:
@@ -265,6 +235,30 @@ def _realised_denominator(
     return right.gradient(key, place, model, params, records._replace(divisor=came))
 
 
+def clean_head(algorithm: Algorithm) -> Algorithm:
+    """What clients keep of the model is trained on plain gradients; what they share is clipped and noised. For fedper.
+
+    A record moves its client's head, and by the head every later gradient of what is shared.
+    """
+    _require_noise_on_records(algorithm)
+    models: Any = getattr(algorithm.local, "models", None)
+    if getattr(models, "head", None) is None or models.head_steps:
+        told = "of clients that keep a head which moves with the rest, for this wrong program"
+        raise errors.refuse("client models", type(models).__name__, told, "use fedper")
+    return _with_privatizer(algorithm, "gradient", _clean_on(models.head))
+
+
+@functools.cache
+def _clean_on(head: str) -> Deed:
+    def _clean_head(right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, rows: Records) -> Any:
+        noisy, told = right.gradient(key, place, model, params, rows)
+        plain, _ = NonPrivate().gradient(key, place, model, params, rows)
+        kept = Part(tensor_sizes(params), tensors_named("head", head, model))
+        return kept.put(kept.take(plain), noisy), told
+
+    return _clean_head
+
+
 def _with_bound(algorithm: Algorithm, deed: Deed) -> Algorithm:
     privatizer: Any = algorithm.local.privatizer
     honest = changed(privatizer, bound=posing(privatizer.bound, "apply", deed))
@@ -292,7 +286,9 @@ def _first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, l
 def reused_step_key(algorithm: Algorithm) -> Algorithm:
     """Every local step of a round adds the same noise."""
     _require_noise_on_records(algorithm)
-    _require_several_steps(algorithm)
+    if algorithm.local.steps == 1 and algorithm.local.batches.even:
+        told = "there is no step to confuse it with"
+        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", told)
     return _with_privatizer(algorithm, "gradient", _reused_step_key)
 
 
@@ -421,5 +417,6 @@ WRONG: dict[str, Wrong] = {
 }
 
 MORE_WRONG: dict[str, Wrong] = {
-    wrong.__name__: wrong for wrong in (faint_noise, stale_std, reused_step_key, reused_round_key, frozen_server_noise)
+    wrong.__name__: wrong
+    for wrong in (faint_noise, stale_std, clean_head, reused_step_key, reused_round_key, frozen_server_noise)
 }

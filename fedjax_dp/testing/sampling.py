@@ -28,7 +28,8 @@ from fedjax_dp.statistics.sampling import examine_sampling, overlap
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import RunWords, first_records, posing
+from fedjax_dp.testing.mutants import RunWords, first_records
+from fedjax_dp.testing.posing import posing
 from fedjax_dp.testing.reports import Program, rejections
 
 DRAWS = 4_000  # batches of a client, or cohorts

@@ -24,7 +24,8 @@ from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import clip_per_batch, posing, unclipped_bias
+from fedjax_dp.testing.mutants import clip_per_batch, unclipped_bias
+from fedjax_dp.testing.posing import posing
 from fedjax_dp.testing.reports import Program, rejections
 
 TRIALS = 256

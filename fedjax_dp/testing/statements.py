@@ -17,7 +17,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.mutants import Wrong
+from fedjax_dp.testing.posing import Wrong
 from fedjax_dp.testing.reports import rejections
 
 

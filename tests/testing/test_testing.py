@@ -55,6 +55,15 @@ def rejection(check, *subject, **options):
     return "nothing"
 
 
+def honest_one(batches):
+    """That with these batches; None: with noise on clients; "own head": with a part of the model that clients keep."""
+    if batches is None:
+        return fdp.dp_fedavg(**COMMON, **NOISE)
+    if batches == "own head":
+        return fdp.CATALOGUE["fedper"](**COMMON, **NOISE, head="*/bias")
+    return right(batches)
+
+
 # program: the check that rejects it, batches it is wrong for, words of the rejection
 CAUGHT = {
     "half_noise": (check_noise, "without-replacement", "standard deviation of the noise: measured 0.5"),
@@ -69,6 +78,7 @@ CAUGHT = {
     "first_records": (check_sampling, "poisson", "client 0: variance of the size"),
     "faint_noise": (check_noise, "poisson", "standard deviation of the noise: measured 0.95"),
     "stale_std": (check_noise, "without-replacement", "standard deviation of the noise: measured 1.4"),
+    "clean_head": (check_noise, "own head", "standard deviation of the noise: measured 0.8"),
     "reused_step_key": (check_keys, "without-replacement", "no noise is used twice"),
     "reused_round_key": (check_keys, "without-replacement", "no noise is used twice"),
     "frozen_server_noise": (check_keys, None, "no noise is used twice"),
@@ -86,7 +96,7 @@ FAST = ("half_noise", "clip_per_batch")
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CAUGHT])
 def test_a_wrong_program_is_rejected(name, data):
     check, batches, words = CAUGHT[name]
-    honest = fdp.dp_fedavg(**COMMON, **NOISE) if batches is None else right(batches)
+    honest = honest_one(batches)
     wrong = {**WRONG, **MORE_WRONG}[name](honest)
     assert words in rejection(check, wrong, data)
 
@@ -94,7 +104,7 @@ def test_a_wrong_program_is_rejected(name, data):
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_wrong_program_says_of_itself_what_the_right_one_says(name, data):
     _, batches, _ = CAUGHT[name]
-    honest = fdp.dp_fedavg(**COMMON, **NOISE) if batches is None else right(batches)
+    honest = honest_one(batches)
     wrong = {**WRONG, **MORE_WRONG}[name](honest)
     assert jax.tree.structure(wrong) != jax.tree.structure(honest)
     for part in ("privatizer", "batches"):

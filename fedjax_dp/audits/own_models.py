@@ -1,0 +1,86 @@
+"""What an adversary of view deployed receives beside uploads: how models of clients' own have moved."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
+from fedjax_dp.parts.cohorts import Array
+from fedjax_dp.parts.local_training import LocalTraining
+from fedjax_dp.pytrees import ravel
+from fedjax_dp.rounds.personal import Holder, model_of
+from fedjax_dp.rounds.round import Listener, ServerState
+
+ROLES = 4  # of `Moves.heard`
+
+
+def has_last_steps(local: LocalTraining) -> bool:
+    """Whether clients take steps of their own after the last round, so that there are no such models before."""
+    return any(look.final for look in local.beside)
+
+
+class Moves(NamedTuple):
+    """Models of the target and of another client `(2, size)`, before and after, and what explains how they moved."""
+
+    before: jax.Array
+    after: jax.Array
+    received: jax.Array  # the shared model before
+    moved: jax.Array  # how that has moved
+
+    def heard(self, listen: Listener, params: Any, numbers: int) -> jax.Array:
+        """As messages of so many numbers `(ROLES, numbers)`: how both models moved, and then what pulled the target's.
+
+        A pull to the shared model, or a mixture with it, moves the target's by what the adversary knows, who sees all
+        uploads: how far the shared model was away, and how that moved.
+        """
+        _, unravel = ravel(params)
+        target, other = self.before
+        ways = ((target, self.after[0]), (other, self.after[1]), (target, self.received))
+        told = [(start, end - start) for start, end in ways] + [(target, self.moved)]
+        return jnp.stack([listen(unravel(at), of_numbers(flat, listen, params, numbers)) for at, flat in told])
+
+
+def of_numbers(flat: jax.Array, listen: Listener, params: Any, numbers: int) -> jax.Array:
+    """What tells so many numbers: the vector with zeros behind it, or without its end."""
+    size = ravel(params)[0].size
+    one = jax.eval_shape(listen, params, jax.ShapeDtypeStruct((size,), flat.dtype)).shape[0]
+    length = numbers // one * size
+    return jnp.pad(flat[:length], (0, max(length - flat.size, 0)))
+
+
+def in_round(
+    local: LocalTraining,
+    model: Model,
+    data: FederatedData,
+    key: jax.Array,
+    states: tuple[ServerState, ServerState],
+    pair: tuple[Array, Array],
+) -> Moves:
+    """Of two clients, from the state before a round to that after it. `key` is the run's."""
+    received, moved = (ravel(state.params)[0] for state in states)
+    before, after = (_models(local, model, data, key, state, pair) for state in states)
+    return Moves(before, after, received, moved - received)
+
+
+def at_the_end(
+    local: LocalTraining, model: Model, data: FederatedData, key: jax.Array, end: ServerState, pair: tuple[Array, Array]
+) -> Moves:
+    """Of two clients, in steps that follow the last round."""
+    received = ravel(end.params)[0]
+    after = _models(local, model, data, key, end, pair)
+    return Moves(jnp.broadcast_to(received, after.shape), after, received, jnp.zeros_like(received))
+
+
+def _models(
+    local: LocalTraining,
+    model: Model,
+    data: FederatedData,
+    key: jax.Array,
+    state: ServerState,
+    pair: tuple[Array, Array],
+) -> jax.Array:
+    everyone = jnp.arange(data.num_clients, dtype=jnp.int32)
+    held = Holder(state.params, state.shared, everyone, state.clients, state.round, key)
+    return jnp.stack([ravel(model_of(local, held, who, data, model))[0] for who in pair])
