@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_dp as fdp
+from fedjax_dp import pictures
 from fedjax_dp.execution import Execution
 from fedjax_dp.experiments import environment
 from fedjax_dp.parts.pull import Pull
@@ -101,7 +102,7 @@ def calibrated(entry, setting, data):
 
 @jax.jit
 def one_round(algorithm, data, x, keys):
-    """Shared models `(runs,)` and clients' own, where there are some, `(runs, clients)`, after one round of each run."""
+    """Shared models `(runs,)` and clients' own `(runs, clients)`, where there are some, after a round of each run."""
 
     def one(x, key):
         here = dataclasses.replace(data, x=x)
@@ -234,8 +235,13 @@ def main():
     draw(told, options.out.with_suffix(".png"))
 
 
-ENDS = {"local": 0.003, "fedavg": 1000.0}  # where lambda 0 and infinity stand
-WAYS = {"local": "s", "fedavg": "D", "best common lambda": "o", "own lambda": "*"}
+ENDS = {"local": 0.002, "fedavg": 1500.0}  # where lambda 0 and infinity stand
+OWN_LOOKS = {  # label, color, marker
+    "local": ("local", "C7", "s"),
+    "fedavg": ("FedAvg", "C5", "D"),
+    "best common lambda": ("MR-MTL, best common lambda", "C9", "o"),
+    "own lambda": ("MR-MTL, each its own lambda", "k", "*"),
+}
 
 
 def draw(told, path):
@@ -243,7 +249,9 @@ def draw(told, path):
     figure, panels = plt.subplots(2, 2, figsize=(10.5, 7.6), layout="constrained")
     for axes, epsilon in zip(panels.flat, EPSILONS):
         _against_lambda(axes, [row for row in told["rows"] if row["epsilon"] == epsilon])
-        axes.set_title(f"epsilon {epsilon:g} for one record, delta {told['setting']['delta']:g}", loc="left", fontsize=10)
+        axes.set_title(
+            f"epsilon {epsilon:g} for one record, delta {told['setting']['delta']:g}", loc="left", fontsize=10
+        )
     _own_panel(panels.flat[-1], told["own"])
     shown, names = panels.flat[0].get_legend_handles_labels()
     figure.legend(shown, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
@@ -253,13 +261,12 @@ def draw(told, path):
         f"{told['setting']['runs']:,} runs",
         fontsize=11,
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=pictures.DPI)
 
 
 def _against_lambda(axes, rows):
     for color, spread in zip(("C0", "C1", "C2"), SPREADS, strict=True):
         mine = [row for row in rows if row["spread"] == spread]
-        pulled_ones = [row for row in mine if row["way"] == "mr_mtl"]
         variance = next(row["closed_form"] for row in mine if row["way"] == "local")
         grid = np.geomspace(0.006, 500, 200)
         every = np.full(len(ALIKE), variance)
@@ -267,27 +274,26 @@ def _against_lambda(axes, rows):
         places = [ENDS.get(row["way"], row.get("strength")) for row in mine]
         means, errors = ([row[name] for row in mine] for name in ("mean", "standard_error"))
         axes.errorbar(places, means, errors, color=color, marker="o", markersize=3.5, linestyle="none", capsize=2)
-        (best,) = (row for row in pulled_ones if row["best"])
+        (best,) = (row for row in mine if row.get("best"))
         star = {"label": "lambda* = s / h²"} if spread == SPREADS[-1] else {}
-        axes.plot(best["strength"], best["mean"], "k*", markersize=11, linestyle="none", zorder=3, **star)
+        axes.plot(best["strength"], best["mean"], "k*", markersize=10, zorder=3, linestyle="none", **star)
     axes.set(xscale="log", yscale="log", xlabel="lambda", ylabel="mean squared error")
     ticks = {ENDS["local"]: "local", 0.01: "0.01", 0.1: "0.1", 1.0: "1", 10.0: "10", 100.0: "100"}
     ticks[ENDS["fedavg"]] = "FedAvg"
     axes.set_xticks(list(ticks), list(ticks.values()), minor=False)
     axes.set_xticks([], minor=True)
+    pictures.plain_log(axes.yaxis)
     axes.grid(alpha=0.3)
 
 
 def _own_panel(axes, own):
     clients = range(len(OWN_SIZES))
-    for (way, marker), shift in zip(WAYS.items(), (-0.24, -0.08, 0.08, 0.24), strict=True):
+    for (way, (label, color, marker)), shift in zip(OWN_LOOKS.items(), (-0.24, -0.08, 0.08, 0.24), strict=True):
         mine = [row for row in own["rows"] if row["way"] == way]
-        color = {"local": "C7", "fedavg": "C5", "best common lambda": "C9", "own lambda": "k"}[way]
         places = np.array(clients) + shift
         means, errors = ([row[name] for row in mine] for name in ("mean", "standard_error"))
         axes.hlines([row["closed_form"] for row in mine], places - 0.09, places + 0.09, color=color)
-        label = {"local": "local", "fedavg": "FedAvg", "own lambda": "each its own lambda"}.get(way, way)
-        axes.errorbar(places, means, errors, color=color, marker=marker, markersize=5, linestyle="none", label=label)
+        axes.errorbar(places, means, errors, color=color, marker=marker, markersize=6, linestyle="none", label=label)
     names = [f"{size}\n{epsilon:g}" for size, epsilon in zip(OWN_SIZES, OWN_EPSILONS, strict=True)]
     axes.set_xticks(list(clients), names)
     axes.set(yscale="log", xlabel="records (above) and epsilon (below) of the client", ylabel="mean squared error")
@@ -295,6 +301,7 @@ def _own_panel(axes, own):
     axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize=8, ncols=2, loc="upper left")
     axes.set_ylim(top=0.08)
+    pictures.plain_log(axes.yaxis)
 
 
 if __name__ == "__main__":
