@@ -4,14 +4,19 @@ import argparse
 import csv
 import importlib.util
 import json
+import math
 import pathlib
 import sys
 
+import numpy as np
 import pytest
+
+from fedjax_dp.reproductions import mean_estimation
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = "everything, from scratch"
+OWN_WAYS = ("own lambda", "best common lambda")
 
 
 def told(name):
@@ -83,6 +88,55 @@ def test_private_runs_of_every_task_learn_something_and_less_than_plain_ones():
         (plain,) = (row for row in case["rows"] if row["epsilon"] is None)
         assert all(row["proved"] <= row["epsilon"] * (1 + 1e-9) for row in private)
         assert plain["mean"] < private[-1]["mean"] < case["guess"]
+
+
+def test_mean_estimation_agrees_with_its_closed_form():
+    found = told("mean_estimation")
+    setting, own = found["setting"], found["own"]
+    assert (setting["clients"], setting["records"], setting["runs"]) == (20, 200, 20_000)
+    assert len({(row["epsilon"], row["spread"]) for row in found["rows"]}) == 9
+    for row in found["rows"] + own["rows"]:
+        off = (row["mean"] - row["closed_form"]) / row["standard_error"]
+        assert off == pytest.approx(row["off"])
+        assert abs(off) < 4.9
+        assert row["standard_error"] < 0.02 * row["mean"]
+    for row in found["rows"]:
+        noise = mean_estimation.noise_for(row["epsilon"], setting["delta"])
+        variance = mean_estimation.release_variance(200, setting["sigma"], setting["clip_norm"], noise)
+        strength = row.get("strength", {"local": 0.0, "fedavg": math.inf}.get(row["way"]))
+        expected = mean_estimation.errors_at(strength, np.full(20, variance), row["spread"])[0]
+        assert row["closed_form"] == pytest.approx(expected)
+
+
+def test_the_best_pull_of_mean_estimation_beats_both_ends():
+    rows = told("mean_estimation")["rows"]
+    gains = {}
+    for one in (row for row in rows if row.get("best")):
+        same = [row for row in rows if (row["epsilon"], row["spread"]) == (one["epsilon"], one["spread"])]
+        ends = {row["way"]: row["mean"] for row in same if row["way"] != "mr_mtl"}
+        assert one["mean"] == min(row["mean"] for row in same if row["way"] == "mr_mtl")
+        gains[one["epsilon"], one["spread"]] = min(ends.values()) / one["mean"]
+    assert min(gains.values()) > 0.99  # where nothing is to be gained, within errors of the runs
+    assert 1.8 < max(gains.values()) == gains[4.0, 0.03] < 40 / 21 + 0.05  # 2K / (K + 1) is the most
+    own = {
+        way: [row["mean"] for row in told("mean_estimation")["own"]["rows"] if row["way"] == way] for way in OWN_WAYS
+    }
+    assert all(a < b for a, b in zip(own["own lambda"], own["best common lambda"], strict=True))
+
+
+def test_clients_own_models_beat_local_training_and_fedavg_in_between():
+    found = told("personalisation")
+    rows = {(row["case"], row["way"], row["epsilon"]): row for row in found["rows"]}
+    for row in rows.values():
+        assert all(row["proved"][view] <= row["epsilon"] * (1 + 1e-6) for view in row["views"])
+    turns, angles = "quarter turns", "angles within 60 degrees"
+    for case, epsilons, between in ((turns, (0.5, 8.0), 2.0), (angles, (0.5, 8.0), 4.0)):
+        low, high = ({way: rows[case, way, at]["mean"] for way in ("local", "FedAvg")} for at in epsilons)
+        assert low["FedAvg"] > low["local"] + 0.03
+        if case == turns:
+            assert high["local"] > high["FedAvg"] + 0.1
+        own, others = rows[case, "MR-MTL", between], [rows[case, way, between] for way in ("local", "FedAvg")]
+        assert all(own["mean"] > other["mean"] for other in others)
 
 
 def test_full_reproductions_fit_a_small_machine():
