@@ -237,7 +237,7 @@ def _points(axes, shown):
     low, high = (edge(*axes.get_xlim(), *axes.get_ylim()) for edge in (min, max))
     axes.plot([low, high], [low, high], color="C7", linewidth=0.8)
     axes.set(xlabel="better of local and FedAvg (%)", ylabel="MR-MTL (%)")
-    axes.set_title("A point per client", loc="left", fontsize=10)
+    axes.set_title("A point for each client of the first run", loc="left", fontsize=10)
     axes.legend(fontsize=8, loc="lower right")
 
 

@@ -124,19 +124,30 @@ def test_the_best_pull_of_mean_estimation_beats_both_ends():
     assert all(a < b for a, b in zip(own["own lambda"], own["best common lambda"], strict=True))
 
 
-def test_clients_own_models_beat_local_training_and_fedavg_in_between():
+def test_clients_own_models_beat_local_training_and_fedavg_where_these_meet():
     found = told("personalisation")
     rows = {(row["case"], row["way"], row["epsilon"]): row for row in found["rows"]}
     for row in rows.values():
         assert all(row["proved"][view] <= row["epsilon"] * (1 + 1e-6) for view in row["views"])
-    turns, angles = "quarter turns", "angles within 60 degrees"
-    for case, epsilons, between in ((turns, (0.5, 8.0), 2.0), (angles, (0.5, 8.0), 4.0)):
-        low, high = ({way: rows[case, way, at]["mean"] for way in ("local", "FedAvg")} for at in epsilons)
-        assert low["FedAvg"] > low["local"] + 0.03
-        if case == turns:
-            assert high["local"] > high["FedAvg"] + 0.1
-        own, others = rows[case, "MR-MTL", between], [rows[case, way, between] for way in ("local", "FedAvg")]
-        assert all(own["mean"] > other["mean"] for other in others)
+    pays = {way: rows["quarter turns", way, 2.0]["noise_multiplier"] for way in ("local", "FedAvg", "MR-MTL", "Ditto")}
+    assert pays["local"] == pays["FedAvg"] == pays["MR-MTL"]
+    assert pays["Ditto"] == pytest.approx(math.sqrt(2) * pays["MR-MTL"], rel=1e-3)
+    for case, above in (("quarter turns", (2.0, 4.0)), ("angles within 60 degrees", (4.0, 8.0))):
+        seeds = {(way, epsilon): row["means"] for (of, way, epsilon), row in rows.items() if of == case}
+        assert all(min(seeds["FedAvg", epsilon]) > max(seeds["local", epsilon]) for epsilon in (0.5, 1.0))
+        assert min(seeds["local", 8.0]) > max(seeds["FedAvg", 8.0])
+        for epsilon in above:
+            better = np.maximum(seeds["local", epsilon], seeds["FedAvg", epsilon])
+            assert np.all(np.array(seeds["MR-MTL", epsilon]) > better)
+        for epsilon in (0.5, 1.0):
+            assert max(seeds["MR-MTL", epsilon]) < max(seeds["FedAvg", epsilon])
+        for epsilon in (0.5, 1.0, 2.0):
+            trusted = min(seeds["FedAvg, server trusted", epsilon])
+            assert all(
+                trusted > max(means) for (way, at), means in seeds.items() if at == epsilon and "server" not in way
+            )
+    assert rows["quarter turns", "MR-MTL", 4.0]["no_worse"] > 0.6
+    assert rows["quarter turns", "MR-MTL", 4.0]["regret"] < 0
 
 
 def test_full_reproductions_fit_a_small_machine():
