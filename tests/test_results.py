@@ -4,14 +4,19 @@ import argparse
 import csv
 import importlib.util
 import json
+import math
 import pathlib
 import sys
 
+import numpy as np
 import pytest
+
+from fedjax_dp.reproductions import mean_estimation
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = "everything, from scratch"
+OWN_WAYS = ("own lambda", "best common lambda")
 
 
 def told(name):
@@ -83,6 +88,66 @@ def test_private_runs_of_every_task_learn_something_and_less_than_plain_ones():
         (plain,) = (row for row in case["rows"] if row["epsilon"] is None)
         assert all(row["proved"] <= row["epsilon"] * (1 + 1e-9) for row in private)
         assert plain["mean"] < private[-1]["mean"] < case["guess"]
+
+
+def test_mean_estimation_agrees_with_its_closed_form():
+    found = told("mean_estimation")
+    setting, own = found["setting"], found["own"]
+    assert (setting["clients"], setting["records"], setting["runs"]) == (20, 200, 20_000)
+    assert len({(row["epsilon"], row["spread"]) for row in found["rows"]}) == 9
+    for row in found["rows"] + own["rows"]:
+        off = (row["mean"] - row["closed_form"]) / row["standard_error"]
+        assert off == pytest.approx(row["off"])
+        assert abs(off) < 4.9
+        assert row["standard_error"] < 0.02 * row["mean"]
+    for row in found["rows"]:
+        noise = mean_estimation.noise_for(row["epsilon"], setting["delta"])
+        variance = mean_estimation.release_variance(200, setting["sigma"], setting["clip_norm"], noise)
+        strength = row.get("strength", {"local": 0.0, "fedavg": math.inf}.get(row["way"]))
+        expected = mean_estimation.errors_at(strength, np.full(20, variance), row["spread"])[0]
+        assert row["closed_form"] == pytest.approx(expected)
+
+
+def test_the_best_pull_of_mean_estimation_beats_both_ends():
+    rows = told("mean_estimation")["rows"]
+    gains = {}
+    for one in (row for row in rows if row.get("best")):
+        same = [row for row in rows if (row["epsilon"], row["spread"]) == (one["epsilon"], one["spread"])]
+        ends = {row["way"]: row["mean"] for row in same if row["way"] != "mr_mtl"}
+        assert one["mean"] == min(row["mean"] for row in same if row["way"] == "mr_mtl")
+        gains[one["epsilon"], one["spread"]] = min(ends.values()) / one["mean"]
+    assert min(gains.values()) > 0.99  # where nothing is to be gained, within errors of the runs
+    assert 1.8 < max(gains.values()) == gains[4.0, 0.03] < 40 / 21 + 0.05  # 2K / (K + 1) is the most
+    own = {
+        way: [row["mean"] for row in told("mean_estimation")["own"]["rows"] if row["way"] == way] for way in OWN_WAYS
+    }
+    assert all(a < b for a, b in zip(own["own lambda"], own["best common lambda"], strict=True))
+
+
+def test_clients_own_models_beat_local_training_and_fedavg_where_these_meet():
+    found = told("personalisation")
+    rows = {(row["case"], row["way"], row["epsilon"]): row for row in found["rows"]}
+    for row in rows.values():
+        assert all(row["proved"][view] <= row["epsilon"] * (1 + 1e-6) for view in row["views"])
+    pays = {way: rows["quarter turns", way, 2.0]["noise_multiplier"] for way in ("local", "FedAvg", "MR-MTL", "Ditto")}
+    assert pays["local"] == pays["FedAvg"] == pays["MR-MTL"]
+    assert pays["Ditto"] == pytest.approx(math.sqrt(2) * pays["MR-MTL"], rel=1e-3)
+    for case, above in (("quarter turns", (2.0, 4.0)), ("angles within 60 degrees", (4.0, 8.0))):
+        seeds = {(way, epsilon): row["means"] for (of, way, epsilon), row in rows.items() if of == case}
+        assert all(min(seeds["FedAvg", epsilon]) > max(seeds["local", epsilon]) for epsilon in (0.5, 1.0))
+        assert min(seeds["local", 8.0]) > max(seeds["FedAvg", 8.0])
+        for epsilon in above:
+            better = np.maximum(seeds["local", epsilon], seeds["FedAvg", epsilon])
+            assert np.all(np.array(seeds["MR-MTL", epsilon]) > better)
+        for epsilon in (0.5, 1.0):
+            assert max(seeds["MR-MTL", epsilon]) < max(seeds["FedAvg", epsilon])
+        for epsilon in (0.5, 1.0, 2.0):
+            trusted = min(seeds["FedAvg, server trusted", epsilon])
+            assert all(
+                trusted > max(means) for (way, at), means in seeds.items() if at == epsilon and "server" not in way
+            )
+    assert rows["quarter turns", "MR-MTL", 4.0]["no_worse"] > 0.6
+    assert rows["quarter turns", "MR-MTL", 4.0]["regret"] < 0
 
 
 def test_full_reproductions_fit_a_small_machine():

@@ -174,6 +174,8 @@ def measured() -> dict[str, str]:
         "million_time": f"{million['time_over_memory']:.2f}",
         "million_gb": f"{million['disk']['peak_mb'] / 1000:.1f}",
         "letters": f"{100 * told['adaptation']['public']['test_accuracy']:.1f}",
+        "mean_clients": str(told["mean_estimation"]["setting"]["clients"]),
+        "mean_records": str(told["mean_estimation"]["setting"]["records"]),
         "transformer_cost": f"{told['transformer']['clipping_cost']:.2f}",
         "best_published": f"{theirs['published']:g}",
         "best_literal": f"{theirs['literal']['mean']:.1f}",
@@ -211,6 +213,8 @@ def tables() -> dict[str, str]:
     found["errata"] = "\n".join(rows)
     found["adaptation"] = _adaptation(json.loads((RESULTS / "adaptation.json").read_text()))
     found["real_tasks"] = _real_tasks(json.loads((RESULTS / "real_tasks.json").read_text()))
+    found["mean_estimation"] = _mean_estimation(json.loads((RESULTS / "mean_estimation.json").read_text()))
+    found["personalisation"] = _personalisation(json.loads((RESULTS / "personalisation.json").read_text()))
     rows = []
     for folder in sorted(path.parent for path in (RESULTS / "papers").glob("*/figure.png")):
         table = json.loads((folder / "table.json").read_text())
@@ -235,6 +239,28 @@ def _real_tasks(told: dict[str, Any]) -> str:
         cells = {row["epsilon"] or "without privacy": f"{row['mean']:.3g}" for row in case["rows"]}
         line = {"no record seen": f"{case['guess']:.3g}", **cells}
         found.append(_by_epsilon("what is learnt", {f"{case['title']}: {case['metric']}": line}))
+    return "\n\n".join(found)
+
+
+def _mean_estimation(told: dict[str, Any]) -> str:
+    """Errors of both ends and of the best pull, times 1000."""
+    rows = ["| epsilon | h | local | FedAvg | MR-MTL | at lambda |", "|---" * 6 + "|"]
+    for best in (row for row in told["rows"] if row.get("best")):
+        same = [row for row in told["rows"] if (row["epsilon"], row["spread"]) == (best["epsilon"], best["spread"])]
+        errors = [f"{1000 * row['mean']:.4g}" for row in same if row["way"] in ("local", "fedavg") or row is best]
+        rows.append(f"| {best['epsilon']:g} | {best['spread']:g} | {' | '.join(errors)} | {best['strength']:.3g} |")
+    return "Mean squared errors times 1000:\n\n" + "\n".join(rows)
+
+
+def _personalisation(told: dict[str, Any]) -> str:
+    """For each case the accuracy by way and epsilon, with the worst tenth of the clients."""
+    found = []
+    for case in dict.fromkeys(row["case"] for row in told["rows"]):
+        ways: dict[str, dict[Any, str]] = {}
+        for row in (row for row in told["rows"] if row["case"] == case):
+            cell = f"{100 * row['mean']:.1f}% ({100 * row['worst_tenth']:.1f}%)"
+            ways.setdefault(row["way"], {})[row["epsilon"]] = cell
+        found.append(_by_epsilon(case, ways))
     return "\n\n".join(found)
 
 
