@@ -216,7 +216,8 @@ class Part:
 
 def ravel_numbers(tree: Any) -> jax.Array:
     """A pytree of float32 arrays and scalars as one vector; the shapes stay as they are."""
-    leaves = jax.tree.leaves(tree)
+    every = jax.tree.leaves(tree)
+    leaves = [leaf for leaf in every if leaf.size] or every[:1]
     return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves])
 
 

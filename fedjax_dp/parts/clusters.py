@@ -169,7 +169,7 @@ class OwnClusters(ClientModels):
             self._losses(here), here.client.size, here.noise, self.choice.draw(here.key, self.number)
         )
         chosen = jnp.where(again, jnp.argmin(noisy), chosen).astype(jnp.int32)
-        return Begun((here.shared[chosen],), jnp.stack([chosen, times + again]))
+        return Begun((jnp.take(here.shared, chosen, axis=0),), jnp.stack([chosen, times + again]))
 
     def _losses(self, here: Here) -> jax.Array:
         """Mean over the client's records of the losses of every model, each cut to [0, bound] `(number,)`."""
@@ -186,11 +186,12 @@ class OwnClusters(ClientModels):
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
         mine = here.share * (jnp.arange(self.number) == memory[0])
-        return Finished(moved[0][:0], {"moved": jnp.outer(mine, moved[0]), "weight": mine}, memory)
+        return Finished(moved[0][:0], {"moved": mine[:, None] * moved[0][None], "weight": mine}, memory)
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         weight = total["weight"][:, None]
-        return server + jnp.where(weight > 0, total["moved"] / jnp.where(weight > 0, weight, 1.0), 0.0)
+        # Times its inverse: of a single client's division by its own weight XLA never finishes the compilation.
+        return server + total["moved"] * (1 / jnp.where(weight > 0, weight, 1.0))
 
     def personal(self, here: Here) -> jax.Array:
         own: jax.Array = here.shared[here.own[0]]
