@@ -27,7 +27,7 @@ COMMON = {"cohort_size": 3, "batch_size": 4, "local_steps": 2, "learning_rate": 
 NOISY = {**COMMON, "clip_norm": 1.0, "noise_multiplier": 2.0}
 ALL = {**NOISY, "cohort_size": None}
 PERSONAL = ("local", "finetune", "ditto", "ditto_joint", "mr_mtl", "fedper", "fedrep", "apfl", "ppsgd", "ifca")
-FEW = ["ditto", "mr_mtl"]
+FEW = ["mr_mtl"]
 
 
 def run(algorithm, rounds=4, data=DATA, model=MODEL, **options):
@@ -170,7 +170,8 @@ def test_absent_clients_keep_their_rows_bit_for_bit(entry):
         assert changed.sum() == 1
 
 
-@pytest.mark.parametrize("entry", quick(PERSONAL, FEW))
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", PERSONAL)
 def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
     algorithm = fdp.CATALOGUE[entry](**NOISY)
     whole = run(algorithm, 4)
