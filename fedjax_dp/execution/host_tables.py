@@ -18,7 +18,7 @@ class HostTable:
     def __init__(self, clients: int, row: Any):
         self._first = np.asarray(row)
         self._written = np.zeros(clients, bool)
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115: it stays until nobody needs the table
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 it stays until nobody needs the table
         weakref.finalize(self, self._file.close)
 
     @property
@@ -40,7 +40,7 @@ class HostTable:
         return found
 
     def _fill(self, row: np.ndarray, client: int) -> None:
-        view, at = memoryview(row.view(np.uint8)), client * self.row_bytes
+        view, at = row.view(np.uint8).data, client * self.row_bytes
         while view:
             read = os.preadv(self._file.fileno(), [view], at)
             if not read:
@@ -51,7 +51,7 @@ class HostTable:
         """Replace the rows of distinct clients."""
         flat = np.ascontiguousarray(rows, self._first.dtype).reshape(len(clients), self._first.size)
         for client, row in zip(clients, flat):
-            view, at = memoryview(row.view(np.uint8)), int(client) * self.row_bytes
+            view, at = row.view(np.uint8).data, int(client) * self.row_bytes
             while view:
                 written = os.pwritev(self._file.fileno(), [view], at)
                 view, at = view[written:], at + written

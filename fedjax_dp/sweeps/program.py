@@ -20,6 +20,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Look
+from fedjax_dp.rounds.personal import Holder, evaluate_personal
 from fedjax_dp.rounds.round import RoundReport, ServerState, initial_state
 from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
 
@@ -101,7 +102,7 @@ class Program:
         first_point, first_running = _first((points, running))
         data = changed(shared, **first_point.partition)
         nobody = nothing(first_point.algorithm.cohort.members(data.num_clients))
-        shape = jax.eval_shape(lambda *seen: self._see(model, *seen), data, first_running.state, nobody)
+        shape = jax.eval_shape(lambda *seen: self._see(model, *seen), first_point, data, first_running.state, nobody)
         unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
 
         def one(entry: tuple[Points, Running]) -> tuple[Running, Seen]:
@@ -109,9 +110,14 @@ class Program:
 
         return self._over_points(one, (points, running), count[0], (first_running, unseen))
 
-    def _see(self, model: Model, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
+    def _see(self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
         """What there is to see of a point whose last round gave `report`."""
-        return Seen(state.round, metrics.look(state.params, data, model=model, train=self.train_metrics), report)
+        look, local = metrics.look(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
+        if local.personal and data.test_clients is not None:
+            everyone = jnp.arange(data.num_clients, dtype=jnp.int32)
+            held = Holder(state.params, state.shared, everyone, state.clients, state.round, point.key)
+            look = look._replace(personal=evaluate_personal(local, held, data, model=model))
+        return Seen(state.round, look, report)
 
     def _stretch(
         self,
@@ -132,7 +138,7 @@ class Program:
             state, report = run_rounds(
                 point.algorithm, state, data, point.key, until, model=model, execution=self.execution
             )
-            now = self._see(model, data, state, report)
+            now = self._see(model, point, data, state, report)
             sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.sums["loss"])
             return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
 
