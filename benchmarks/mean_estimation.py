@@ -30,7 +30,7 @@ from fedjax_dp.execution import Execution
 from fedjax_dp.experiments import environment
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.reproductions import mean_estimation as theory
-from fedjax_dp.rounds.personal import personal_models
+from fedjax_dp.rounds.personal import models_of_clients
 from fedjax_dp.rounds.round import initial_state, run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
 
@@ -109,7 +109,7 @@ def one_round(algorithm, data, x, keys):
         state = run_round(algorithm, Mean(), here, key, initial_state(algorithm, Mean(), here, key), Execution())[0]
         if not algorithm.local.personal:
             return state.params[0], None
-        return state.params[0], personal_models(algorithm.local, state, here, key, model=Mean())[:, 0]
+        return state.params[0], models_of_clients(algorithm.local, state, here, key, model=Mean())[:, 0]
 
     return jax.vmap(one)(x, keys)
 

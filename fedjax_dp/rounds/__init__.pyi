@@ -1,9 +1,12 @@
 """Rounds of an algorithm: what one does, their loop, and what is measured."""
 
 from .algorithm import Algorithm as Algorithm
+from .comparison import gain as gain
+from .comparison import standing as standing
 from .metrics import Evaluation as Evaluation
 from .metrics import client_metric as client_metric
 from .metrics import rounds_to as rounds_to
+from .personal import personal_models as personal_models
 from .round import Heard as Heard
 from .round import RoundReport as RoundReport
 from .round import ServerState as ServerState

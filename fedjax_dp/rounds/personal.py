@@ -14,9 +14,10 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import rows_of
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.models import Model, task_of
+from fedjax_dp.models import Model, task_of, usual_model
 from fedjax_dp.parts.local_training import LocalTraining, Received
 from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block
 from fedjax_dp.rounds.round import ServerState
 
@@ -43,12 +44,23 @@ def model_of(local: LocalTraining, held: Holder, at: Any, data: FederatedData, m
 
 
 def personal_models(
-    local: LocalTraining, state: ServerState, data: FederatedData, key: jax.Array, *, model: Model
+    algorithm: Algorithm, state: ServerState, data: FederatedData, *, seed: int = 0, model: Model | None = None
 ) -> Any:
     """The parameters of every client's own model, each leaf `(num_clients, ...)`; for populations that fit.
 
-    local  of the algorithm that ran, its noise found; key  of the run, `run_key(seed)`.
+    algorithm, seed, model  as they ran, the noise found; the model is logistic regression unless given.
+    Raises: ConfigurationError where clients share a model.
     """
+    local: LocalTraining = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm.local)
+    errors.require_seed(seed)
+    key = jax.random.key(seed, impl="threefry2x32")
+    return models_of_clients(local, state, data, key, model=usual_model(data) if model is None else model)
+
+
+def models_of_clients(
+    local: LocalTraining, state: ServerState, data: FederatedData, key: jax.Array, *, model: Model
+) -> Any:
+    """The same, of local training with numbers as arrays and the key of the run."""
     _require_own(local)
     parts = [_made(local, held, data, model=model) for held in holders(state, data, key)]
     found: Any = jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)

@@ -21,7 +21,7 @@ from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import structure, value
 from fedjax_dp.reproductions import mean_estimation as theory
 from fedjax_dp.rounds.comparison import gain, standing
-from fedjax_dp.rounds.personal import personal_models
+from fedjax_dp.rounds.personal import models_of_clients
 from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import check, numbers, run_key
 
@@ -117,7 +117,7 @@ def run(entry, rounds=2, *, cohorts=None, tables=(NOISE, PERSONAL), server=None,
 
 
 def own(made, state, model=MODEL, store=STORE):
-    return personal_models(made.local, state, store, run_key(0), model=model)
+    return models_of_clients(made.local, state, store, run_key(0), model=model)
 
 
 def agree(name, got, expected):

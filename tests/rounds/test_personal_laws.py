@@ -36,7 +36,7 @@ def run(algorithm, rounds=4, data=DATA, model=MODEL, **options):
 
 def own(algorithm, state, data=DATA, model=MODEL):
     local = numbers(algorithm).local
-    return personal.personal_models(local, state, data, run_key(3), model=model)
+    return personal.models_of_clients(local, state, data, run_key(3), model=model)
 
 
 def same(one, other):
