@@ -45,7 +45,7 @@ def plot_run(
     """The task's main metric and the loss against rounds, two panels, with the Guarantee underneath.
 
     Lines of probes are broken. Where clients have parts of the test set, a band spans from their worst tenth to their
-    mean. `task` is `classes` unless it is given.
+    mean; where they have models of their own, a line is these models' mean. `task` is `classes` unless it is given.
     """
     from fedjax_dp.tasks import Classes, measures_of_task  # loads JAX
 
@@ -71,6 +71,8 @@ def plot_run(
             )
             left.fill_between(rounds, worst, mean, color=PROBE, alpha=0.12, lw=0, label="worst tenth to mean (probe)")
             draw(left, "worst_tenth", 1, PROBE, "worst tenth of clients (probe)", unit)
+            if last.personal_mean is not None:
+                draw(left, "personal_mean", 2, OBJECTIVE, "own models, mean over clients (probe)", unit)
             pictures.legend_below(left)
         left.set(title=main.label, xlabel="round")
         if main.share:

@@ -310,13 +310,20 @@ def _served(history: Rows, measures: Measures) -> list[Block]:
     """The main metric by client: mean, spread, worst tenth."""
     main, words = measures.main, measures.main.words.removeprefix("test ")
     mean, worst, variance = (shared.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
+    own = [row for row in history if row.get("personal_mean") is not None]
     items = [
+        *(
+            [("own models", shared.number(main, own[-1]["personal_mean"]), f"probe, mean {words} of clients")]
+            if own
+            else []
+        ),
         (f"mean {words} of clients", shared.number(main, mean), "probe, last evaluation"),
         ("worst tenth of clients", shared.number(main, worst), f"probe, mean of their {plural(words)}"),
         ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
     ]
     y = shared.axis_of(main, words, whole=True)
     fields = {name: label for name, label in _fields(measures).items() if name != main.name}
+    fields |= {"personal_mean": "mean of own models (probe)"} if own else {}
     spec = charts.curves("history", fields, y, shared.format_of(main))
     low, high = ("datum.client_mean - sqrt(datum.client_variance)", "datum.client_mean + sqrt(datum.client_variance)")
     low = low if main.signed else f"max(0, {low})"
