@@ -39,6 +39,11 @@ COMMANDS = {
         ("--plan", "--json"),
     ),
     "best": Command("best", "the winner of a sweep as a configuration for run", "FOLDER"),
+    "compare": Command(
+        "compare",
+        "clients' own models against local and shared ones at the same epsilon, of a sweep over algorithms",
+        "FOLDER",
+    ),
     "plot": Command("plot", "pictures of a sweep", "FOLDER", ()),
     "report": Command(
         "report",

@@ -75,13 +75,27 @@ def _listed(option: Option) -> tuple[str, ...]:
 
 def _options(name: str) -> Options:
     """The options of a command, those of a run included where it takes them."""
-    from fedjax_dp.cli import account, audit, bench, best, claims, data, plot, report, reproduce, sweep, tracking
+    from fedjax_dp.cli import (
+        account,
+        audit,
+        bench,
+        best,
+        claims,
+        compare,
+        data,
+        plot,
+        report,
+        reproduce,
+        sweep,
+        tracking,
+    )
     from fedjax_dp.experiments.config import options_of
 
     own: dict[str, type[Any]] = {
         "run": tracking.TrackOptions,
         "sweep": sweep.SweepOptions,
         "best": best.BestOptions,
+        "compare": compare.CompareOptions,
         "plot": plot.PlotOptions,
         "report": report.ReportOptions,
         "reproduce": reproduce.ReproduceOptions,

@@ -29,7 +29,7 @@ from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.metrics import Evaluation
+from fedjax_dp.rounds.metrics import Evaluation, Look
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.memory import Shelf as Shelf
 from fedjax_dp.sweeps.memory import base_of, records_of
@@ -71,6 +71,7 @@ class PointEnd(NamedTuple):
     diverged: bool  # by itself: a number is not finite, or does not fit into a ring
     seconds: float  # its part of the time of the dispatches that it shared
     params: Any = None  # of the trained model, NumPy arrays, where asked for
+    clients: dict[str, Any] | None = None  # how they fare at the end, see `_clients`
 
     @property
     def status(self) -> str:
@@ -381,4 +382,14 @@ def _outcome(job: Job, seen: Seen) -> PointEnd:
         if not math.isfinite(look.test.sums["loss"]):
             return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
         history.append(metrics.evaluation(int(done), look, report, job.data, task))
-    return PointEnd(history, None, False, 0.0)
+    return PointEnd(history, None, False, 0.0, clients=_clients(job, look))
+
+
+def _clients(job: Job, look: Look) -> dict[str, Any] | None:
+    """The main metric of each client on its own test part, of its own model where it has one; None without parts."""
+    if job.data.test_clients is None:
+        return None
+    own = look.personal is not None
+    values, records = metrics.client_values(look.personal or look.test, job.data, model=job.model)
+    told = [None if math.isnan(value) else float(value) for value in values]
+    return {"own": own, "values": told, "records": [int(count) for count in records]}

@@ -57,6 +57,7 @@ def record(entry: Entry, outcome: PointEnd) -> Record:
         "reason": outcome.reason,
         "task": told_of(task_of(entry.job.model, entry.job.data)),
         "history": [point.row() for point in outcome.history],
+        "clients": outcome.clients,
         "guarantee": entry.guarantee.to_dict(),
         "seconds": round(outcome.seconds, 4),
     }

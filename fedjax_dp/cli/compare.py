@@ -1,0 +1,107 @@
+"""`fedjax-dp compare`: are clients' own models worth it?"""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Annotated
+
+from fedjax_dp import errors, folders
+from fedjax_dp.cli.options import LookOptions, look_of, parse, take_flag, take_path
+from fedjax_dp.cli.telling import Detail, columns, page, tell
+from fedjax_dp.options import about
+from fedjax_dp.sweeps import folder as sweep_folder
+from fedjax_dp.sweeps.personalisation import Comparison, Row, compare
+from fedjax_dp.sweeps.records import read_records
+
+DESCRIPTION = """Clients' own models against training alone and one shared model, at the same epsilon.
+
+usage: fedjax-dp compare SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep over algorithms, local and one with a
+shared model among them, such as
+
+    seeds = 3
+    [base]
+    dataset = "digits"
+    holdout = 0.2                                     # each client is tested on records of its own
+    view = "deployed"                                 # what is paid to those who get the models
+    [axes]
+    epsilon = [1.0, 4.0]
+    "algorithm, strength" = [["local"], ["dp_fedavg_local"], ["finetune"], ["mr_mtl", 0.5], ["mr_mtl", 2.0]]
+
+Of several settings of an algorithm the best is taken; what that costs is told."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareOptions(LookOptions):
+    """Where the picture goes."""
+
+    out: Annotated[
+        str | None, about("file (.png, .pdf or .svg) of the picture", default="SWEEP/compare.png", metavar="FILE")
+    ] = None
+
+
+def compare_command(arguments: list[str]) -> int:
+    """Print the comparison, and draw it."""
+    as_json, arguments = take_flag(arguments, "--json")
+    where = take_path(arguments)
+    options, _ = parse("compare", arguments, CompareOptions, DESCRIPTION)
+    if where is None:
+        raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp compare sweeps/mine")
+    look, folder = look_of(options), pathlib.Path(where)
+    held, records = read_records(folder)
+    found, cost = compare(records, held["axes"]), sweep_folder.choosing(folder)
+    path = folder / "compare.png" if options.out is None else pathlib.Path(options.out)
+    if path.suffix not in errors.PICTURES or not path.parent.is_dir():
+        raise errors.refuse("out", str(path), f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}")
+    from fedjax_dp.sweeps.plots import personalisation  # loads matplotlib
+
+    with folders.storing(path.parent, "make room, or give another --out"):
+        personalisation.draw(found, str(held.get("name", where)), path, **look)
+    if as_json:
+        told = found.to_dict() | {"choosing": cost, "picture": str(path)}
+        print(json.dumps(_finite(told), allow_nan=False))
+        return 0
+    _print(found)
+    lines = [("picture", str(path))] + ([("choosing", cost["short"])] if cost else [])
+    tell(lines, (), (), Detail.USUAL)
+    return 0
+
+
+def _print(found: Comparison) -> None:
+    console, measure = page(), found.measure
+    axes = [axis for axis in found.rows[0].values if any(row.values[axis] is not None for row in found.rows)]
+    cells = {
+        "epsilon": [_number(row.epsilon) for row in found.rows],
+        "algorithm": [row.algorithm for row in found.rows],
+        f"{measure.words.removeprefix('test ')}, mean": [f"{row.standing.mean:.4f}" for row in found.rows],
+        "worst tenth": [f"{row.standing.worst_tenth:.4f}" for row in found.rows],
+        "no worse than both": [_against(row, "no_worse") for row in found.rows],
+        "regret": [_against(row, "regret") for row in found.rows],
+        **{axis: [_number(row.values[axis]) for row in found.rows] for axis in axes},
+        "proved": [_number(row.proved) for row in found.rows],
+        "view": [row.view for row in found.rows],
+        "of settings": [str(row.settings) for row in found.rows],
+    }
+    columns(console, cells, first=3, left=("algorithm", "view"))
+    console.print(
+        " over clients, each on its own test records; regret is to the better of local and the best shared one"
+    )
+
+
+def _number(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _against(row: Row, field: str) -> str:
+    return "-" if row.against is None else f"{getattr(row.against, field):.3f}"
+
+
+def _finite(told: object) -> object:
+    """Infinite numbers as null."""
+    if isinstance(told, dict):
+        return {name: _finite(value) for name, value in told.items()}
+    if isinstance(told, list):
+        return [_finite(value) for value in told]
+    return None if isinstance(told, float) and not math.isfinite(told) else told

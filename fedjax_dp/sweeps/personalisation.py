@@ -1,0 +1,175 @@
+"""Clients' own models against training alone and against a shared model, at the same epsilon: a reading of a sweep."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import View
+from fedjax_dp.rounds.comparison import Gain, Standing, gain, standing
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import Setting, measures_of_records, settings_of
+from fedjax_dp.tasks.measures import Measure
+
+ALONE = "local"  # the entry whose clients share nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An algorithm at a budget: its best setting by the mean over clients and seeds.
+
+    settings  among how many it was chosen;
+    standing  over clients, mean over seeds; against: of own models against local and the best shared one, likewise;
+    """
+
+    epsilon: float | None  # the budget; None without one
+    algorithm: str
+    values: dict[str, Any]  # of the other axes
+    settings: int
+    proved: float
+    view: str
+    own: bool
+    standing: Standing
+    against: Gain | None
+    points: tuple[Record, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """All algorithms of a sweep at all of its budgets."""
+
+    measure: Measure
+    rows: tuple[Row, ...]
+
+    def at(self, epsilon: float | None) -> list[Row]:
+        """Those of one budget."""
+        return [row for row in self.rows if row.epsilon == epsilon]
+
+    @property
+    def budgets(self) -> list[float | None]:
+        return sorted({row.epsilon for row in self.rows}, key=lambda budget: budget or 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [
+            {
+                "epsilon": row.epsilon,
+                "algorithm": row.algorithm,
+                **{name: value for name, value in row.values.items() if value is not None},
+                "settings": row.settings,
+                "proved": row.proved,
+                "view": row.view,
+                "own_models": row.own,
+                **row.standing._asdict(),
+                **(row.against._asdict() if row.against else {}),
+            }
+            for row in self.rows
+        ]
+        return {"metric": self.measure.name, "rows": rows}
+
+
+def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
+    """The comparison that a sweep over algorithms holds.
+
+    Raises: ConfigurationError where a sweep has no algorithms to compare, clients have no test parts, `local` or a
+            shared model is missing, or an own model's epsilon is not that of those who get it.
+    """
+    if "algorithm" not in axes:
+        remedy = 'write algorithm = ["local", "dp_fedavg_local", "mr_mtl"] under [axes]'
+        raise errors.refuse("axes of the sweep", ", ".join(axes) or "none", "algorithm and others", remedy)
+    measure = measures_of_records(records).main
+    done = [setting for setting in settings_of(records, axes) if setting.done]
+    for setting in done:
+        _require_comparable(setting)
+    best: dict[tuple[Any, str], tuple[Setting, int]] = {}
+    for setting in done:
+        key = (_budget(setting), setting.values["algorithm"])
+        chosen, count = best.get(key, (setting, 0))
+        better = measure.better * (_standing(setting, measure).mean - _standing(chosen, measure).mean) > 0
+        best[key] = (setting if better else chosen, count + 1)
+    rows = [_row(key, *found, best, measure) for key, found in best.items()]
+    return Comparison(measure, tuple(sorted(rows, key=lambda row: (row.epsilon or 0.0, row.own, row.algorithm))))
+
+
+def _budget(setting: Setting) -> float | None:
+    found = setting.values.get("epsilon", setting.points[0]["config"].get("epsilon"))
+    return None if found is None else float(found)
+
+
+def _require_comparable(setting: Setting) -> None:
+    name, point = setting.values["algorithm"], setting.done[0]
+    clients, guarantee = point.get("clients"), point["guarantee"]
+    if clients is None:
+        raise errors.refuse("test records of clients", "none", "some of each", "write holdout = 0.2 under [base]")
+    if clients["own"] and guarantee["epsilon"] is not None and guarantee["view"] != View.DEPLOYED.value:
+        wanted = "deployed for clients' own models, whose epsilon is compared"
+        raise errors.refuse(f"view of {name}", guarantee["view"], wanted, 'write view = "deployed" under [base]')
+
+
+def _standing(setting: Setting, measure: Measure) -> Standing:
+    each = [standing(*_values(point), measure.better) for point in setting.done]
+    return Standing(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))
+
+
+def _values(point: Record) -> tuple[np.ndarray, np.ndarray]:
+    told = point["clients"]
+    return np.array([np.nan if value is None else value for value in told["values"]]), np.array(told["records"])
+
+
+def _row(
+    key: tuple[Any, str],
+    setting: Setting,
+    settings: int,
+    best: dict[tuple[Any, str], tuple[Setting, int]],
+    measure: Measure,
+) -> Row:
+    (epsilon, algorithm), point = key, setting.done[0]
+    own, against = point["clients"]["own"], None
+    if own and algorithm != ALONE:
+        against = _against(setting, rivals(best, epsilon, measure), measure)
+    values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
+    return Row(
+        epsilon,
+        algorithm,
+        values,
+        settings,
+        setting.epsilon,
+        point["guarantee"]["view"],
+        own,
+        _standing(setting, measure),
+        against,
+        tuple(setting.done),
+    )
+
+
+def rivals(
+    best: dict[tuple[Any, str], tuple[Setting, int]], epsilon: float | None, measure: Measure
+) -> tuple[Setting, Setting]:
+    """At a budget: training alone, and the best of the shared models."""
+    here = {name: setting for (budget, name), (setting, _) in best.items() if budget == epsilon}
+    shared = [setting for setting in here.values() if not setting.done[0]["clients"]["own"]]
+    if ALONE not in here or not shared:
+        raise errors.refuse(
+            f"algorithms at epsilon {epsilon}",
+            ", ".join(sorted(here)),
+            f"{ALONE}, one with a shared model, and others",
+            f"add {ALONE} and dp_fedavg_local to the axis",
+        )
+    return here[ALONE], max(shared, key=lambda setting: measure.better * _standing(setting, measure).mean)
+
+
+def _against(setting: Setting, others: tuple[Setting, Setting], measure: Measure) -> Gain:
+    """Seed by seed, as other seeds may have other clients."""
+    by_seed = [{point["values"]["seed"]: point for point in other.done} for other in others]
+    each = []
+    for point in setting.done:
+        rival = [points.get(point["values"]["seed"]) for points in by_seed]
+        if all(one is not None for one in rival):
+            values, records = _values(point)
+            each.append(gain(values, [_values(one)[0] for one in rival if one is not None], records, measure.better))
+    if not each:
+        raise errors.refuse("seeds", "none that all algorithms share", "at least one", "run the sweep to its end")
+    return Gain(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))

@@ -1,0 +1,102 @@
+"""Clients' own models against training alone and a shared model, as a sweep holds them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_dp import cli
+from fedjax_dp.errors import ConfigurationError
+from fedjax_dp.rounds.comparison import gain, standing
+from fedjax_dp.sweeps.personalisation import compare
+from fedjax_dp.tasks import Classes, told_of
+
+TASK = told_of(Classes())
+
+
+def point(algorithm, values, *, epsilon=1.0, strength=None, seed=0, view="deployed", records=(4, 2, 0)):
+    """A point of a sweep folder."""
+    return {
+        "point": f"{algorithm} {epsilon} {strength} {seed}",
+        "index": 0,
+        "values": {"algorithm": algorithm, "epsilon": epsilon, "strength": strength, "seed": seed},
+        "config": {"epsilon": epsilon},
+        "status": "done",
+        "reason": None,
+        "task": TASK,
+        "history": [{"round": 1, "test_accuracy": 0.5, "test_loss": 1.0}],
+        "clients": {"own": algorithm != "dpnfl", "values": [*values, None], "records": list(records)},
+        "guarantee": {"epsilon": epsilon, "view": view, "delta": 1e-3},
+        "seconds": 1.0,
+    }
+
+
+AXES = ["algorithm", "epsilon", "strength"]
+POINTS = [
+    point("local", [0.5, 1.0]),
+    point("dpnfl", [0.75, 0.0]),
+    point("mr_mtl", [0.75, 0.5], strength=0.1),
+    point("mr_mtl", [0.25, 0.5], strength=9.0),
+]
+
+
+def test_the_best_setting_of_an_algorithm_stands_against_the_better_of_local_and_shared():
+    found = compare(POINTS, AXES)
+    row = next(row for row in found.rows if row.algorithm == "mr_mtl")
+    assert row.values == {"strength": 0.1}
+    assert row.settings == 2
+    values, records = np.array([0.75, 0.5, np.nan]), np.array([4, 2, 0])
+    assert row.standing == standing(values, records)
+    assert row.standing.pooled == pytest.approx((0.75 * 4 + 0.5 * 2) / 6)
+    others = [np.array([0.5, 1.0, np.nan]), np.array([0.75, 0.0, np.nan])]
+    assert row.against == gain(values, others, records)
+    assert row.against == (0.5, 0.25)
+    assert all(row.against is None for row in found.rows if row.algorithm != "mr_mtl")
+    assert json.dumps(found.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("points", "axes", "told"),
+    [
+        (POINTS, ["epsilon"], "axes of the sweep must be algorithm and others"),
+        (POINTS[1:], AXES, "must be local, one with a shared model, and others"),
+        ([POINTS[0], *POINTS[2:]], AXES, "must be local, one with a shared model, and others"),
+        ([*POINTS, point("ditto", [0.5, 0.5], view="uploads")], AXES, "view of ditto must be deployed"),
+        ([*POINTS, point("ditto", [0.5, 0.5]) | {"clients": None}], AXES, "test records of clients must be some"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(points, axes, told):
+    with pytest.raises(ConfigurationError, match=told):
+        compare(points, axes)
+
+
+SWEEP = """
+seeds = 2
+[base]
+dataset = "digits"
+holdout = 0.2
+view = "deployed"
+rounds = 2
+local_steps = 2
+epsilon = 8.0
+[axes]
+"algorithm, strength" = [["local"], ["dp_fedavg_local"], ["mr_mtl", 0.5], ["mr_mtl", 2.0]]
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_is_compared_by_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(SWEEP)
+    assert cli.main(["sweep", "mine.toml"]) == 0
+    capsys.readouterr()
+    assert cli.main(["compare", "sweeps/mine", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["algorithm"] for row in told["rows"]] == ["dp_fedavg_local", "local", "mr_mtl"]
+    assert all(row["view"] == "deployed" for row in told["rows"])
+    assert told["choosing"]["epsilon"] > 8  # the choice of lambda is priced
+    assert (tmp_path / "sweeps/mine/compare.png").stat().st_size > 10_000
+    assert cli.main(["compare", "sweeps/mine"]) == 0
+    assert "regret is to the better of local and the best shared one" in capsys.readouterr().out
+    assert cli.main(["compare", "sweeps/mine", "--out", "a.txt"]) == 2
+    assert cli.main(["compare"]) == 2
