@@ -80,6 +80,9 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
         spent = accounting.epsilon_of(paid, delta / 10, terms.accountant)
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
     ledger = training_of(unit_noise, at_least=1)
+    if not any(True for event in distinct(ledger) for _ in event.leaves()):
+        wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
+        raise errors.refuse("view", run.view.value, wanted, remedy)
     numbers = {event: number for number, event in enumerate(distinct(ledger))}
     kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
     events, noise = list(numbers), dict.fromkeys(kinds, 0.0)

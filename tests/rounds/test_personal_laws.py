@@ -289,6 +289,14 @@ def test_what_cannot_be_meant_is_refused_in_one_line(entry, options, told):
     assert "\n" not in str(caught.value)
 
 
+def test_noise_for_a_budget_needs_a_view_in_which_something_is_released():
+    alone = fdp.algorithms.local(**NOISY)
+    with pytest.raises(ConfigurationError, match="view must be one in which records are released, got uploads"):
+        fdp.calibrate(alone, DATA, rounds=2, epsilon=2.0, delta=1e-3, view="uploads")
+    found = fdp.calibrate(alone, DATA, rounds=2, epsilon=2.0, delta=1e-3)
+    assert fdp.guarantee(found, DATA, rounds=2, delta=1e-3).view is fdp.accounting.View.DEPLOYED
+
+
 def test_clean_gradients_that_act_on_updates_and_noise_on_uploads_are_refused():
     right = fdp.algorithms.mr_mtl(**NOISY)
     for models, told in (
