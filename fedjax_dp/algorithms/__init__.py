@@ -17,6 +17,7 @@ __all__ = [
     "CATALOGUE",
     "COHORTS",
     "COMMON",
+    "PERSONAL",
     "Beforehand",
     "Common",
     "Entry",
@@ -31,6 +32,8 @@ CATALOGUE: dict[str, Entry[Any]] = {
     for found in vars(module).values()
     if isinstance(found, Entry)
 }
+
+PERSONAL = tuple(name for name, found in CATALOGUE.items() if vars(personalised).get(name) is found)  # own models
 
 
 def __getattr__(name: str) -> Any:

@@ -55,6 +55,11 @@ def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
     return brought | {name: value for name, value in _PERSONAL.items() if name != "holdout" or _divisible(known)}
 
 
+def _layered(known: Mapping[str, Any]) -> dict[str, Any]:
+    """A head needs layers below it."""
+    return _presets(known) | {"model": known.get("model") or "mlp"}
+
+
 def _divisible(known: Mapping[str, Any]) -> bool:
     """Whether clients can keep back records of their own: not those of a store."""
     return not str(known.get("dataset", "")).startswith("store")
@@ -183,7 +188,7 @@ def mr_mtl(
     return _assembled(common, models, unit, clip_norm, noise_multiplier, aggregate=_OF_ALL)
 
 
-@entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_presets)
+@entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_layered)
 def fedper(
     *,
     clip_norm: ClipNorm,
@@ -197,7 +202,7 @@ def fedper(
     return _assembled(common, OwnPart(head=head), unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
-@entry("Collins et al. 2021", defaults=_drawn, presets=_presets)
+@entry("Collins et al. 2021", defaults=_drawn, presets=_layered)
 def fedrep(
     *,
     clip_norm: ClipNorm,

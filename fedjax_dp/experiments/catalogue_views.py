@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_dp import accounting
 from fedjax_dp.accounting import View
-from fedjax_dp.algorithms import CATALOGUE, personalised
+from fedjax_dp.algorithms import CATALOGUE, PERSONAL
 from fedjax_dp.data.store import Dataset, FederatedData, federate
 from fedjax_dp.models import mlp
 from fedjax_dp.privacy.ledger import ledger_of
@@ -35,13 +35,10 @@ class ViewsRow(NamedTuple):
 def rows() -> list[ViewsRow]:
     """Of the entries whose clients end with models of their own, under noise on records."""
     data = _population()
-    return [row for entry in CATALOGUE if (row := _row(entry, data)) is not None]
+    return [_row(entry, data) for entry in PERSONAL]
 
 
-def _row(entry: str, data: FederatedData) -> ViewsRow | None:
-    taken = CATALOGUE[entry].options
-    if CATALOGUE[entry].constructor.__module__ != personalised.__name__:
-        return None
+def _row(entry: str, data: FederatedData) -> ViewsRow:
     options: dict[str, Any] = {"cohort_size": None, "batches": "full", "batch_size": None, "local_steps": STEPS}
     made = CATALOGUE[entry](**options, learning_rate=0.1, clip_norm=1.0, noise_multiplier=NOISE)
     model, paid = mlp(data.record_shape, data.classes, (4,)), {}
@@ -50,7 +47,7 @@ def _row(entry: str, data: FederatedData) -> ViewsRow | None:
         event = ledger_of(plan_run(made, data, rounds=ROUNDS, terms=terms, model=model))[0]
         count = sum(times for _, times in event.leaves())
         paid[view.value] = Paid(count, accounting.epsilon_of(event, DELTA))
-    return ViewsRow(entry, paid, "personal_noise" in taken)
+    return ViewsRow(entry, paid, "personal_noise" in CATALOGUE[entry].options)
 
 
 def _population() -> FederatedData:

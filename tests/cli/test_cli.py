@@ -439,7 +439,7 @@ def runs(entry, capsys, *words):
     assert cli.main(["run", "--algorithm", entry, *words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["algorithm"] == entry
-    assert told["traffic"]["up"] > 0
+    assert (told["traffic"]["up"] > 0) == (entry != "local")
     promise = told["guarantee"]
     assert (promise["epsilon"] is not None) == (entry in PRIVATE_ENTRIES)
     if promise["epsilon"] is not None:

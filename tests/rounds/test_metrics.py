@@ -158,7 +158,9 @@ def test_evaluations_carry_what_was_asked_and_probes_are_named(data):
     assert point.objective == pytest.approx(np.asarray(data.shares, float) @ losses, rel=1e-5)
     assert point.gradient_norm == pytest.approx(np.linalg.norm(np.asarray(data.shares, float) @ gradients), rel=1e-4)
     assert point.noise_to_signal == 0.0
-    assert point[-3:] == tuple(fairness(metrics.client_metric(run.params, data, model=MODEL)))
+    spread = point.client_mean, point.worst_tenth, point.client_variance
+    assert spread == tuple(fairness(metrics.client_metric(run.params, data, model=MODEL)))
+    assert point.personal_mean is None
 
 
 @pytest.mark.slow

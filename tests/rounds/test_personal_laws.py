@@ -88,7 +88,7 @@ def test_what_keeps_nothing_is_federated_averaging():
         same([state.params for state in states_of(algorithm, MODEL, DATA, 3)], [state.params for state in plain])
     renormed = states_of(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="renorm"), MODEL, DATA, 3)
     alone = states_of(fdp.algorithms.ifca(**NOISY, clusters=1), MODEL, DATA, 3)
-    close([state.shared[0][0] for state in alone], [fdp.pytrees.ravel(state.params)[0] for state in renormed])
+    close([state.shared[-1][0] for state in alone], [fdp.pytrees.ravel(state.params)[0] for state in renormed])
     paid = [
         fdp.guarantee(each, DATA, rounds=3, delta=1e-3, model=MODEL).epsilon
         for each in (fdp.algorithms.ifca(**NOISY, clusters=1), fdp.algorithms.mr_mtl(**NOISY))
