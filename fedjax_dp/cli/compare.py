@@ -22,11 +22,12 @@ shared model among them, such as
     seeds = 3
     [base]
     dataset = "digits"
-    holdout = 0.2                                     # each client is tested on records of its own
-    view = "deployed"                                 # what is paid to those who get the models
+    holdout = 0.2      # of its records, each client is tested on
+    view = "deployed"  # what is paid to those who get models
     [axes]
     epsilon = [1.0, 4.0]
-    "algorithm, strength" = [["local"], ["dp_fedavg_local"], ["finetune"], ["mr_mtl", 0.5], ["mr_mtl", 2.0]]
+    "algorithm, strength" = [["local"], ["dp_fedavg_local"],
+        ["finetune"], ["mr_mtl", 0.5], ["mr_mtl", 2.0]]
 
 Of several settings of an algorithm the best is taken; what that costs is told."""
 
