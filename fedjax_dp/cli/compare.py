@@ -22,8 +22,8 @@ shared model among them, such as
     seeds = 3
     [base]
     dataset = "digits"
-    holdout = 0.2      # of its records, each client is tested on
-    view = "deployed"  # what is paid to those who get models
+    holdout = 0.2      # each client is tested on its own
+    view = "deployed"  # paid to those who get models
     [axes]
     epsilon = [1.0, 4.0]
     "algorithm, strength" = [["local"], ["dp_fedavg_local"],
