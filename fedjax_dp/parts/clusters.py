@@ -13,6 +13,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.client_models import At, Begun, ClientModels, Finished, Here, Point
 from fedjax_dp.parts.corrections import Floats, Memory, Setting
 from fedjax_dp.parts.local_training import Beside
+from fedjax_dp.parts.personal_models import nothing_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
@@ -152,7 +153,7 @@ class OwnClusters(ClientModels):
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         """The changes of its models are terms of their own: the server's model stays where it began."""
-        return (False,) * len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+        return nothing_of(model)
 
     def init(self, setting: Setting) -> Memory:
         first, clients, key = ravel(setting.params)[0], setting.data.num_clients, setting.key
