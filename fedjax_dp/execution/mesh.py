@@ -109,11 +109,12 @@ class Execution:
         return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._part(a.shape)), tree)
 
     def spread(self, flat: jax.Array) -> jax.Array:
-        """A vector of a model's size within a client's round: each device of a group computes its part of it."""
+        """A model's vector (or several) within a client's round: each device of a group computes its part of it."""
         if self.mesh is None or self.model_devices == 1:
             return flat
         # Where groups share a cohort, the mesh is known from there, less the axis of the groups.
-        where = P(MODEL) if self.groups > 1 else NamedSharding(self.mesh, P(MODEL))
+        axes = P(*[None] * (flat.ndim - 1), MODEL)
+        where = axes if self.groups > 1 else NamedSharding(self.mesh, axes)
         spread: jax.Array = lax.with_sharding_constraint(flat, where)
         return spread
 

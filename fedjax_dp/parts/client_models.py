@@ -63,7 +63,7 @@ class Here(NamedTuple):
 class Begun(NamedTuple):
     """Where the steps begin."""
 
-    vectors: tuple[jax.Array, ...]  # which they move
+    vectors: tuple[jax.Array, ...]  # which they move: flat, or several models alike, whose first corrections join
     memory: Any = ()  # whatever else changes with them
 
 

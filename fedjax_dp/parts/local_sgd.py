@@ -39,7 +39,7 @@ from fedjax_dp.parts.record_privacy import (
     require_measured,
     variance_of,
 )
-from fedjax_dp.parts.walk import Walker, record_keys
+from fedjax_dp.parts.walk import Walker, first_of, record_keys
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
@@ -170,7 +170,7 @@ class LocalSgd(LocalTraining):
         none, key = jnp.float32(0), jax.random.key(0, impl="threefry2x32")
         here = Here(start, models.server, own, setting.model, unravel, key, client, none, none, look)
         shapes = jax.eval_shape(lambda: self.models.begin(here).vectors)
-        vectors = [start if shape.size == start.size else jnp.zeros(shape.size) for shape in shapes]
+        vectors = [start if shape.shape == start.shape else jnp.zeros(shape.shape) for shape in shapes]
         phases = self.models.phases(self.steps)
         return _kept([self.rule.transform().init(vectors[j]) for phase in phases for j in phase.moves])
 
@@ -243,7 +243,8 @@ class LocalSgd(LocalTraining):
             return see(role_key(key, "look"), here.unravel(params), client, data, model)
 
         for correction, server, own, extra in held:
-            seen = Visit(vectors[moves], ways[moves], server, own, extra, walk.drift, walk.again, look)
+            start, way = first_of(vectors[moves]), first_of(ways[moves])
+            seen = Visit(start, way, server, own, extra, walk.drift, walk.again, look)
             term, row = correction.finish(seen)
             terms.append(term)
             own_rows.append(row)

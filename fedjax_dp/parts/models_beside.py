@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.models import Model
@@ -103,19 +104,19 @@ class JointModels(ClientModels):
         return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
 
     def begin(self, here: Here) -> Begun:
-        return Begun((jnp.concatenate([here.received, here.own]),))
+        return Begun((jnp.stack([here.received, here.own]),))
 
     def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        one, other = _halves(at.vectors[0])
+        one, other = at.vectors[0]
         return (Point(pair_of(here.model), (here.unravel(one), here.unravel(other))),)
 
     def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        shared, own = _halves(gradients[0])
-        pulled = self.pull.gradient(own, _halves(at.vectors[0])[1], here.received, at.rate)
-        return (jnp.concatenate([shared, pulled]),), memory
+        both = gradients[0].reshape(2, -1)
+        pulled = self.pull.gradient(both, at.vectors[0], here.received[None], at.rate)
+        return (jnp.where(jnp.arange(2)[:, None] == 0, both, pulled),), memory
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        shared, own = _halves(moved[0])
+        shared, own = moved[0]
         return Finished(shared, (), here.own + own)
 
     def personal(self, here: Here) -> jax.Array:
@@ -168,9 +169,21 @@ class MixedModels(ClientModels):
         return Point(here.model, here.unravel(shared)), Point(here.model, here.unravel(mixed))
 
     def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        (at_shared, at_mixed), (shared, own) = gradients, at.vectors
-        turned = jnp.clip(memory - self.alpha_speed * jnp.vdot(at_mixed, own - shared), 0.0, 1.0)
-        return (at_shared, memory * at_mixed), jnp.where(at.first, turned, memory)
+        at_shared, at_mixed = gradients
+
+        def turned(alpha: jax.Array, at_mixed: jax.Array) -> jax.Array:
+            apart = here.own["model"] - here.received  # in the first step
+            return jnp.clip(alpha - self.alpha_speed * jnp.vdot(at_mixed, apart), 0.0, 1.0)
+
+        def in_first(alpha: jax.Array, at_mixed: jax.Array) -> Any:
+            """On a CPU no other step computes it; on an accelerator it takes longer to ask."""
+            return lax.cond(at.first, turned, lambda alpha, _: alpha, alpha, at_mixed)
+
+        def always(alpha: jax.Array, at_mixed: jax.Array) -> jax.Array:
+            return jnp.where(at.first, turned(alpha, at_mixed), alpha)
+
+        alpha = lax.platform_dependent(memory, at_mixed, cpu=in_first, default=always)
+        return (at_shared, memory * at_mixed), alpha
 
     def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
         return Finished(moved[0], (), {"alpha": memory, "model": here.own["model"] + moved[1]})
@@ -208,11 +221,6 @@ class FineTuned(ClientModels):
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_integer("personal_steps", self.steps, 0, MOST_STEPS)
         _check_beside(self.noise, self.speed)
-
-
-def _halves(pair: jax.Array) -> tuple[jax.Array, jax.Array]:
-    half = pair.size // 2
-    return pair[:half], pair[half:]
 
 
 def _check_beside(noise: Any, speed: Any) -> None:

@@ -1,5 +1,6 @@
 """The steps of a client, a phase of its round at a time."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.client_models import SHARED, Ask, At, ClientModels, Here, Phase, Point
 from fedjax_dp.parts.clipping import Records, StepReport
-from fedjax_dp.parts.corrections import Step
+from fedjax_dp.parts.corrections import Correction, Step
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.noise import Place
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, louder, variance_of
@@ -124,9 +125,9 @@ class Walker(NamedTuple):
             found = [privatized(*each, index) for each in asked]
             (gradient, *rest), after = models.gradient(tuple(made for made, *_ in found), stand, here, memory)
             for correction, server, own, extra in held:
-                start = vectors[moves[0]]
-                seen = Step(params[0], start, server, own, extra, found[0][2], here.model, here.unravel)
-                gradient = correction.gradient(gradient, seen)
+                seen = (server, own, extra, found[0][2], here.model, here.unravel)
+                corrected = functools.partial(_corrected, correction, seen)
+                gradient = _of_first(corrected, gradient, params[0], vectors[moves[0]])
 
             def variance() -> jax.Array:
                 return variance_of(self._privatizer(phase.asks[0]), place(index, phase.asks[0]), batch.divisor)
@@ -186,6 +187,28 @@ class Walker(NamedTuple):
             return NonPrivate()
         found: Privatizer = self.privatizer if ask.noise is None else louder(self.privatizer, ask.noise)
         return found
+
+
+def _corrected(
+    correction: Correction, seen: tuple[Any, ...], gradient: jax.Array, params: jax.Array, start: jax.Array
+) -> jax.Array:
+    return correction.gradient(gradient, Step(params, start, *seen))
+
+
+def first_of(vector: jax.Array) -> jax.Array:
+    """A vector, or the first of several models `(models, size)`."""
+    return vector if vector.ndim == 1 else vector[0]
+
+
+def _of_first(corrected: Callable[..., jax.Array], gradient: jax.Array, *others: jax.Array) -> jax.Array:
+    """The gradient with that of the first model corrected.
+
+    Those of all are, and the others put back: cut apart, a CPU would draw the noise of all for each of them.
+    """
+    if gradient.ndim == 1:
+        return corrected(gradient, *others)
+    first = jnp.arange(len(gradient))[:, None] == 0
+    return jnp.where(first, jax.vmap(corrected)(gradient, *others), gradient)
 
 
 def record_keys(key: jax.Array, step: jax.Array, batch: Batch) -> jax.Array:
