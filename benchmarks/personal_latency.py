@@ -16,10 +16,11 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import gradients
+from fedjax_dp import gradients, pictures
 from fedjax_dp.experiments import environment
 from fedjax_dp.models import mlp
 
@@ -83,6 +84,19 @@ def contenders(execution):
     return found, made_of
 
 
+def draw(told, path):
+    """What each entry's round takes over its parts."""
+    over = told["over_its_parts"]
+    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    bars = axes.barh(list(over), list(over.values()), color="C0")
+    axes.bar_label(bars, fmt="%.2f", label_type="center", color=pictures.paper())
+    axes.axvline(1, color=pictures.ink(), linewidth=1)
+    axes.set(xlabel="time of a round over that of its parts", xlim=(0, 1.1 * max(over.values())))
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=pictures.DPI)
+    plt.close(figure)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
@@ -116,6 +130,7 @@ def main():
     }
     if options.out:
         options.out.write_text(json.dumps(told, indent=1) + "\n")
+        draw(told, options.out.with_suffix(".png"))
     for title, ratio in over.items():
         print(f"{title:24} {ratio:.2f} times {' + '.join(made_of[title])}")
 

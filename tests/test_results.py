@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+import fedjax_dp as fdp
 from fedjax_dp.reproductions import mean_estimation
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -148,6 +149,13 @@ def test_clients_own_models_beat_local_training_and_fedavg_where_these_meet():
             )
     assert rows["quarter turns", "MR-MTL", 4.0]["no_worse"] > 0.6
     assert rows["quarter turns", "MR-MTL", 4.0]["regret"] < 0
+
+
+def test_rounds_of_own_models_cost_little_more_than_their_parts():
+    found = told("personal_latency")
+    assert not found["disturbed"]
+    assert {title.split()[0] for title in found["over_its_parts"]} == set(fdp.algorithms.PERSONAL)
+    assert max(found["over_its_parts"].values()) <= 1.15
 
 
 def test_full_reproductions_fit_a_small_machine():
