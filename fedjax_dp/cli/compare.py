@@ -8,16 +8,17 @@ from typing import Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import LookOptions, look_of, parse, take_flag, take_path
+from fedjax_dp.cli.sweep import run_file
 from fedjax_dp.cli.telling import Detail, columns, page, tell
 from fedjax_dp.options import about
-from fedjax_dp.sweeps import folder as sweep_folder
-from fedjax_dp.sweeps.personalisation import Comparison, Row, compare
-from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.personalisation import Comparison, Row, require_comparable
+from fedjax_dp.sweeps.plan import read_sweep
+from fedjax_dp.sweeps.sweep import open_sweep
 
 DESCRIPTION = """Clients' own models against training alone and one shared model, at the same epsilon.
 
-usage: fedjax-dp compare SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep over algorithms, local and one with a
-shared model among them, such as
+usage: fedjax-dp compare SWEEP [OPTIONS] [--json]; SWEEP is the file of a sweep over algorithms, which is run first, or
+the folder of one; local and an algorithm with a shared model are among them, such as
 
     seeds = 3
     [base]
@@ -47,17 +48,20 @@ def compare_command(arguments: list[str]) -> int:
     where = take_path(arguments)
     options, _ = parse("compare", arguments, CompareOptions, DESCRIPTION)
     if where is None:
-        raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp compare sweeps/mine")
-    look, folder = look_of(options), pathlib.Path(where)
-    held, records = read_records(folder)
-    found, cost = compare(records, held["axes"]), sweep_folder.choosing(folder)
-    path = folder / "compare.png" if options.out is None else pathlib.Path(options.out)
-    if path.suffix not in errors.PICTURES or not path.parent.is_dir():
-        raise errors.refuse("out", str(path), f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}")
-    from fedjax_dp.sweeps.plots import personalisation  # loads matplotlib
-
+        raise errors.refuse(
+            "sweep", "nothing", "the file or folder of a sweep", "such as fedjax-dp compare sweeps/mine"
+        )
+    look, picture = look_of(options), None if options.out is None else pathlib.Path(options.out)
+    if picture is not None and (picture.suffix not in errors.PICTURES or not picture.parent.is_dir()):
+        wanted = f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}"
+        raise errors.refuse("out", str(picture), wanted)
+    is_file = pathlib.Path(where).is_file()
+    if is_file:
+        require_comparable(read_sweep(where))  # before it takes long
+    sweep, folder = run_file(where) if is_file else (open_sweep(where), pathlib.Path(where))
+    found, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storing(path.parent, "make room, or give another --out"):
-        personalisation.draw(found, str(held.get("name", where)), path, **look)
+        sweep.plot(path, "personalisation", **look)
     if as_json:
         told = found.to_dict() | {"choosing": cost, "picture": str(path)}
         print(json.dumps(_finite(told), allow_nan=False))

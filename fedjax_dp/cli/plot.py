@@ -23,7 +23,8 @@ class PlotOptions(LookOptions):
         str,
         about(
             "all that apply, overview (one page), axis (the metric against an axis), privacy (against epsilon), heat "
-            "(over two axes), curves (against rounds), or parallel (every setting)"
+            "(over two axes), curves (against rounds), parallel (every setting), or personalisation (as "
+            "fedjax-dp compare draws it)"
         ),
     ] = "all"
     x: Annotated[

@@ -64,19 +64,24 @@ def sweep_command(arguments: list[str]) -> int:
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)
-    file = pathlib.Path(path)
-    if (file / folders.SWEEP).is_file():
-        file = file / folders.SWEEP
-    held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
-    name = file.resolve().parent.name if held else file.stem
-    out = pathlib.Path(options.out or (file.parent if held else pathlib.Path("sweeps") / name))
     how: dict[str, Any] = {"only_plan": only_plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
-    found = run_sweep(read_sweep(file), out, name=name, screen=Screen(), **how)
+    found, out = run_file(path, options.out, **how)
     if as_json:
         print(json.dumps(_summary(found, out), allow_nan=False))
     elif not only_plan:
         _print(found, out)
     return 0
+
+
+def run_file(path: str, out: str | None = None, **how: Any) -> tuple[Sweep, pathlib.Path]:
+    """Run a sweep's file, or go on with its folder; the sweep and where it is. `how` is of `run_sweep`."""
+    file = pathlib.Path(path)
+    if (file / folders.SWEEP).is_file():
+        file = file / folders.SWEEP
+    held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
+    name = file.resolve().parent.name if held else file.stem
+    where = pathlib.Path(out or (file.parent if held else pathlib.Path("sweeps") / name))
+    return run_sweep(read_sweep(file), where, name=name, screen=Screen(), **how), where
 
 
 def _summary(found: Sweep, out: pathlib.Path) -> dict[str, Any]:

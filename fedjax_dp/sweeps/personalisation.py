@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.rounds.comparison import Gain, Standing, gain, standing
+from fedjax_dp.sweeps.plan import SweepConfig
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import Setting, measures_of_records, settings_of
 from fedjax_dp.tasks.measures import Measure
@@ -74,16 +75,16 @@ class Comparison:
 def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
     """The comparison that a sweep over algorithms holds.
 
-    Raises: ConfigurationError where a sweep has no algorithms to compare, clients have no test parts, `local` or a
-            shared model is missing, or an own model's epsilon is not that of those who get it.
+    Raises: ConfigurationError where a sweep has no algorithms to compare, nothing of it finished, clients have no test
+            parts, `local` or a shared model is missing, or an own model's epsilon is not that of those who get it.
     """
-    if "algorithm" not in axes:
-        remedy = 'write algorithm = ["local", "dp_fedavg_local", "mr_mtl"] under [axes]'
-        raise errors.refuse("axes of the sweep", ", ".join(axes) or "none", "algorithm and others", remedy)
+    _require_algorithms(axes)
     measure = measures_of_records(records).main
     done = [setting for setting in settings_of(records, axes) if setting.done]
+    if not done:
+        raise errors.refuse("points of the sweep", "none that finished", "some of each algorithm", "see why they ended")
     for setting in done:
-        _require_comparable(setting)
+        _require_clients(setting)
     best: dict[tuple[Any, str], tuple[Setting, int]] = {}
     for setting in done:
         key = (_budget(setting), setting.values["algorithm"])
@@ -94,19 +95,48 @@ def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
     return Comparison(measure, tuple(sorted(rows, key=lambda row: (row.epsilon or 0.0, row.own, row.algorithm))))
 
 
+def comparable(records: Sequence[Record], axes: Sequence[str]) -> bool:
+    """Whether a sweep holds a comparison."""
+    try:
+        compare(records, axes)
+    except errors.ConfigurationError:
+        return False
+    return True
+
+
 def _budget(setting: Setting) -> float | None:
     found = setting.values.get("epsilon", setting.points[0]["config"].get("epsilon"))
     return None if found is None else float(found)
 
 
-def _require_comparable(setting: Setting) -> None:
+def require_comparable(planned: SweepConfig) -> None:
+    """Refuse a sweep, before it runs, that could not be compared."""
+    written = [*planned.axes, *(name for point in planned.points for name in point)]
+    axes = list(dict.fromkeys(name.strip() for names in written for name in names.split(",")))
+    _require_algorithms(axes)
+    view, budget = planned.base.get("view", View.UPLOADS.value), "epsilon" in axes or "epsilon" in planned.base
+    if budget and "view" not in axes and view != View.DEPLOYED.value:
+        raise _other_view("view of the sweep", view)
+
+
+def _require_algorithms(axes: Sequence[str]) -> None:
+    if "algorithm" not in axes:
+        remedy = 'write algorithm = ["local", "dp_fedavg_local", "mr_mtl"] under [axes]'
+        raise errors.refuse("axes of the sweep", ", ".join(axes) or "none", "algorithm and others", remedy)
+
+
+def _other_view(what: str, view: str) -> errors.ConfigurationError:
+    wanted = "deployed for clients' own models, whose epsilon is compared"
+    return errors.refuse(what, view, wanted, 'write view = "deployed" under [base]')
+
+
+def _require_clients(setting: Setting) -> None:
     name, point = setting.values["algorithm"], setting.done[0]
     clients, guarantee = point.get("clients"), point["guarantee"]
     if clients is None:
         raise errors.refuse("test records of clients", "none", "some of each", "write holdout = 0.2 under [base]")
     if clients["own"] and guarantee["epsilon"] is not None and guarantee["view"] != View.DEPLOYED.value:
-        wanted = "deployed for clients' own models, whose epsilon is compared"
-        raise errors.refuse(f"view of {name}", guarantee["view"], wanted, 'write view = "deployed" under [base]')
+        raise _other_view(f"view of {name}", guarantee["view"])
 
 
 def _standing(setting: Setting, measure: Measure) -> Standing:

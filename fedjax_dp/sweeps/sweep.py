@@ -30,6 +30,7 @@ from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
+from fedjax_dp.sweeps.personalisation import Comparison, compare
 from fedjax_dp.sweeps.plan import SweepConfig, checked, digest, expand, law_of, refuse_points, to_toml
 from fedjax_dp.sweeps.preparation import Ready, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
@@ -77,6 +78,13 @@ class Sweep:
         """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
         return best(self.records, self.axes, metric, epsilon_at_most)
 
+    def comparison(self) -> Comparison:
+        """Clients' own models against training alone and one shared model, of a sweep over algorithms.
+
+        Raises: ConfigurationError for one that does not hold these, see `fedjax-dp compare --help`.
+        """
+        return compare(self.records, self.axes)
+
     @property
     def points(self) -> tuple[Record, ...]:
         """What is known of each finished point, in the order of the plan."""
@@ -110,7 +118,8 @@ class Sweep:
         by: str | None = None,
         **look: "Unpack[Look]",
     ) -> "Figure":
-        """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves or parallel.
+        """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves, parallel or
+        personalisation.
 
         It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name; `look` is ax, size and
         style, see `fedjax_dp.pictures.Look`.

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.experiments import compiled
 from fedjax_dp.experiments.floor import work_of
 from fedjax_dp.few import sum_of_few
+from fedjax_dp.parts import client_models
+from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.round import initial_state
@@ -51,6 +54,13 @@ def of_shape(*shape, kind=jnp.float32):
     return jax.ShapeDtypeStruct(shape, kind)
 
 
+def mixture(vector):
+    """A step of two models of a client, of which one is a mixture."""
+    mine = types.SimpleNamespace(received=2 * vector, own={"model": vector})
+    step = client_models.At(0, jnp.float32(1), vector[0] > 0, (vector, vector))
+    return MixedModels(alpha=0.5, alpha_speed=0.1).gradient((vector, vector), step, mine, vector[0])
+
+
 BRANCHES = {  # by module that has a branch for platforms: a function that reaches it, and the shapes that it takes
     "execution/mesh.py": (
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
@@ -58,6 +68,7 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
     ),
     "few.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
+    "parts/models_beside.py": (mixture, of_shape(5)),
     "prng.py": (lambda words: prng.without_replacement(words, jnp.int32(100)), of_shape(5, kind=jnp.uint32)),
     "pytrees.py": (lambda *parts: ravel(parts)[0], of_shape(1000, 1000), of_shape(1000)),
 }

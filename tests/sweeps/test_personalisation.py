@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.rounds.comparison import gain, standing
@@ -58,6 +59,7 @@ def test_the_best_setting_of_an_algorithm_stands_against_the_better_of_local_and
 @pytest.mark.parametrize(
     ("points", "axes", "told"),
     [
+        ([one | {"status": "failed"} for one in POINTS], AXES, "points of the sweep must be some of each algorithm"),
         (POINTS, ["epsilon"], "axes of the sweep must be algorithm and others"),
         (POINTS[1:], AXES, "must be local, one with a shared model, and others"),
         ([POINTS[0], *POINTS[2:]], AXES, "must be local, one with a shared model, and others"),
@@ -68,6 +70,30 @@ def test_the_best_setting_of_an_algorithm_stands_against_the_better_of_local_and
 def test_what_cannot_be_compared_is_refused_in_one_line(points, axes, told):
     with pytest.raises(ConfigurationError, match=told):
         compare(points, axes)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ('view = "deployed"', "", "view of the sweep must be deployed"),
+        ("algorithm, strength", "proximal, strength", "axes of the sweep must be algorithm and others"),
+    ],
+)
+def test_a_sweep_that_could_not_be_compared_is_not_run(was, now, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(SWEEP.replace(was, now))
+    assert cli.main(["compare", "mine.toml"]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_a_sweep_draws_its_comparison(tmp_path):
+    found = fdp.sweeps.Sweep("mine", tuple(AXES), tuple(POINTS))
+    assert len(found.comparison().rows) == 3
+    found.plot(tmp_path / "a.png", "personalisation")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    with pytest.raises(ConfigurationError, match="must be algorithm and others"):
+        fdp.sweeps.Sweep("mine", ("epsilon",), tuple(POINTS)).plot(kind="personalisation")
 
 
 SWEEP = """
@@ -88,9 +114,7 @@ epsilon = 8.0
 def test_a_sweep_is_compared_by_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(SWEEP)
-    assert cli.main(["sweep", "mine.toml"]) == 0
-    capsys.readouterr()
-    assert cli.main(["compare", "sweeps/mine", "--json"]) == 0
+    assert cli.main(["compare", "mine.toml", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["algorithm"] for row in told["rows"]] == ["dp_fedavg_local", "local", "mr_mtl"]
     assert all(row["view"] == "deployed" for row in told["rows"])

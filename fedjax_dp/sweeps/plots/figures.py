@@ -24,7 +24,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from fedjax_dp import errors
 from fedjax_dp import pictures as canvas
 from fedjax_dp.pictures import Look
-from fedjax_dp.sweeps.plots import bundles, panels
+from fedjax_dp.sweeps.personalisation import comparable, compare
+from fedjax_dp.sweeps.plots import bundles, panels, personalisation
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import Setting, by_value, metric_of, settings_of
 from fedjax_dp.tasks.measures import Measure
@@ -36,7 +37,7 @@ DPI = 160  # of PNG files
 LINES = 6  # that an axis may have values for one line each
 
 
-KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel")
+KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel", "personalisation")
 
 
 def pictures(
@@ -77,6 +78,8 @@ def pictures(
         found["parallel"]["parallel"] = draw(parallel_coordinates, records, axes, metric)
     lines = by or line_axis(settings, None)
     found["curves"]["curves"] = draw(learning_curves, records, axes, metric, by=lines)
+    if kind == "personalisation" or (kind == "all" and comparable(records, axes)):
+        found["personalisation"]["personalisation"] = draw(personalisation.draw, compare(records, axes), title)
     if kind != "all" and not found[kind]:
         able = ", ".join(name for name, pictures in found.items() if pictures)
         raise errors.refuse("kind", kind, f"one that this sweep has points for: {able}")
