@@ -109,6 +109,7 @@ def test_one_run_hears_the_models_too():
     assert found.lower > 0.15 * found.epsilon
 
 
+@pytest.mark.slow
 def test_two_models_of_a_client_are_not_told_for_the_price_of_one():
     """Ditto moves its models by two gradients of a record; counted as one, as if clipped together, it is refuted."""
     price = fdp.guarantee(personal("ditto_joint"), ragged_data(TEN), rounds=10, delta=DELTA, view=DEPLOYED)

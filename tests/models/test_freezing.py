@@ -109,7 +109,8 @@ def network(name, **options):
     return made, x, jnp.arange(5) % 3
 
 
-@pytest.mark.parametrize("name", quick(NETWORKS, ["nnx"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_merged_model_is_the_model_with_low_rank_terms(name):
     made, x, _ = network(name)
     adapted = freeze(made, "lora", rank=2, alpha=3.0)
@@ -220,6 +221,7 @@ def test_other_frozen_values_compile_nothing_and_another_factor_neither():
     assert (simulation.advance._cache_size(), metrics.evaluate._cache_size()) == before
 
 
+@pytest.mark.slow
 def test_frozen_values_are_held_once_whatever_the_cohort():
     """By the compiler's plan: with the cohort grows what clients train, not what is frozen."""
     made = mlp((500,), 4, (500,))

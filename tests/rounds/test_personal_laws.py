@@ -49,6 +49,7 @@ def close(one, other):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_without_a_pull_the_models_of_mr_mtl_are_those_of_local_bit_for_bit():
     one, other = fdp.algorithms.mr_mtl(**NOISY, strength=0.0), fdp.algorithms.local(**NOISY)
     same(own(one, run(one)), own(other, run(other)))

@@ -140,7 +140,8 @@ def one_device(chunk_size=None):
     return mesh.Execution(None, chunk_size)
 
 
-@pytest.mark.parametrize("chunk_size", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [1, 3])
 def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
     whole = simulated(settings_of(cohort_size=5), data, 3, 4, one_device())
     parts = simulated(settings_of(cohort_size=5), data, 3, 4, one_device(chunk_size))
