@@ -3,17 +3,19 @@
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.rounds.comparison import Gain, Standing, gain, standing
-from fedjax_dp.sweeps.plan import SweepConfig
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import Setting, measures_of_records, settings_of
 from fedjax_dp.tasks.measures import Measure
+
+if TYPE_CHECKING:
+    from fedjax_dp.sweeps.plan import SweepConfig  # loads JAX
 
 ALONE = "local"  # the entry whose clients share nothing
 
@@ -109,7 +111,7 @@ def _budget(setting: Setting) -> float | None:
     return None if found is None else float(found)
 
 
-def require_comparable(planned: SweepConfig) -> None:
+def require_comparable(planned: "SweepConfig") -> None:
     """Refuse a sweep, before it runs, that could not be compared."""
     written = [*planned.axes, *(name for point in planned.points for name in point)]
     axes = list(dict.fromkeys(name.strip() for names in written for name in names.split(",")))

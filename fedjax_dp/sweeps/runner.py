@@ -17,8 +17,9 @@ from fedjax_dp.sweeps.axes import Values, told
 from fedjax_dp.sweeps.engine import Group, Job, PointEnd, Shelf, fastest, grouped
 from fedjax_dp.sweeps.preparation import Ready
 from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import measures_of_records
 from fedjax_dp.tasks import told_of
-from fedjax_dp.tasks.measures import Measure, measures_of
+from fedjax_dp.tasks.measures import Measure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Watch:
         """Count a finished point."""
         self.done += 1
         self.lost += record["status"] != "done"
-        main = measures_of(record["task"]).main if self._best is None else self._best[1]
+        main = measures_of_records([record]).main if self._best is None else self._best[1]
         value = record["history"][-1].get(main.name) if record["history"] else None
         if record["status"] != "done" or value is None:
             return

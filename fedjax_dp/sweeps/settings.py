@@ -15,6 +15,7 @@ from fedjax_dp.sweeps.records import Record
 from fedjax_dp.tasks.measures import Measure, Measures, measures_of
 
 CONFIDENCE = 0.95
+OWN = "personal_mean"  # in histories: of clients' own models
 NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "metrics": []}  # of no point is known
 
 
@@ -119,12 +120,18 @@ def by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]
 
 
 def measures_of_records(records: Iterable[Record]) -> Measures:
-    """What the histories of a sweep tell; of several tasks what any does, the main one that of the first point."""
+    """What the histories of a sweep tell; of several tasks what any does, the main one that of the first point.
+
+    Where clients have models of their own in every point, these are what is compared.
+    """
+    records = list(records)
     told = {json.dumps(record["task"], sort_keys=True): record["task"] for record in records}
     found = [measures_of(one) for one in told.values()] or [measures_of(NOTHING)]
     every = {name: one for measures in found[::-1] for name, one in measures.by_name.items()}
     order = [*found[0].by_name, *(name for name in every if name not in found[0].by_name)]
-    return Measures({name: every[name] for name in order}, found[0].main)
+    ends = [record["history"][-1] for record in records if record["history"]]
+    own = bool(ends) and all(end.get(OWN) is not None for end in ends)
+    return Measures({name: every[name] for name in order}, every[OWN] if own else found[0].main)
 
 
 def metric_of(records: Iterable[Record], name: str | None, judges: bool = False) -> Measure:

@@ -152,7 +152,7 @@ def best(
 ) -> Best:
     """The setting with the best mean of `metric` at the last evaluated round, the first in the plan among equals.
 
-    That is the task's main metric unless another is named.
+    That is the task's main metric unless another is named, of clients' own models where all points have some.
 
     Compared are settings whose seeds are all done and know the metric, with as many seeds as the others, and whose
     proved epsilon is at most `epsilon_at_most` for every seed.

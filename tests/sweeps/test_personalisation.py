@@ -124,3 +124,15 @@ def test_a_sweep_is_compared_by_the_command_line(tmp_path, monkeypatch, capsys):
     assert "regret is to the better of local and the best shared one" in capsys.readouterr().out
     assert cli.main(["compare", "sweeps/mine", "--out", "a.txt"]) == 2
     assert cli.main(["compare"]) == 2
+
+
+def test_where_all_points_have_own_models_these_decide():
+    def tuned(strength, shared, own):
+        told = {"round": 1, "test_accuracy": shared, "test_loss": 1.0, "personal_mean": own}
+        return point("mr_mtl", [own, own], strength=strength) | {"history": [told], "index": int(strength)}
+
+    points = (tuned(1.0, 0.9, 0.4), tuned(2.0, 0.3, 0.6))
+    chosen = fdp.sweeps.Sweep("mine", tuple(AXES), points).best()
+    assert (chosen.metric, chosen.values["strength"]) == ("personal_mean", 2.0)
+    both = (*points, point("dpnfl", [0.5, 0.5]))
+    assert fdp.sweeps.Sweep("mine", tuple(AXES), both).best().metric == "test_accuracy"
