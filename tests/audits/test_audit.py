@@ -318,7 +318,7 @@ def test_of_clients_with_equal_epsilon_the_one_with_the_largest_weight_is_audite
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(sorted(WRONG), sorted(WRONG)[::3]))
+@pytest.mark.parametrize("name", usual(sorted(WRONG), sorted(WRONG)[::6]))
 def test_every_planted_bug_is_caught_at_ten_thousand_trials(name):
     right, rounds = buggy(name)
     found = audited(WRONG[name](right), rounds, trials=10_000)

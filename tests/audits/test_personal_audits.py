@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, ragged_data
+from helpers import ragged_data, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -64,7 +64,8 @@ def test_messages_are_heard_with_zeros_for_what_clients_keep():
         assert all(np.any(tensor) for tensor in shared)
 
 
-@pytest.mark.parametrize("case", quick(CASES, []), ids="-".join)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", usual(CASES, CASES[::3]), ids="-".join)
 def test_clients_own_models_are_as_private_as_stated(case):
     name, view = case
     found = audited(personal(name), view=view)
@@ -73,28 +74,30 @@ def test_clients_own_models_are_as_private_as_stated(case):
     assert found.lower > PERSONAL[name][view] * found.epsilon, found.verdict
 
 
+VARIANTS = {
+    "Poisson batches": ("ditto", DEPLOYED, {"batches": "poisson", "batch_size": 5, "noise_multiplier": 2.0}),
+    "other noise": ("ditto", DEPLOYED, {"personal_noise": 2.0, "personal_steps": 3}),
+    "strong pull": ("ditto", DEPLOYED, {"strength": 5.0}),
+    "clean": ("ditto", "owner", {"personal_noise": 0.0}),
+    "alpha moves": ("apfl", DEPLOYED, {"alpha_learning_rate": 0.1}),
+    "clusters": ("ifca", "owner", {}),
+    "client level": ("fedper", "owner", {"unit": "client", "noise_multiplier": 1.0}),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "view", "options"),
-    [
-        ("ditto", DEPLOYED, {"batches": "poisson", "batch_size": 5, "noise_multiplier": 2.0}),
-        ("ditto", DEPLOYED, {"personal_noise": 2.0, "personal_steps": 3}),
-        ("ditto", DEPLOYED, {"strength": 5.0}),
-        ("ditto", "owner", {"personal_noise": 0.0}),
-        ("apfl", DEPLOYED, {"alpha_learning_rate": 0.1}),
-        ("ifca", "owner", {}),
-        ("fedper", "owner", {"unit": "client", "noise_multiplier": 1.0}),
-    ],
-)
-def test_variants_of_them_are_audited(name, view, options):
+@pytest.mark.parametrize("variant", usual(VARIANTS, ("Poisson batches", "alpha moves", "client level")))
+def test_variants_of_them_are_audited(variant):
+    name, view, options = VARIANTS[variant]
     found = audited(personal(name, **options), view=view)
     assert not found.violated, found.verdict
     assert found.lower > 0, found.verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "view"), [("fedper", DEPLOYED), ("ditto", DEPLOYED), ("ifca", UPLOADS)])
-def test_they_are_audited_with_the_users_own_model(name, view):
+@pytest.mark.parametrize("name", usual(("fedper", "ditto", "ifca"), ("fedper",)))
+def test_they_are_audited_with_the_users_own_model(name):
+    view = UPLOADS if name == "ifca" else DEPLOYED
     found = audited(personal(name), view=view, canary="label-flip")
     assert not found.violated, found.verdict
     assert found.lower > 0.3 * found.epsilon, found.verdict

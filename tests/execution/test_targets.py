@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, refusal
+from helpers import quick, refusal, usual
 from jax import lax
 
 import fedjax_dp as fdp
@@ -93,7 +93,7 @@ PAIRS = [f"{name} {platform}" for name in MORE for platform in ("cuda", "tpu")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", usual(PAIRS, PAIRS[::2]))
 def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
     """To rounding: sums are taken in another order, draws and everything else are the same."""
     name, platform = pair.split()

@@ -260,7 +260,7 @@ def test_a_sweep_of_a_partly_frozen_model_is_its_single_runs():
         assert row["test_loss"] == alone.history[-1].test_loss
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_checks_and_audits_hold_for_low_rank_training():
     adapted = freeze(mlp((6,), 4, (8,)), "lora", rank=2)
     # All gradients reach such a clip norm, and none has to be another's opposite for the bound to be attained.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import QuadraticModel, next_state, quick, ragged_data, states_of
+from helpers import QuadraticModel, next_state, quick, ragged_data, states_of, usual
 
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
@@ -172,7 +172,7 @@ def test_absent_clients_keep_their_rows_bit_for_bit(entry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", PERSONAL)
+@pytest.mark.parametrize("entry", usual(PERSONAL, ("mr_mtl", "apfl", "fedrep", "ifca")))
 def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
     algorithm = fdp.CATALOGUE[entry](**NOISY)
     whole = run(algorithm, 4)
@@ -182,7 +182,8 @@ def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
         same(jax.tree.map(np.asarray, run(algorithm, 4, on_host=True)), whole)
 
 
-@pytest.mark.parametrize("entry", quick(PERSONAL, FEW))
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", usual(PERSONAL, FEW))
 def test_models_are_measured_on_their_own_clients_records(entry):
     algorithm = fdp.CATALOGUE[entry](**NOISY)
     result = fdp.simulate(algorithm, OWNED, rounds=3, model=MODEL, seed=3)
