@@ -148,6 +148,20 @@ def test_the_mean_moves_by_the_mean_gradient_whatever_the_pull(strength):
     close(stepped(algorithm, state).params, moved)
 
 
+def test_two_models_in_one_clip_are_ditto_where_nothing_is_clipped_or_noised():
+    """Corrections join what is sent alone: l2 and control variates of a model that is as large as one, not as two."""
+    loose = {**CLEAN, "clip_norm": 1e6, "strength": 0.4, "l2": 0.3}
+    joint, ditto = (fdp.CATALOGUE[name](**loose) for name in ("ditto_joint", "ditto"))
+    control = fdp.scaffold(**COMMON).local.corrections
+    for corrections in (joint.local.corrections, control):
+        ends = []
+        for algorithm in (joint, ditto):
+            changed = dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, corrections=corrections))
+            state = run(changed, 3)
+            ends.append((state.params, own(changed, state)))
+        close(*ends)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", ["ditto", "mr_mtl", "fedper", "local"])
 def test_clients_alike_without_noise_are_federated_averaging(entry):
