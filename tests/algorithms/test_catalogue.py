@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 from flax import linen as nn
-from helpers import GivenCohorts, TwoLayerModel, ragged_data, states_of, with_given
+from helpers import GivenCohorts, TwoLayerModel, ragged_data, states_of, usual, with_given
 
 from fedjax_dp import algorithms
 from fedjax_dp.models import model as fdp_model
@@ -171,7 +171,7 @@ FEDAVG = {
 }
 
 
-@pytest.mark.parametrize("name", FEDAVG)
+@pytest.mark.parametrize("name", usual(FEDAVG, list(FEDAVG)[::2]))
 def test_fedavg_equals_the_reference(name):
     setting, options, told = FEDAVG[name]
     given = Setting(11, **setting)
@@ -255,7 +255,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", usual(FEATURES, list(FEATURES)[::2]))
 def test_feature_matching_equals_the_reference(name):
     entry, setting, options = FEATURES[name]
     given = Setting(7, model="two-layer", **setting)
@@ -335,7 +335,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", usual([True, False], [True]))
 @pytest.mark.parametrize("rule", RULES)
 def test_rounds_of_adaptive_local_rules_equal_the_reference(rule, keep):
     """Over several rounds, with noise of another size for each client and an L2 penalty."""
@@ -372,7 +372,7 @@ OUTPUT = {
 }
 
 
-@pytest.mark.parametrize("name", OUTPUT)
+@pytest.mark.parametrize("name", usual(OUTPUT, list(OUTPUT)[::3]))
 def test_dp_fedavg_output_equals_the_reference(name):
     space, at, clip, estimator = OUTPUT[name]
     given = Setting(13)

@@ -261,7 +261,7 @@ def test_a_tpu_computes_small_models_together_and_large_ones_one_by_one(monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_host", [False, True], ids=["on devices", "on host"])
-@pytest.mark.parametrize("name", ["dpnfl", "scaffold"])
+@pytest.mark.parametrize("name", usual(["dpnfl", "scaffold"], ["scaffold"]))
 def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on_host, monkeypatch):
     """As on an accelerator with little memory; the compiler is that of the CPU."""
     told = {"rounds": 2, "seed": 3, "model": fdp.mlp((8, 8), 10, (9,)), "execution": fdp.execution.some_devices(1)}

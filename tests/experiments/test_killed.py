@@ -147,7 +147,7 @@ def hunt(name, kills):
 @pytest.mark.parametrize(
     ("what", "kills"),
     [
-        ("run", 3),
+        ("run", 2),
         ("sweep", 2),
         *(pytest.param(*told, marks=pytest.mark.exhaustive) for told in (("run", 10), ("sweep", 6))),
     ],

@@ -149,7 +149,7 @@ GIVEN = [f"{kind} {name}" for kind in HOLDERS for name in CASES]
     [
         *quick(GIVEN[: len(CASES)], {f"functions {name}" for name in set(CASES) - LATER}),
         *(
-            pytest.param(given, marks=pytest.mark.exhaustive if place % 3 else pytest.mark.slow)
+            pytest.param(given, marks=pytest.mark.exhaustive if place % 6 else pytest.mark.slow)
             for place, given in enumerate(GIVEN[len(CASES) :])
         ),
     ],

@@ -806,7 +806,7 @@ QUICK = ("cohort hidden as independent", "bound that does not clip")
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive if place % 2 else pytest.mark.slow)
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive if place % 4 else pytest.mark.slow)
         for place, name in enumerate(LIES)
     ],
 )

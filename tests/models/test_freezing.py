@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from helpers import quick, ragged_data
+from helpers import quick, ragged_data, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
@@ -110,7 +110,7 @@ def network(name, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", usual(NETWORKS, list(NETWORKS)[::2]))
 def test_the_merged_model_is_the_model_with_low_rank_terms(name):
     made, x, _ = network(name)
     adapted = freeze(made, "lora", rank=2, alpha=3.0)
@@ -147,7 +147,8 @@ def test_gradients_of_low_rank_terms_are_projections_of_the_dense_gradient(name)
         np.testing.assert_allclose(own[f"{kernel}/{B}"], 2.5 * a.swapaxes(-1, -2) @ gradient, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", quick(NETWORKS, ["plain"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", usual(NETWORKS, ["plain", "nnx"]))
 @pytest.mark.parametrize(
     "trainable", ["lora", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ffa-lora", "lora,head"))]
 )

@@ -156,14 +156,16 @@ def test_two_models_in_one_clip_are_ditto_where_nothing_is_clipped_or_noised():
     for corrections in (joint.local.corrections, control):
         ends = []
         for algorithm in (joint, ditto):
-            changed = dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, corrections=corrections))
+            changed = dataclasses.replace(
+                algorithm, local=dataclasses.replace(algorithm.local, corrections=corrections)
+            )
             state = run(changed, 3)
             ends.append((state.params, own(changed, state)))
         close(*ends)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ["ditto", "mr_mtl", "fedper", "local"])
+@pytest.mark.parametrize("entry", usual(["ditto", "mr_mtl", "fedper", "local"], ["mr_mtl"]))
 def test_clients_alike_without_noise_are_federated_averaging(entry):
     records = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     x, y = np.tile(records, (4, 1)), np.tile(np.arange(5, dtype=np.int32) % 3, 4)
@@ -174,7 +176,8 @@ def test_clients_alike_without_noise_are_federated_averaging(entry):
     close(own(algorithm, run(algorithm, data=data), data), jax.tree.map(lambda a: np.stack([a] * 4), shared))
 
 
-@pytest.mark.parametrize("entry", quick([name for name in PERSONAL if name != "finetune"], FEW))
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", usual([name for name in PERSONAL if name != "finetune"], ["mr_mtl", "apfl", "ifca"]))
 def test_absent_clients_keep_their_rows_bit_for_bit(entry):
     algorithm = fdp.CATALOGUE[entry](**{**NOISY, "cohort_size": 1})
     states = states_of(algorithm, MODEL, DATA, 3)

@@ -30,11 +30,11 @@ CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, l
     "name",
     [
         "poisson",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("masks", "tables", "multiset")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("masks", "tables")),
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
             for name in CASES
-            if name not in ("poisson", "masks", "tables", "multiset")
+            if name not in ("poisson", "masks", "tables")
         ),
     ],
 )
