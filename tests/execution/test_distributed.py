@@ -233,7 +233,7 @@ CASES = {  # what passes between processes: sums, tables by client in parts, mas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(CASES, ("tables", "masks", "models in parts", "records")))
+@pytest.mark.parametrize("name", usual(CASES, ("masks", "records")))
 def test_one_process_is_two(name, tmp_path):
     words = [*PLAIN, *CASES[name]]
     run_alone([*words, "--out", str(tmp_path / "one")], devices=2)
