@@ -111,7 +111,7 @@ class JointModels(ClientModels):
         return (Point(pair_of(here.model), (here.unravel(one), here.unravel(other))),)
 
     def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        both = gradients[0].reshape(2, -1)
+        both = gradients[0].reshape(2, -1)  # one array: see `walk`, of the noise of several models
         pulled = self.pull.gradient(both, at.vectors[0], here.received[None], at.rate)
         return (jnp.where(jnp.arange(2)[:, None] == 0, both, pulled),), memory
 
