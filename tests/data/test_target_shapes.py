@@ -85,7 +85,7 @@ class ReadsTargets:
         return params["w"]
 
 
-@pytest.mark.parametrize("task", quick(TARGETS, ["own", "sequence"]))
+@pytest.mark.parametrize("task", quick(TARGETS, ["own"]))
 def test_records_on_the_host_bring_their_targets(task):
     data, model = target_data(task), ReadsTargets()
     algorithm = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=3, learning_rate=0.1)

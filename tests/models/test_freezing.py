@@ -168,6 +168,7 @@ def test_norms_and_clipped_sums_are_those_of_single_gradients(name, trainable):
     assert not direct
 
 
+@pytest.mark.slow
 def test_frozen_values_are_bit_for_bit_what_they_were_and_in_no_message():
     made = mlp((6,), 4, (8,))
     start = made.init(jax.random.key(7))

@@ -136,7 +136,8 @@ def test_scores_are_those_of_a_slow_reference(name):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", quick(("gpt", "word_lstm", "char_lstm"), {"gpt"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", usual(("gpt", "word_lstm", "char_lstm"), {"gpt"}))
 def test_scores_of_a_token_depend_on_nothing_behind_it(name):
     model = SMALL[name]()
     params, (x, _) = started(model), batch(model, 1, 7)

@@ -28,6 +28,7 @@ def test_calibrated_noise_is_that_of_the_closed_form(benchmark):
         np.testing.assert_allclose(found.local.privatizer.noise_multiplier, wanted, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_shared_model_is_the_mean_of_what_clients_release(benchmark):
     setting = benchmark.Setting((20, 10, 40), (8.0, 2.0, 4.0), 0.1)
     _, _, alone = benchmark.runs_of("local", setting, 3, 0)

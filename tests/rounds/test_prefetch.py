@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers import usual
 from on_host import COMMON, FEATURES, NOISE, SIZES, data, end  # noqa: F401
 
 import fedjax_dp as fdp
@@ -26,18 +27,8 @@ CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, l
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "poisson",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("masks", "tables")),
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in CASES
-            if name not in ("poisson", "masks", "tables")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", usual(CASES, ("poisson", "masks", "tables")))
 def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):  # noqa: F811
     make, options = CASES[name]
     algorithm = make(**COMMON | options)
