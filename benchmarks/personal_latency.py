@@ -33,7 +33,7 @@ from contenders import ours
 W1 = workloads.WORKLOADS["W1"]
 CLUSTERS = 2
 BASES = {"record": "dpnfl", "head": "dpnfl", "client": "dp_fedavg"}
-PARTS = {  # by unit, or "head": what an entry is made of, besides rounds of the base: so many of them
+PARTS = {  # by unit, or for heads: of how many rounds of the base an entry is made
     "record": {
         "local": 1, "finetune": 1, "mr_mtl": 1, "ppsgd": 1, "ditto": 2, "ditto_joint": 2, "apfl": 2, "ifca": 1,
     },
