@@ -30,6 +30,9 @@ class Network(Protocol):
     @property
     def for_batches(self) -> bool: ...  # whether it is written for a batch of records, or for one
 
+    @property
+    def stands(self) -> bool: ...  # whether it came with the numbers that it begins with, the same for every key
+
     def init(self, key: jax.Array, blank: jax.Array) -> Any: ...  # blank: one record
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any: ...  # scores, of a batch or of one record
@@ -41,7 +44,7 @@ class Linen:
 
     module: nn.Module
     mode: str | None = None  # the name of its flag, see MODES
-    for_batches = True
+    for_batches, stands = True, False
 
     @property
     def name(self) -> str:
@@ -74,6 +77,10 @@ class Nnx:
     @property
     def name(self) -> str:
         return type(self._example).__name__
+
+    @property
+    def stands(self) -> bool:
+        return isinstance(self.build, _Made)
 
     @functools.cached_property
     def _example(self) -> Any:
@@ -127,6 +134,10 @@ class Equinox:
     def name(self) -> str:
         return type(self._parts[1]).__name__
 
+    @property
+    def stands(self) -> bool:
+        return isinstance(self.build, _Made)
+
     @functools.cached_property
     def _parts(self) -> tuple[Any, Any, bool]:
         import equinox as eqx
@@ -155,7 +166,7 @@ class Haiku:
 
     transformed: Any
     mode: str | None = None
-    name, for_batches = "the Haiku function", True
+    name, for_batches, stands = "the Haiku function", True, False
 
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         return self.transformed.init(key, blank[None], **_flag(self.mode, False))
@@ -174,7 +185,7 @@ class Functions:
     start: Callable[[jax.Array], Any]
     forward: Callable[..., Any]
     mode: str | None = None
-    for_batches = False
+    for_batches, stands = False, False
 
     @property
     def name(self) -> str:

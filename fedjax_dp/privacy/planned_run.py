@@ -11,9 +11,10 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, Origin, usual_model
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -42,27 +43,12 @@ class PlannedRun:
     @functools.cached_property
     def gap(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        return unprotected(self.algorithm, self.view) or self._begun_with_records
+        return unprotected(self.algorithm, self.view) or self.beginning.reason
 
-    @property
-    def origin(self) -> Origin | None:
-        """Of the values that training begins with; None: they are random."""
-        adaptation = getattr(self.model, "adaptation", None)
-        return None if adaptation is None else adaptation.origin
-
-    @property
-    def _begun_with_records(self) -> str | None:
-        origin = self.origin
-        if origin is None or origin.public:
-            return None
-        told = f"training begins with {origin.name}, which was trained on"
-        if origin.public is False:
-            return f"{told} records of these clients"
-        if origin.records is not None and (origin.dataset == self.data.name or origin.records == self.data.checksum):
-            return (
-                f"{told} {origin.dataset}, which is these clients' data: say so (start_private) if it holds none of it"
-            )
-        return None
+    @functools.cached_property
+    def beginning(self) -> Beginning:
+        """What is known of the values that training begins with."""
+        return beginning_of(getattr(self.model, "origins", ()), self.data)
 
     @property
     def schedule(self) -> np.ndarray:

@@ -8,7 +8,9 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.execution import distributed
 from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.rounds import prefetch
 from fedjax_dp.rounds.round import ServerState
 
@@ -31,14 +33,16 @@ class Checkpoints:
             where.absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
         )
 
-    def save(self, state: ServerState) -> None:
-        """Store the state after `state.round` rounds; returns when it is on disk."""
+    def save(self, state: ServerState, ledger: bytes = b"") -> None:
+        """Store the state after `state.round` rounds, the ledger beside its arrays; returns when it is on disk."""
         save = self._orbax.args.StandardSave
         parts = {STATE: save(_light(state))}
         if tables := prefetch.tables_of(state):
             parts[TABLES] = save([table.held() for table in tables])
         self._manager.save(int(state.round), args=self._orbax.args.Composite(**parts))
         self._manager.wait_until_finished()
+        if ledger and distributed.first():  # so that a copy of the arrays alone says what they are
+            (pathlib.Path(self._manager.directory) / str(int(state.round)) / STATE / LEDGER).write_bytes(ledger)
 
     def latest(self) -> int | None:
         """Rounds done in the newest whole checkpoint."""
