@@ -55,7 +55,7 @@ class RunFolder:
             if distributed.first():
                 folders.write_json(self.path / METRICS, [point.row() for point in history])
             if checkpoint:
-                self._checkpoints.save(state, (self.path / LEDGER).read_bytes())
+                self._checkpoints.save(state)
 
     def finish(self, ready: Ready, result: Result) -> None:
         """Result and picture."""

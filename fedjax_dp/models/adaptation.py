@@ -49,4 +49,4 @@ class Adaptation:
 
     trained: tuple[str, ...]
     low_rank: LowRank | None = None
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[Origin, ...] = dataclasses.field(default=(), compare=False)  # another one is no other program

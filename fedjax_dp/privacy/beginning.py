@@ -66,8 +66,8 @@ def beginning_of(origins: Iterable[Origin], data: FederatedData) -> Beginning:
 def _one(origin: Origin, records: _Records) -> Beginning:
     if origin.public is False:
         return Beginning(f"training begins with {origin.name}, which was trained on records of these clients")
-    signs = [sign for phase in origin.phases if (sign := _sign(phase, records))]
-    if origin.trained_on is not None and _names(origin.trained_on, records.name):
+    signs = [sign for phase in origin.phases if (sign := _sign(phase, origin, records))]
+    if origin.ledger and origin.trained_on is not None and _names(origin.trained_on, records.name):
         signs.append(_Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called"))
     signs.sort(key=lambda sign: sign.deniable)
     if signs and not (origin.public and signs[0].deniable):
@@ -75,12 +75,12 @@ def _one(origin: Origin, records: _Records) -> Beginning:
         return Beginning(f"training begins with {origin.name}, {signs[0].told}{remedy}")
     word = "public on the word of whoever runs it" if origin.public or not origin.ledger else "treated as public"
     if signs:
-        return Beginning(caveat=f"{OF} {origin}, {word} although it is {signs[0].told}")
+        return Beginning(caveat=f"{OF} {origin}, {word} although {signs[0].told}")
     unnamed = next((phase["name"] for phase in origin.phases if _unnamed(phase)), None)
     if unnamed is not None and origin.trained_on is None and origin.public is None:
         through = "" if unnamed == origin.name else f", through {unnamed}"
         return Beginning(
-            caveat=f"{OF} parameters of unknown origin ({origin}{through}) that may hold records of these clients",
+            caveat=f"{OF} parameters of unknown origin, {origin}{through}, that may hold records of these clients",
             warnings=(
                 f"nobody says what {unnamed} was trained on: start_data names it, start_private says whether these "
                 "clients' records are in it",
@@ -88,16 +88,17 @@ def _one(origin: Origin, records: _Records) -> Beginning:
         )
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, origin.phases)))
     made_of = f", made by {made_of}," if made_of else ","
-    apart = " as none of the records that it names is one of these clients'" if word == "treated as public" else ""
+    apart = " as none of its records that can be compared is one of these clients'" if word == "treated as public" else ""
     return Beginning(assumptions=(f"training begins with {origin}{made_of} which is {word}{apart}",))
 
 
-def _sign(phase: Phase, records: _Records) -> _Sign | None:
+def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
     """What speaks for a phase of training having seen these clients' records."""
     if phase["kind"] != RUN:
         words = phase["trained_on"]
         named = words is not None and _names(words, records.name)
-        return _Sign(f"made of {phase['name']}, said to be trained on {words}") if named else None
+        through = f"made of {phase['name']}, " if origin.ledger else ""
+        return _Sign(f"{through}said to be trained on {words}, as these clients' data are called") if named else None
     kept, run = hashes_in(phase), f"made by {_made_of(phase)}"
     if kept is None or not len(kept):
         return _Sign(f"{run}, of whose records no hashes are at hand")
@@ -124,7 +125,7 @@ def _unnamed(phase: Phase) -> bool:
 
 def _made_of(phase: Phase) -> str:
     if phase["kind"] == RUN:
-        return f"a run of {phase['algorithm']} on {phase['dataset'] or 'data without a name'}"
+        return f"a run on {phase['dataset'] or 'data without a name'}"
     return f"{phase['name']}, trained on {phase['trained_on']}" if phase["trained_on"] else ""
 
 

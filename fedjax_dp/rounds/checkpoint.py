@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -28,21 +29,21 @@ class Checkpoints:
         import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
-        self._orbax = orbax
+        self._orbax, self._ledger = orbax, folder / LEDGER
         self._manager = orbax.CheckpointManager(
             where.absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
         )
 
-    def save(self, state: ServerState, ledger: bytes = b"") -> None:
-        """Store the state after `state.round` rounds, the ledger beside its arrays; returns when it is on disk."""
+    def save(self, state: ServerState) -> None:
+        """Store the state after `state.round` rounds; returns when it is on disk."""
         save = self._orbax.args.StandardSave
         parts = {STATE: save(_light(state))}
         if tables := prefetch.tables_of(state):
             parts[TABLES] = save([table.held() for table in tables])
         self._manager.save(int(state.round), args=self._orbax.args.Composite(**parts))
         self._manager.wait_until_finished()
-        if ledger and distributed.first():  # so that a copy of the arrays alone says what they are
-            (pathlib.Path(self._manager.directory) / str(int(state.round)) / STATE / LEDGER).write_bytes(ledger)
+        if self._ledger.is_file() and distributed.first():  # so that a copy of the arrays alone says what they are
+            shutil.copy(self._ledger, pathlib.Path(self._manager.directory) / str(int(state.round)) / STATE)
 
     def latest(self) -> int | None:
         """Rounds done in the newest whole checkpoint."""
