@@ -48,7 +48,7 @@ def write(path: pathlib.Path, params: Any, ledger: str, told: Mapping[str, str])
 def by_name(params: Any) -> dict[str, np.ndarray]:
     """Arrays under the names that they have in files."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {path_name(where) or ALONE: np.ascontiguousarray(leaf) for where, leaf in leaves}
+    return {path_name(where) or ALONE: np.asarray(leaf, order="C") for where, leaf in leaves}
 
 
 def read(path: pathlib.Path) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from flax import linen as nn
 
 from fedjax_dp import doors, errors
@@ -185,11 +186,17 @@ class Functions:
     start: Callable[[jax.Array], Any]
     forward: Callable[..., Any]
     mode: str | None = None
-    for_batches, stands = False, False
+    for_batches = False
 
     @property
     def name(self) -> str:
         return getattr(self.forward, "__name__", type(self.forward).__name__)
+
+    @functools.cached_property
+    def stands(self) -> bool:
+        """Whether some array is the same for two keys, though no mere zeros or ones."""
+        starts = ([np.ravel(a) for a in jax.tree.leaves(self.start(jax.random.key(seed)))] for seed in (0, 1))
+        return any(np.array_equal(a, b) and not np.all(a == a[:1]) for a, b in zip(*starts, strict=True))
 
     @functools.cached_property
     def _keyed(self) -> bool:

@@ -88,7 +88,9 @@ def _one(origin: Origin, records: _Records) -> Beginning:
         )
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, origin.phases)))
     made_of = f", made by {made_of}," if made_of else ","
-    apart = " as none of its records that can be compared is one of these clients'" if word == "treated as public" else ""
+    apart = (
+        " as none of its records that can be compared is one of these clients'" if word == "treated as public" else ""
+    )
     return Beginning(assumptions=(f"training begins with {origin}{made_of} which is {word}{apart}",))
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class PlannedRun:
     model: Model  # its size matters to noise of integers
     seed: int = 0
     model_given: bool = True  # else it need not be the one that is trained
-    _drawn: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _drawn: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
     def view(self) -> View:
@@ -45,17 +45,21 @@ class PlannedRun:
         """Why no epsilon exists, where none does."""
         return unprotected(self.algorithm, self.view) or self.beginning.reason
 
-    @functools.cached_property
+    @property
     def beginning(self) -> Beginning:
-        """What is known of the values that training begins with."""
-        return beginning_of(getattr(self.model, "origins", ()), self.data)
+        """What is known of the values that training begins with; found once, as it may read all records."""
+        if "beginning" not in self._drawn:
+            self._drawn["beginning"] = beginning_of(getattr(self.model, "origins", ()), self.data)
+        found: Beginning = self._drawn["beginning"]
+        return found
 
     @property
     def schedule(self) -> np.ndarray:
         """Rounds that each client is drawn for under the seed `(num_clients,)`; drawn once, as no noise changes it."""
         if "schedule" not in self._drawn:
             self._drawn["schedule"] = participations(self.algorithm, self.data, self.rounds, self.seed)
-        return self._drawn["schedule"]
+        drawn: np.ndarray = self._drawn["schedule"]
+        return drawn
 
     @functools.cached_property
     def gains(self) -> np.ndarray:
