@@ -1,4 +1,4 @@
-"""An epsilon is of the training alone: what training begins with is known, or the Guarantee says first that it is not."""
+"""An epsilon is of the training alone: what that begins with is known, or the Guarantee says first that it is not."""
 
 import os
 import pathlib
@@ -234,6 +234,7 @@ def test_a_ledger_says_what_section_f_asks_and_is_short(made):
     assert len(read_start(made["private npz"]).origin.ledger) < 60_000
 
 
+@pytest.mark.slow
 def test_merged_exports_of_low_rank_terms_carry_the_ledger(tmp_path):
     network = fdp.models.mlp((8, 8), 10, hidden=(4,))
     model = freeze(network, "ffa-lora", rank=1)
