@@ -73,7 +73,8 @@ def _one(origin: Origin, records: _Records) -> Beginning:
     if signs and not (origin.public and signs[0].deniable):
         remedy = f": {SAY_SO}" if signs[0].deniable else ""
         return Beginning(f"training begins with {origin.name}, {signs[0].told}{remedy}")
-    word = "public on the word of whoever runs it" if origin.public or not origin.ledger else "treated as public"
+    compared = bool(origin.ledger) and origin.public is None
+    word = "treated as public" if compared else "public on the word of whoever runs it"
     if signs:
         return Beginning(caveat=f"{OF} {origin}, {word} although {signs[0].told}")
     unnamed = next((phase["name"] for phase in origin.phases if _unnamed(phase)), None)
@@ -88,9 +89,7 @@ def _one(origin: Origin, records: _Records) -> Beginning:
         )
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, origin.phases)))
     made_of = f", made by {made_of}," if made_of else ","
-    apart = (
-        " as none of its records that can be compared is one of these clients'" if word == "treated as public" else ""
-    )
+    apart = ", as none of its records that can be compared is one of these clients'" if compared else ""
     return Beginning(assumptions=(f"training begins with {origin}{made_of} which is {word}{apart}",))
 
 
