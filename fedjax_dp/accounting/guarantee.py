@@ -116,6 +116,7 @@ class Guarantee:
     warnings: tuple[str, ...] = ()
     reason: str | None = None  # why epsilon is infinite, where it is
     elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary
+    caveat: str | None = None  # what epsilon is not of, where that has to be read before the number
 
     def _card(self) -> Card:
         lists = {
@@ -154,8 +155,9 @@ class Guarantee:
         never = "" if self.epsilon_min else " (clients that are never drawn)"
         spread = f"min {self.epsilon_min:.4g}{never}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
         adjacency = self.adjacency.value if self.adjacency else "no"
+        before = "" if self.caveat is None else f"{self.caveat}: "
         return (
-            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
+            f"{before}epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
             f"against {self.view}; over {len(self.epsilons)} clients epsilon is {spread}; "
             f"accountant: {self.accountant}."
         )
@@ -172,6 +174,7 @@ class Guarantee:
             "epsilon_min": finite(self.epsilon_min),
             "epsilon_median": finite(self.epsilon_median),
             "epsilon_max": finite(self.epsilon),
+            "caveat": self.caveat,
             "statement": str(self),
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
@@ -206,6 +209,7 @@ class Guarantee:
                 claims=tuple(Claim(**claim | {"verdict": Verdict(claim["verdict"])}) for claim in claims),
                 warnings=tuple(saved["warnings"]),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
+                caveat=saved.get("caveat"),
                 **told,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -31,7 +31,9 @@ COMMANDS = {
         ("--json", *DETAIL),
         ("--resume", *GROUP),
     ),
-    "export": Command("export", "the parameters of a run as a file that other programs read", "FOLDER", ("--merged",)),
+    "export": Command(
+        "export", "the parameters of a run as a file that other programs read", "FOLDER", ("--merged", "--no-hashes")
+    ),
     "sweep": Command(
         "sweep",
         "seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop",

@@ -1,7 +1,7 @@
 """Data sets, partitions and the federated store."""
 
 from fedjax_dp.data.dirichlet import class_dirichlet, dirichlet, inner_dirichlet
-from fedjax_dp.data.disk import noted_checksum, open_store, save_store
+from fedjax_dp.data.disk import noted_checksum, noted_hashes, open_store, save_store
 from fedjax_dp.data.holdout import hold_out, pooled, split_each
 from fedjax_dp.data.labels import labels_per_client, pathological, shards
 from fedjax_dp.data.loaders import DATASETS, load, names_clients
@@ -53,6 +53,7 @@ __all__ = [
     "natural",
     "natural_parts",
     "noted_checksum",
+    "noted_hashes",
     "one_class_per_client",
     "one_class_sizes",
     "open_store",

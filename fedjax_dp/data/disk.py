@@ -20,6 +20,7 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.data import record_hashes
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
 from fedjax_dp.pytrees import checksum
@@ -66,6 +67,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "records": int(np.sum(data.sizes)),
             "test_records": len(test["x"]),
             "checksum": noted,
+            "hashes": record_hashes.written(record_hashes.hashes_of(data)),
         }
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
         os.replace(draft, folder)
@@ -116,6 +118,16 @@ def noted_checksum(folder: str | os.PathLike[str]) -> str:
     """Of a store's records, as it was noted when they were written; reads none of them."""
     noted: str = _about(pathlib.Path(folder))["checksum"]
     return noted
+
+
+@checks_arguments
+def noted_hashes(folder: str | os.PathLike[str]) -> np.ndarray | None:
+    """Of some of a store's records, as they were noted; None in stores that were written before that was done."""
+    text = _about(pathlib.Path(folder)).get("hashes")
+    try:
+        return None if text is None else record_hashes.read(text)
+    except (TypeError, ValueError) as error:
+        raise errors.refuse(f"{folder}: hashes", "something else", "those that were written", str(error)) from None
 
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:

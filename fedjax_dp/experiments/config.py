@@ -53,10 +53,10 @@ class TrainingConfig:
             regression: squared or huber
     dtype   bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
     trainable  what of the model is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with commas
-    start   checkpoint to begin with: .npz, .safetensors or a folder of orbax; taken as public
+    start   checkpoint to begin with: .npz, .safetensors, a run folder or one of orbax; runs say what it was trained on
     start_names  TOML: the model's paths to names in the checkpoint
     start_data  what the checkpoint was trained on, for the Guarantee to say
-    start_private  whether it was trained on records of these clients: no epsilon then
+    start_private  whether it holds records of these clients: no epsilon then; false: on your word it holds none
     fresh   head or patterns: parameters that begin at random, not with the checkpoint's
     lora_rank  r of low-rank terms
     lora_alpha  their factor is alpha / r

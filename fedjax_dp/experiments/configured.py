@@ -152,6 +152,7 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
         checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
         shown=config.to_dict(),
         target=config.output.target,
+        hashes=population.hashes(config.data),
     )
     for line in (*population.notes(config.data, data), *_unsaid(config), *_about(config, ready)):
         screen.say(line)

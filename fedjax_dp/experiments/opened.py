@@ -7,17 +7,16 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.targets import vocabulary_of
 from fedjax_dp.display import Card, displayed
-from fedjax_dp.experiments import build, parameters, run_folder
+from fedjax_dp.experiments import build, parameters, phases, run_folder
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.models import ARCHITECTURES, Model
+from fedjax_dp.experiments.training import whole
+from fedjax_dp.models import ARCHITECTURES, Model, Origin, Start
+from fedjax_dp.models.origins import values_digest
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
@@ -111,23 +110,31 @@ class SavedRun:
     @property
     def whole(self) -> Any:
         """All parameters of the network: trained ones, frozen ones, and low-rank terms added to their kernels."""
-        whole = getattr(self.model, "whole", None)
-        return self.params if whole is None else jax.tree.map(np.asarray, whole(self.params))
+        return whole(self.model, self.params)
 
-    def export(self, path: str | os.PathLike[str], *, merged: bool = False) -> pathlib.Path:
-        """Write the parameters to a new file, named by their paths, such as Dense_0/kernel.
+    def as_start(self) -> Start:
+        """All its parameters and their ledger: `models.freeze(model, start=run)` begins another run with them."""
+        values = parameters.by_name(self.whole)
+        ledger = phases.exported(self._ledger, values, self.round)
+        return Start(values, Origin(self.folder.name, values_digest(values), ledger=ledger))
+
+    def export(self, path: str | os.PathLike[str], *, merged: bool = False, hashes: bool = True) -> pathlib.Path:
+        """Write the parameters to a new file, named by their paths, such as Dense_0/kernel, and their ledger.
 
         path    ends in .safetensors, which also holds configuration and Guarantee, or in .npz;
-        merged  all parameters of the network, see `whole`; else those that were trained.
+        merged  all parameters of the network, see `whole`; else those that were trained;
+        hashes  the ledger holds hashes of some of the records, which tell whoever has one of these that it was trained
+                on. Without them a run that begins with the file has no epsilon until somebody says that the file holds
+                nothing of its clients.
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)
         if path.exists() or path.is_symlink():
             raise errors.refuse("file of parameters", path, "a new file", "give another name")
         told = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
-        if "data" in self._about["checksums"]:
-            told |= {"dataset": str(self.config.get("dataset")), "records": self._about["checksums"]["data"]}
-        parameters.write(path, self.whole if merged else self.params, told)
+        params = self.whole if merged else self.params
+        ledger = phases.exported(self._ledger, parameters.by_name(params), self.round, hashes)
+        parameters.write(path, params, ledger, told)
         return path
 
     def _card(self) -> Card:
@@ -144,6 +151,10 @@ class SavedRun:
         if name.startswith(TEST):
             return getattr(self._last, name)
         raise AttributeError(f"a run has no {name}")
+
+    @property
+    def _ledger(self) -> str:
+        return run_folder.ledger(self.folder)
 
     @property
     def _last(self) -> Evaluation:

@@ -10,39 +10,45 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.models.origins import ARRAY, KEY
 from fedjax_dp.pytrees import path_name
 
 ENDINGS = (".safetensors", ".npz")
 ALONE = "params"  # the name of a single array, which has no path
 
 
-def write(path: pathlib.Path, params: Any, told: Mapping[str, str]) -> None:
-    """Write parameters, and in a .safetensors file what is `told` of them.
+def write(path: pathlib.Path, params: Any, ledger: str, told: Mapping[str, str]) -> None:
+    """Write parameters and their ledger, in a .safetensors file with what else is `told` of them.
 
     Raises: ConfigurationError for another ending and a folder that is none; errors.StorageError if the disk is full.
     """
     if path.suffix not in ENDINGS:
         raise errors.refuse("file of parameters", path, f"one that ends in {' or '.join(ENDINGS)}")
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    named = {path_name(where) or ALONE: np.ascontiguousarray(leaf) for where, leaf in leaves}
+    named = by_name(params)
     draft = path.with_name(path.name + folders.DRAFT)
     if not path.parent.is_dir():
         raise errors.refuse("file of parameters", path, "in an existing folder", "make it first")
     try:
         if path.suffix == ".npz":
-            arrays: Any = named
+            arrays: Any = named | {ARRAY: np.frombuffer(ledger.encode(), np.uint8)}
             with draft.open("wb") as file:
                 np.savez(file, **arrays)
         else:
             from safetensors.numpy import save  # only needed here
 
-            draft.write_bytes(save(named, metadata=dict(told)))
+            draft.write_bytes(save(named, metadata={**told, KEY: ledger}))
         os.replace(draft, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         with folders.storing(path):
             raise error
+
+
+def by_name(params: Any) -> dict[str, np.ndarray]:
+    """Arrays under the names that they have in files."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {path_name(where) or ALONE: np.asarray(leaf, order="C") for where, leaf in leaves}
 
 
 def read(path: pathlib.Path) -> Any:

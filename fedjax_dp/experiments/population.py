@@ -17,6 +17,7 @@ from fedjax_dp.data import (
     load,
     names_clients,
     noted_checksum,
+    noted_hashes,
     open_store,
     pooled,
 )
@@ -231,6 +232,11 @@ def checksum(config: PopulationConfig, data: FederatedData) -> str:
     if kind_of(config.dataset) == "store":
         return noted_checksum(config.dataset.partition(":")[2])
     return data.checksum
+
+
+def hashes(config: PopulationConfig) -> np.ndarray | None:
+    """Of some of these records, where they need not be read for it."""
+    return noted_hashes(config.dataset.partition(":")[2]) if kind_of(config.dataset) == "store" else None
 
 
 def _normalised(dataset: Dataset, told: str | None) -> Dataset:

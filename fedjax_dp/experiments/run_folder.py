@@ -16,10 +16,11 @@ from fedjax_dp import errors, folders
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import environment, plots, summary
+from fedjax_dp.experiments import environment, phases, plots, summary
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
+from fedjax_dp.models.origins import LEDGER, phases_of
 from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.round import ServerState, place
@@ -27,7 +28,12 @@ from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
 from fedjax_dp.tasks import told_of
 
 ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
-BEGINNING = (ABOUT, GUARANTEE, CONFIG)  # in the order in which they are written: with the last it is a run folder
+BEGINNING = (
+    ABOUT,
+    GUARANTEE,
+    LEDGER,
+    CONFIG,
+)  # in the order of writing: the last makes it a run folder
 CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 FREE = ("devices", "model_devices")  # what a run may change on its way
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
@@ -109,6 +115,7 @@ def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Sc
     if distributed.first():  # after `extend`, or where a kill came before or within it
         with folders.storing(path):
             folders.write_json(path / GUARANTEE, ready.guarantee.saved())
+            folders.write_atomically(path / LEDGER, phases.longer(ledger(path), ready.rounds, ready.guarantee))
             folders.write_atomically(path / CONFIG, configs.to_toml(about["config"]))
     with opened(path) as folder:
         state = folder.state(ready)
@@ -207,6 +214,18 @@ def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str,
     return about
 
 
+def ledger(path: pathlib.Path) -> str:
+    """What the parameters of a run carry with them."""
+    try:
+        told = (path / LEDGER).read_text()
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise errors.refuse(str(path / LEDGER), "something else", "the ledger of the run", reason) from None
+    if not phases_of(told, str(path)):
+        raise errors.refuse(str(path / LEDGER), "an empty file", "the ledger of the run", START_ANEW)
+    return told
+
+
 def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
     """The result of a finished run; None before its end."""
     if not (path / RESULT).is_file():
@@ -247,6 +266,7 @@ def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
     with folders.storing(path, "give another --out"), folders.making(path):
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())
+        folders.write_atomically(path / LEDGER, ready.ledger)
         folders.write_atomically(path / CONFIG, configs.to_toml(ready.said))  # last: it makes a run folder
 
 

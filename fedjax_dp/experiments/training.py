@@ -1,6 +1,7 @@
 """A run that is ready, and its training: progress, callbacks, and a folder if there is one."""
 
 import dataclasses
+import functools
 import pathlib
 import textwrap
 import time
@@ -8,14 +9,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
+import numpy as np
+
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
+from fedjax_dp.data.record_hashes import hashes_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.models import Model, task_of
+from fedjax_dp.models import Model, Origin, Start, task_of
+from fedjax_dp.models.origins import values_digest
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import main_of
@@ -32,10 +39,17 @@ class Result(NamedTuple):
     algorithm: Algorithm  # as it ran, with the calibrated noise
     simulation: Simulation
     guarantee: Guarantee
+    ready: "Ready"  # what was run
 
     @property
     def params(self) -> Any:
         return self.simulation.params
+
+    def as_start(self) -> Start:
+        """All its parameters and their ledger: `models.freeze(model, start=result)` begins another run with them."""
+        values, done = parameters.by_name(whole(self.ready.model, self.params)), int(self.simulation.state.round)
+        ledger = phases.exported(self.ready.ledger, values, done)
+        return Start(values, Origin("a run", values_digest(values), ledger=ledger))
 
     @property
     def history(self) -> list[Evaluation]:
@@ -81,6 +95,7 @@ class Ready:
     target         METRIC=VALUE to count rounds to
     folder         that it is kept in, if any
     history        the evaluations before it was stopped, where it goes on
+    hashes         of its records, where they are known
     """
 
     name: str
@@ -102,6 +117,14 @@ class Ready:
     target: str | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
+    hashes: np.ndarray | None = None
+
+    @functools.cached_property
+    def ledger(self) -> str:
+        """What its parameters carry with them; reads the records, but for those of a store that names their hashes."""
+        checksum = self.checksums.get("data") or self.data.checksum
+        hashes = hashes_of(self.data) if self.hashes is None else self.hashes
+        return phases.ledger_of(self.name, self.data, self.model, self.rounds, self.guarantee, checksum, hashes)
 
     @property
     def task(self) -> Task:
@@ -171,6 +194,12 @@ class Callbacks:
                 self._lost(textwrap.shorten(reason, LONGEST, placeholder=" ..."))
 
 
+def whole(model: Model, params: Any) -> Any:
+    """All parameters of the network: trained ones, frozen ones, and low-rank terms added to their kernels."""
+    merged = getattr(model, "whole", None)
+    return params if merged is None else jax.tree.map(np.asarray, merged(params))
+
+
 class Keeper(Protocol):
     """Where a run is kept."""
 
@@ -235,7 +264,7 @@ def _trained(
             checked=True,
         )
     simulation = Simulation(simulation.state, [*ready.history, *simulation.history], simulation.timing)
-    result = Result(ready.algorithm, simulation, ready.guarantee)
+    result = Result(ready.algorithm, simulation, ready.guarantee, ready)
     if keeper is not None:
         keeper.finish(ready, result)
     return result

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from fedjax_dp.gradients import FeatureModel, Model, PartlyFrozenModel
-from fedjax_dp.models.adaptation import Origin
 from fedjax_dp.models.dense import logistic_regression, mlp, usual_model
 from fedjax_dp.models.freezing import freeze
 from fedjax_dp.models.model import NetworkModel, explain_gradients, mean_loss, model, task_of
 from fedjax_dp.models.networks import Linen
+from fedjax_dp.models.origins import Origin
 from fedjax_dp.models.starts import Start, read_start
 from fedjax_dp.models.text import char_lstm, lstm, random_embedding, word_lstm
 from fedjax_dp.models.transformers import gpt, vit

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_dp.models.low_rank import LowRank
+from fedjax_dp.models.origins import Origin
 from fedjax_dp.pytrees import checksum, same
 
 
@@ -38,38 +39,14 @@ class Frozen:
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where values come from that training begins with.
-
-    name      of the file;
-    sha256    of its contents;
-    trained_on  what it was trained on, in words; None: not known;
-    public    whether that holds nothing of these clients. Where it does, the run has no epsilon; None: nobody says it,
-              so it is believed unless the file says that it was trained on the same data;
-    dataset, records  name and checksum of the records that it was trained on, where the file says them.
-    """
-
-    name: str
-    sha256: str
-    trained_on: str | None = None
-    public: bool | None = None
-    dataset: str | None = None
-    records: str | None = None
-
-    def __str__(self) -> str:
-        told = f"{self.name} (sha256 {self.sha256[:12]})"
-        return told if self.trained_on is None else f"{told}, trained on {self.trained_on}"
-
-
-@dataclasses.dataclass(frozen=True)
 class Adaptation:
     """What of a network is trained.
 
     trained   names of parameters that are trained as they are;
     low_rank  kernels that are frozen and have a low-rank term beside them;
-    origin    of the values that training begins with; None: they are random.
+    origins   of the values that training begins with, frozen ones too; none: all are random.
     """
 
     trained: tuple[str, ...]
     low_rank: LowRank | None = None
-    origin: Origin | None = None
+    origins: tuple[Origin, ...] = dataclasses.field(default=(), compare=False)  # another one is no other program

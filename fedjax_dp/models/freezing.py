@@ -16,8 +16,9 @@ from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import named
+from fedjax_dp.models.origins import Origin
 from fedjax_dp.models.selection import HEAD, head_of, matching, words_of
-from fedjax_dp.models.starts import Start
+from fedjax_dp.models.starts import Start, start_of
 from fedjax_dp.prng import role_key
 
 ALL, BIAS, LORA, FFA_LORA, DENSE = "all", "bias", "lora", "ffa-lora", "dense"
@@ -31,6 +32,8 @@ def freeze(
     trainable: str = ALL,
     *,
     start: Any = None,
+    start_data: str | None = None,
+    start_private: bool | None = None,
     fresh: str | None = None,
     rank: int = RANK,
     alpha: float | None = None,
@@ -43,8 +46,12 @@ def freeze(
                low-rank terms beside frozen kernels; `ffa-lora`, of these B alone, A frozen where it began (less noise:
                it enters linearly, and clients' terms average); or patterns of parameter paths such as `block_1/**`
                (`*` and `?` within a name, `**` across);
-    start      values to begin with: parameters of the whole network, a mapping of paths to arrays, or what
-               `models.read_start` read; unless given, random ones, frozen values the same for every seed;
+    start      values to begin with: a run (a result, or what `open_run` opened), a checkpoint as a path or as
+               `models.read_start` read it, parameters of the whole network or a mapping of paths to arrays; unless
+               given, random ones, frozen values the same for every seed;
+    start_data  what these were trained on, in words, for the Guarantee to say. A run, and what a run wrote, says it;
+               of other values nothing is known, and the Guarantee begins with that unless it is said here;
+    start_private  whether they hold records of the clients that will be trained on: there is no epsilon then;
     fresh      patterns, or `head`, of parameters that begin at random, not with those of `start`;
     rank, alpha  r, and the factor alpha / r of low-rank terms; alpha is r unless given. A begins uniform within
                1 / sqrt(k), B at zero, so that the model begins as it is without them;
@@ -59,15 +66,19 @@ def freeze(
         raise errors.refuse("model", "one with low-rank terms", "one without", "begin with the model that they are of")
     key = jax.random.key(0, impl="threefry2x32") if key is None else key
     words, already = words_of("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
-    model = model.base
+    before, model = model.origins, model.base  # what the model that is given brings
     tree = jax.eval_shape(model.init, jax.random.key(0))
     shapes = {name: shape for name, shape in named(tree).items() if name not in already}
     plan = plan_of(model, "scores", tree, (model.blank,))
     trained = _trained(words, plan, shapes)
     asked = _low_rank(words, plan, shapes, trained, rank, targets)
+    for name, said in (("fresh", fresh), ("start_data", start_data), ("start_private", start_private)):
+        if start is None and said is not None:
+            raise errors.refuse(name, said, "left out where training begins at random", "give start, or drop it")
+    if start is not None:
+        public = None if start_private is None else not start_private
+        start = start_of(start, trained_on=start_data, public=public)
     begun = {} if start is None else _begun(start, shapes, () if fresh is None else _fresh(fresh, plan, shapes))
-    if start is None and fresh is not None:
-        raise errors.refuse("fresh", fresh, "left out where nothing is begun with", "give start, or drop it")
     drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
     values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already
     if asked is not None and not asked.both:
@@ -84,15 +95,15 @@ def freeze(
         {name: jnp.asarray(begun[name]) for name in trained if name in begun},
         jnp.float32(1.0 if alpha is None else alpha / rank),
     )
-    origin = start.origin if isinstance(start, Start) else None
-    return dataclasses.replace(model, adaptation=Adaptation(trained, asked, origin), held=Frozen(held))
+    origins = [*(before if already or set(shapes) - set(begun) else ()), *(() if start is None else (start.origin,))]
+    return dataclasses.replace(model, adaptation=Adaptation(trained, asked, tuple(origins)), held=Frozen(held))
 
 
-def with_frozen(model: NetworkModel, values: Mapping[str, Any]) -> NetworkModel:
+def with_frozen(model: NetworkModel, values: Mapping[str, Any], origins: tuple[Origin, ...] = ()) -> NetworkModel:
     """The model with these values, by path, of parameters that are never trained."""
     trained = tuple(name for name in named(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
     held = FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0))
-    return dataclasses.replace(model, adaptation=Adaptation(trained), held=Frozen(held))
+    return dataclasses.replace(model, adaptation=Adaptation(trained, None, origins), held=Frozen(held))
 
 
 def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -170,10 +181,9 @@ def _low_rank(
     return LowRank(tuple(fitting), rank, both)
 
 
-def _begun(start: Any, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
+def _begun(start: Start, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
     """Values by path that training begins with."""
-    given: Mapping[str, Any] = start.values if isinstance(start, Start) else named(start)
-    where = str(start.origin.name) if isinstance(start, Start) else "start"
+    given, where = start.values, start.origin.name
     wanted = {name: shape for name, shape in shapes.items() if name not in fresh}
     if not wanted:
         raise errors.refuse("fresh", "every parameter", "some of them", "leave out what they would begin with")

@@ -22,6 +22,7 @@ from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.batch_axis import first_row, require_records_apart
 from fedjax_dp.models.low_rank import Pair
 from fedjax_dp.models.networks import Network, named, network_of, unnamed
+from fedjax_dp.models.origins import Origin, values_digest
 from fedjax_dp.prng import role_key
 from fedjax_dp.tasks import Own, Task, cross_entropy, task_named
 
@@ -65,6 +66,16 @@ class NetworkModel:
     def holding(self, frozen: FrozenValues | None) -> "NetworkModel":
         """The same model with other frozen values; None: its structure alone."""
         return dataclasses.replace(self, held=None if frozen is None else Frozen(frozen))
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Of all values that it begins with or uses and that no key draws."""
+        if self.adaptation is not None:
+            return self.adaptation.origins
+        if not self.network.stands:
+            return ()
+        values = self.network.init(jax.random.key(0), jnp.zeros(self.blank.shape, self.blank.dtype))
+        return (Origin(f"{self.network.name} as it was given", values_digest(values)),)
 
     @property
     def base(self) -> "NetworkModel":

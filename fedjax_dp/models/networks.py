@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from flax import linen as nn
 
 from fedjax_dp import doors, errors
@@ -30,6 +31,9 @@ class Network(Protocol):
     @property
     def for_batches(self) -> bool: ...  # whether it is written for a batch of records, or for one
 
+    @property
+    def stands(self) -> bool: ...  # whether it came with the numbers that it begins with, the same for every key
+
     def init(self, key: jax.Array, blank: jax.Array) -> Any: ...  # blank: one record
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any: ...  # scores, of a batch or of one record
@@ -41,7 +45,7 @@ class Linen:
 
     module: nn.Module
     mode: str | None = None  # the name of its flag, see MODES
-    for_batches = True
+    for_batches, stands = True, False
 
     @property
     def name(self) -> str:
@@ -74,6 +78,10 @@ class Nnx:
     @property
     def name(self) -> str:
         return type(self._example).__name__
+
+    @property
+    def stands(self) -> bool:
+        return isinstance(self.build, _Made)
 
     @functools.cached_property
     def _example(self) -> Any:
@@ -127,6 +135,10 @@ class Equinox:
     def name(self) -> str:
         return type(self._parts[1]).__name__
 
+    @property
+    def stands(self) -> bool:
+        return isinstance(self.build, _Made)
+
     @functools.cached_property
     def _parts(self) -> tuple[Any, Any, bool]:
         import equinox as eqx
@@ -155,7 +167,7 @@ class Haiku:
 
     transformed: Any
     mode: str | None = None
-    name, for_batches = "the Haiku function", True
+    name, for_batches, stands = "the Haiku function", True, False
 
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         return self.transformed.init(key, blank[None], **_flag(self.mode, False))
@@ -179,6 +191,12 @@ class Functions:
     @property
     def name(self) -> str:
         return getattr(self.forward, "__name__", type(self.forward).__name__)
+
+    @functools.cached_property
+    def stands(self) -> bool:
+        """Whether some array is the same for two keys, though no mere zeros or ones."""
+        starts = ([np.ravel(a) for a in jax.tree.leaves(self.start(jax.random.key(seed)))] for seed in (0, 1))
+        return any(np.array_equal(a, b) and not np.all(a == a[:1]) for a, b in zip(*starts, strict=True))
 
     @functools.cached_property
     def _keyed(self) -> bool:

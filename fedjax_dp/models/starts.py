@@ -17,7 +17,7 @@ import pathlib
 import struct
 import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import ml_dtypes
@@ -26,10 +26,13 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.files import damaged, read_npz
-from fedjax_dp.models.adaptation import Origin
+from fedjax_dp.models import origins
 from fedjax_dp.models.networks import named
+from fedjax_dp.models.origins import ARRAY, KEY, LEDGER, Origin
 
-WANTED = "an .npz or .safetensors file, or a folder that orbax wrote"
+WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax wrote"
+RUN = "run.json"  # makes a folder that of a run
+CHECKPOINT_DEPTH = 3  # a run's arrays are in checkpoints/ROUND/state
 LARGEST_HEADER = 100 * 2**20  # bytes, as in the safetensors format
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -55,6 +58,15 @@ class Start:
     def __repr__(self) -> str:
         return f"Start({self.origin}, {len(self.values)} arrays)"
 
+    def as_start(self) -> "Start":
+        return self
+
+
+class Begins(Protocol):
+    """What knows its parameters and where they come from, as a run does."""
+
+    def as_start(self) -> Start: ...
+
 
 @checks_arguments
 def read_start(
@@ -68,17 +80,40 @@ def read_start(
 
     names       a TOML file, or a mapping: the model's paths to the file's names, or to {name, axes};
     trained_on  what it was trained on, for the Guarantee to say;
-    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated;
-                None: it is believed to hold nothing, unless it is the export of a run on data of the same name.
+    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated.
+    What runs wrote brings its ledger, which says what it was trained on. Of other files only these words are known:
+    with neither, the Guarantee begins by saying that their origin is unknown.
     Raises:     ConfigurationError in one line for a file that is none of these, is damaged or holds pickled objects.
     """
     path = pathlib.Path(path)
     if not path.exists():
         raise errors.refuse("start", str(path), f"{WANTED} that exists", folders.where_looked(path))
     found = _read(path)
+    ledger = _ledger(path, found)
+    if ledger is not None:
+        origins.require_own(ledger, found, path.name)
     if names is not None:
         found = _renamed(path, found, _names(names) if isinstance(names, str | os.PathLike) else names)
-    return Start(found, Origin(path.name, digest(path), trained_on, public, **_records(path)))
+    return Start(found, Origin(path.name, digest(path), trained_on, public, ledger or ""))
+
+
+@checks_arguments
+def start_of(given: Any, *, trained_on: str | None = None, public: bool | None = None) -> Start:
+    """A start of a path, a run, a `Start`, or of parameters, of whose origin only these words are known."""
+    if isinstance(given, str | os.PathLike):
+        given = read_start(given)
+    if hasattr(given, "as_start"):
+        start: Start = given.as_start()
+        origin = start.origin
+        origin = origin if trained_on is None else dataclasses.replace(origin, trained_on=trained_on)
+        origin = origin if public is None else dataclasses.replace(origin, public=public)
+        return dataclasses.replace(start, origin=origin)
+    values = named(given)
+    try:
+        sha256 = origins.values_digest(values)
+    except (TypeError, ValueError, AttributeError):  # what is no array is refused where it is used
+        sha256 = ""
+    return Start(values, Origin("start", sha256, trained_on, public))
 
 
 def start_files(path: str | None, names: str | None = None) -> dict[str, str]:
@@ -102,9 +137,7 @@ def digest(path: pathlib.Path) -> str:
 def _read(path: pathlib.Path) -> dict[str, Any]:
     if path.is_dir():
         return _orbax(path)
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"PK"
-    if zipped or path.suffix == ".npz":
+    if _zipped(path):
         found: dict[str, Any] = read_npz(path)
         return found
     return dict(_safetensors(path))
@@ -127,14 +160,44 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
     return told, 8 + int(length)
 
 
-def _records(path: pathlib.Path) -> dict[str, str]:
-    """What an exported run was trained on, where the file says it."""
-    if path.is_dir() or path.suffix != ".safetensors":
-        return {}
-    told = _header(path)[0].get("__metadata__")
-    if not isinstance(told, dict):
-        return {}
-    return {name: told[name] for name in ("dataset", "records") if isinstance(told.get(name), str)}
+def _ledger(path: pathlib.Path, found: dict[str, Any]) -> str | None:
+    """The ledger that came with the arrays, which it is taken out of; None: there is none."""
+    if path.is_dir():  # its own, or that of the run whose checkpoint it is
+        runs = [place for place in path.absolute().parents[:CHECKPOINT_DEPTH] if (place / RUN).is_file()]
+        file = next((place / LEDGER for place in (path, *runs) if (place / LEDGER).is_file()), None)
+        if file is None and (path / RUN).is_file():
+            raise errors.refuse("start", f"{path}, a run without {LEDGER}", "one with it", "put it back")
+        if file is not None and file.stat().st_size > origins.LARGEST:
+            raise damaged(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
+        return None if file is None else _text(file.read_bytes(), path)
+    if ARRAY in found:
+        told = found.pop(ARRAY)
+        if told.dtype != np.uint8 or told.ndim != 1:
+            raise damaged(path, f"{ARRAY} of {told.dtype} {told.shape}", "a ledger as bytes", "export it again")
+        return _text(told.tobytes(), path)
+    if _zipped(path):
+        return None
+    words = _header(path)[0].get("__metadata__", {})
+    if not isinstance(words, dict):
+        raise damaged(path, "metadata that is no JSON object", "safetensors")
+    if KEY not in words and {"config", "round", "privacy"} <= words.keys():
+        raise errors.refuse("start", f"{path}, an export without its ledger", "one with it", "export the run again")
+    told = words.get(KEY)
+    if not isinstance(told, str | None):
+        raise damaged(path, f"a ledger that is {type(told).__name__}", "text", "export it again")
+    return told
+
+
+def _text(told: bytes, path: pathlib.Path) -> str:
+    try:
+        return told.decode()
+    except UnicodeDecodeError:
+        raise damaged(path, "a ledger that is no text", "as a run wrote it", "export it again") from None
+
+
+def _zipped(path: pathlib.Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK" or path.suffix == ".npz"
 
 
 def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -164,18 +227,24 @@ def _offsets(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
 
 
 def _orbax(path: pathlib.Path) -> dict[str, Any]:
-    """Arrays of a folder that orbax's StandardCheckpointer wrote."""
+    """Arrays of a folder that orbax's StandardCheckpointer wrote; of a run, what its newest checkpoint has trained."""
     import orbax.checkpoint as orbax  # slow to import
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
-    if (path / "run.json").is_file():
-        remedy = f"fedjax-dp export --merged {path} start.safetensors writes one"
-        raise errors.refuse("start", f"{path}, the folder of a run", WANTED, remedy)
+    if (path / RUN).is_file():
+        done = [place for place in (path / "checkpoints").glob("*/state") if place.parent.name.isdecimal()]
+        if not done:
+            raise errors.refuse("start", f"{path}, a run without a checkpoint", WANTED, "go on with the run first")
+        path = max(done, key=lambda place: int(place.parent.name))
     try:
         reader = orbax.PyTreeCheckpointer()
         tree = reader.metadata(path.absolute()).item_metadata.tree
+        of_run = {"params", "round"} <= tree.keys()  # the rest is what clients and optimizers keep
+        tree = {"params": tree["params"]} if of_run else tree
         whole = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
-        found = named(reader.restore(path.absolute(), args=orbax.args.PyTreeRestore(item=tree, restore_args=whole)))
+        wanted = orbax.args.PyTreeRestore(item=tree, restore_args=whole, partial_restore=of_run)
+        restored = reader.restore(path.absolute(), args=wanted)
+        found = named(restored["params"] if of_run else restored)
     except Exception as error:  # of orbax and tensorstore, without a common base
         reason = (" ".join(str(error).split()) or type(error).__name__)[:120]
         raise errors.refuse("start", f"{path}, which cannot be read", WANTED, reason) from None

@@ -14,6 +14,7 @@ from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.models.freezing import with_frozen
 from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
+from fedjax_dp.models.origins import Origin, values_digest
 from fedjax_dp.tasks import TokenCrossEntropy
 
 VOCABULARY, WIDTH = 3000, 300  # of rfedavg's text model
@@ -73,18 +74,27 @@ class _Lstm(nn.Module):
 
 @checks_arguments
 def lstm(
-    record_shape: tuple[int, ...], classes: int, embedding: Any = None, hidden: int = 256, layers: int = 2
+    record_shape: tuple[int, ...],
+    classes: int,
+    embedding: Any = None,
+    hidden: int = 256,
+    layers: int = 2,
+    embedding_data: str | None = None,
 ) -> NetworkModel:
     """rfedavg's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, PyTorch keeps two.
 
-    embedding  word vectors `(vocabulary, width)`, such as GloVe 6B 300d, which are frozen; unless given, random ones.
+    embedding  word vectors `(vocabulary, width)`, such as GloVe 6B 300d, which are frozen; unless given, random ones;
+    embedding_data  what they were trained on, in words: else the Guarantee begins by saying that nobody knows.
     """
     _require_tokens(record_shape)
     vectors = random_embedding() if embedding is None else np.asarray(embedding, np.float32)
     if vectors.ndim != 2:
         raise errors.refuse("embedding", f"shape {vectors.shape}", "(vocabulary, width)")
     network = _Lstm(vectors.shape, classes, hidden, layers)
-    return with_frozen(NetworkModel(Linen(network), tuple(record_shape), tokens=True), {"embedding": vectors})
+    made, values = NetworkModel(Linen(network), tuple(record_shape), tokens=True), {"embedding": vectors}
+    random = embedding is None or embedding is random_embedding()
+    origin = Origin("embedding", values_digest(values), embedding_data)
+    return with_frozen(made, values, () if random else (origin,))
 
 
 class _NextToken(nn.Module):

@@ -218,9 +218,10 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         adjacency,
         run.view,
         accounting.ACCOUNTANTS[terms.accountant].about,
-        (*_assumptions(run, steps), *_start(run), *_words(run), FLOAT_NOISE),
+        (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
         claims_about(run, delta, epsilons, ledger),
-        (*delta_warnings(delta, members, unit), *_learnt(data)),
+        (*delta_warnings(delta, members, unit), *run.beginning.warnings, *_learnt(data)),
+        caveat=run.beginning.caveat,
     )
 
 
@@ -228,11 +229,6 @@ def _words(run: PlannedRun) -> list[str]:
     """What rests on somebody's word."""
     words = inspection.words_of(run.algorithm)
     return [*words, "the test set is public"] if words and run.data.test_clients is None else words
-
-
-def _start(run: PlannedRun) -> list[str]:
-    """What training begins with."""
-    return [] if run.origin is None else [f"training begins with {run.origin}, which is treated as public"]
 
 
 def _learnt(data: FederatedData) -> list[str]:

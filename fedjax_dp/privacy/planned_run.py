@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model, Origin, usual_model
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -32,7 +33,7 @@ class PlannedRun:
     model: Model  # its size matters to noise of integers
     seed: int = 0
     model_given: bool = True  # else it need not be the one that is trained
-    _drawn: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _drawn: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
     def view(self) -> View:
@@ -42,34 +43,23 @@ class PlannedRun:
     @functools.cached_property
     def gap(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        return unprotected(self.algorithm, self.view) or self._begun_with_records
+        return unprotected(self.algorithm, self.view) or self.beginning.reason
 
     @property
-    def origin(self) -> Origin | None:
-        """Of the values that training begins with; None: they are random."""
-        adaptation = getattr(self.model, "adaptation", None)
-        return None if adaptation is None else adaptation.origin
-
-    @property
-    def _begun_with_records(self) -> str | None:
-        origin = self.origin
-        if origin is None or origin.public:
-            return None
-        told = f"training begins with {origin.name}, which was trained on"
-        if origin.public is False:
-            return f"{told} records of these clients"
-        if origin.records is not None and (origin.dataset == self.data.name or origin.records == self.data.checksum):
-            return (
-                f"{told} {origin.dataset}, which is these clients' data: say so (start_private) if it holds none of it"
-            )
-        return None
+    def beginning(self) -> Beginning:
+        """What is known of the values that training begins with; found once, as it may read all records."""
+        if "beginning" not in self._drawn:
+            self._drawn["beginning"] = beginning_of(getattr(self.model, "origins", ()), self.data)
+        found: Beginning = self._drawn["beginning"]
+        return found
 
     @property
     def schedule(self) -> np.ndarray:
         """Rounds that each client is drawn for under the seed `(num_clients,)`; drawn once, as no noise changes it."""
         if "schedule" not in self._drawn:
             self._drawn["schedule"] = participations(self.algorithm, self.data, self.rounds, self.seed)
-        return self._drawn["schedule"]
+        drawn: np.ndarray = self._drawn["schedule"]
+        return drawn
 
     @functools.cached_property
     def gains(self) -> np.ndarray:

@@ -2,13 +2,16 @@
 
 import logging
 import pathlib
+import shutil
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.execution import distributed
 from fedjax_dp.execution.host_tables import HostTable
+from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.rounds import prefetch
 from fedjax_dp.rounds.round import ServerState
 
@@ -26,7 +29,7 @@ class Checkpoints:
         import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
-        self._orbax = orbax
+        self._orbax, self._ledger = orbax, folder / LEDGER
         self._manager = orbax.CheckpointManager(
             where.absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
         )
@@ -39,6 +42,8 @@ class Checkpoints:
             parts[TABLES] = save([table.held() for table in tables])
         self._manager.save(int(state.round), args=self._orbax.args.Composite(**parts))
         self._manager.wait_until_finished()
+        if self._ledger.is_file() and distributed.first():  # so that a copy of the arrays alone says what they are
+            shutil.copy(self._ledger, pathlib.Path(self._manager.directory) / str(int(state.round)) / STATE)
 
     def latest(self) -> int | None:
         """Rounds done in the newest whole checkpoint."""

@@ -5,13 +5,14 @@ import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments import environment, parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.records import ABOUT, POINTS, SELECTION, Record, read_records
+from fedjax_dp.sweeps.runner import Keep, Trained
 
 SWEEP, LOCK, PARAMS = "sweep.toml", ".lock", "params"
 
@@ -66,16 +67,16 @@ def _storing(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def keeper(folder: pathlib.Path) -> Iterator[Callable[[Record, Any], None]]:
+def keeper(folder: pathlib.Path) -> Iterator[Keep]:
     """Yields a function that adds a finished point and its parameters; both are on disk when the function returns."""
     with (folder / POINTS).open("a") as lines:
 
-        def keep(record: Record, params: Any) -> None:
+        def keep(record: Record, trained: Trained | None) -> None:
             with _storing(folder):
-                if params is not None:
+                if trained is not None:
                     (folder / PARAMS).mkdir(exist_ok=True)
                     told = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
-                    parameters.write(params_of(folder, record), params, told)
+                    parameters.write(params_of(folder, record), trained.params, trained.ledger, told)
                 lines.write(json.dumps(record, allow_nan=False) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())

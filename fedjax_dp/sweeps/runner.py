@@ -10,6 +10,7 @@ import jax
 
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.display import count
+from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import task_of
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -35,7 +36,14 @@ class Entry:
     guarantee: Guarantee
 
 
-Keep = Callable[[Record, Any], None]  # called with each point's record, and parameters or None, as soon as it ends
+class Trained(NamedTuple):
+    """What is kept of a point's model; without hashes of records, which would be read for every point."""
+
+    params: Any
+    ledger: str
+
+
+Keep = Callable[[Record, Trained | None], None]  # called with each point's record and model as soon as it ends
 MOST_BYTES = 2**30  # of parameters that a sweep keeps
 
 
@@ -173,9 +181,17 @@ def conduct(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False
 
             for index, outcome in group.run(progress, with_params=with_params):
                 told_of = record(entries[index], outcome)
-                keep(told_of, outcome.params if outcome.status == "done" else None)
+                keep(told_of, _trained(entries[index], outcome) if outcome.params is not None else None)
                 watch.add(told_of)
                 show(watch.texts(watch.done))
+
+
+def _trained(entry: Entry, outcome: PointEnd) -> Trained | None:
+    if outcome.status != "done":
+        return None
+    name, job = str(entry.config.get("algorithm", "algorithm")), entry.job
+    ledger = phases.ledger_of(name, job.data, job.model, job.rounds, entry.guarantee)
+    return Trained(outcome.params, phases.exported(ledger, parameters.by_name(outcome.params), job.rounds))
 
 
 def _bytes(entry: Entry) -> int:

@@ -1,0 +1,171 @@
+"""Where the values come from that training begins with: whose word, or the ledger that came with them.
+
+A ledger is lines of JSON, one for each phase of training, the first first; each names the one before it, or none. A
+phase is a run, with its data, its Guarantee and a sample of hashes of its records, or values from elsewhere, with what
+was said of them. Lines are never written anew: a run that begins with an export has its lines before its own.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data import record_hashes
+
+LEDGER = "ledger.jsonl"  # the file beside the arrays of a folder, and the run's own
+KEY, ARRAY = "ledger", "__ledger__"  # its name in the metadata of safetensors, and among the arrays of an npz
+VERSION = 1
+LARGEST = 64 * 2**20  # bytes of a ledger that is read
+RUN, FILE = "run", "file"  # kinds of phases
+FREE = ("phase", "round", "parameters")  # may differ between exports of one run: they are not in its phase's name
+FIELDS: dict[str, dict[str, Any]] = {
+    RUN: {
+        "algorithm": str,
+        "dataset": str,
+        "rounds": int,
+        "epsilon": (float, int, type(None)),
+        "delta": (float, int, type(None)),
+        "clients": dict,
+        "records": dict,
+    },
+    FILE: {"name": str, "sha256": str, "trained_on": (str, type(None)), "private": (bool, type(None))},
+}
+Phase = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where values come from that training begins with.
+
+    name      of the file, the run, or whatever they were given as;
+    sha256    of its contents;
+    trained_on  what it was trained on, in words, as somebody says; None: nobody says it;
+    public    whether it holds nothing of these clients, as somebody says. Where it does, the run has no epsilon;
+    ledger    that came with it; empty: none did.
+    """
+
+    name: str
+    sha256: str
+    trained_on: str | None = None
+    public: bool | None = None
+    ledger: str = dataclasses.field(default="", repr=False)
+
+    def __str__(self) -> str:
+        told = f"{self.name} (sha256 {self.sha256[:12]})"
+        return told if self.trained_on is None else f"{told}, trained on {self.trained_on}"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Of the training before, the newest last; values without a ledger are one of which only words are known."""
+        return phases_of(self.lines, self.name)
+
+    @property
+    def lines(self) -> str:
+        """The ledger of these values, for what is trained from them to carry."""
+        private = None if self.public is None else not self.public
+        said = {"kind": FILE, "name": self.name, "sha256": self.sha256, "trained_on": self.trained_on}
+        return self.ledger or with_phase("", said | {"private": private})
+
+
+def with_phase(ledger: str, facts: Mapping[str, Any]) -> str:
+    """The ledger with one more phase. Its name is the sha256 of its facts and of the phase before it."""
+    before = phases_of(ledger, "ledger")
+    line = {"ledger": VERSION, "parent": before[-1]["phase"] if before else None, **facts}
+    return f"{ledger}{_json({'phase': _name(line), **line})}\n"
+
+
+def phases_of(ledger: str, where: str) -> tuple[Phase, ...]:
+    """The phases of a ledger.
+
+    Raises: ConfigurationError in one line for what is none, was edited, is of a later version or too large.
+    """
+    if len(ledger) > LARGEST:
+        raise errors.refuse(f"ledger of {where}", f"{len(ledger):,} letters", f"at most {LARGEST:,}")
+    found: list[dict[str, Any]] = []
+    for number, text in enumerate(ledger.splitlines(), 1):
+        try:
+            line = _line(text)
+            if line["ledger"] != VERSION:
+                got, wanted = f"version {str(line['ledger'])[:20]}", f"version {VERSION}, which is known here"
+                raise errors.refuse(f"ledger of {where}", got, wanted, "export it again")
+            _require_fields(line, found[-1]["phase"] if found else None)
+        except errors.ConfigurationError:
+            raise
+        except (ValueError, RecursionError) as error:
+            got = f"line {number} with {' '.join(str(error).split())[:80]}"
+            raise errors.refuse(f"ledger of {where}", got, "as a run wrote it", "export it again") from None
+        found.append(line)
+    return tuple(found)
+
+
+def hashes_in(phase: Phase) -> np.ndarray | None:
+    """The sample of hashes of a run's records; None where it was left out.
+
+    Raises: ValueError for what is none.
+    """
+    text = phase["records"].get("hashes")
+    if not isinstance(text, str | None):
+        raise ValueError("hashes that are no text")
+    return None if text is None else record_hashes.read(text)
+
+
+def values_digest(values: Mapping[str, Any]) -> str:
+    """sha256 of arrays by name, the same in every format."""
+    whole = hashlib.sha256()
+    for name in sorted(values):
+        array = np.ascontiguousarray(values[name])
+        whole.update(f"{name} {array.shape}".encode())
+        whole.update(array.reshape(-1).view(np.uint8).data)
+    return whole.hexdigest()
+
+
+def require_own(ledger: str, values: Mapping[str, Any], where: str) -> None:
+    """Refuse arrays of which a ledger that came with them does not tell."""
+    if not ledger.strip():
+        raise errors.refuse(f"ledger of {where}", "an empty one", "as a run wrote it", "export it again")
+    told = phases_of(ledger, where)[-1].get("parameters")
+    if told is not None and told != values_digest(values):
+        remedy = "export it again, or write the arrays without the ledger and say what they are with start_data"
+        raise errors.refuse(f"ledger of {where}", "one of other parameters", "of those beside it", remedy)
+
+
+def _line(text: str) -> dict[str, Any]:
+    def refused(name: str) -> float:
+        raise ValueError(f"{name}, which is no number of JSON")
+
+    line = json.loads(text, parse_constant=refused)
+    if not isinstance(line, dict) or not isinstance(line.get("ledger"), int):
+        raise ValueError("no phase")
+    return line
+
+
+def _require_fields(line: dict[str, Any], parent: str | None) -> None:
+    kind = line.get("kind")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise ValueError(f"kind {str(kind)[:40]!r}")
+    for name, kinds in FIELDS[kind].items():
+        if not _is(line.get(name), kinds):
+            raise ValueError(f"{name} {str(line.get(name))[:40]!r}")
+    if kind == RUN:
+        hashes_in(line)
+    if line.get("phase") != _name(line) or line.get("parent") not in (None, parent):
+        raise ValueError("other facts than were written")
+
+
+def _is(value: Any, kinds: Any) -> bool:
+    """Whether it is of these types; a truth value is no number."""
+    exact = kinds if isinstance(kinds, tuple) else (kinds,)
+    return type(value) in exact
+
+
+def _name(line: Mapping[str, Any]) -> str:
+    """What a phase is known by."""
+    return hashlib.sha256(_json({name: line[name] for name in sorted(line) if name not in FREE}).encode()).hexdigest()
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"))

@@ -1,0 +1,301 @@
+"""An epsilon is of the training alone: what that begins with is known, or the Guarantee says first that it is not."""
+
+import os
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_dp as fdp
+from fedjax_dp import cli, errors
+from fedjax_dp.experiments import parameters
+from fedjax_dp.models import freeze, logistic_regression, read_start
+from fedjax_dp.models.origins import phases_of
+
+DIGITS = fdp.load("digits")
+OTHERS = np.random.default_rng(0).integers(0, 17, (700, 8, 8)).astype(np.uint8)
+NETWORK = logistic_regression((8, 8), 10)
+PUBLIC = {"start_private": False}
+LOCAL = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.3}
+
+
+def federated(x, y, name="own"):
+    test = DIGITS.x_test.astype(x.dtype)
+    dataset = fdp.dataset(x, y, test, DIGITS.y_test, classes=10, name=name)
+    return fdp.federate(dataset, np.array_split(np.arange(len(x)), 10))
+
+
+DATA = federated(DIGITS.x_train, DIGITS.y_train, "first")
+OTHER = federated(OTHERS, np.arange(700) % 10, "other")
+
+
+def private():
+    return fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL)
+
+
+def promise(start, data=DATA, **said):
+    model = freeze(NETWORK, start=start, **said)
+    return fdp.guarantee(private(), data, rounds=2, delta=1e-3, model=model)
+
+
+PLAIN = fdp.guarantee(private(), DATA, rounds=2, delta=1e-3)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Runs on DATA, without privacy and with, and what they write, by name."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    for name, algorithm in (("open", fdp.fedavg(**LOCAL)), ("private", private())):
+        result = fdp.run(algorithm, DATA, rounds=1, out=folder / name, delta=1e-3, model=NETWORK)
+        run = fdp.open_run(folder / name)
+        files = {kind: run.export(folder / f"{name}.{kind}") for kind in ("npz", "safetensors")}
+        checkpoint = folder / name / "checkpoints" / "1" / "state"
+        copy = shutil.copytree(checkpoint, folder / f"{name}-copy")
+        doors = {"result": result, "opened": run, "folder": folder / name, "checkpoint": checkpoint, "copy": copy}
+        found |= {f"{name} {door}": start for door, start in (doors | files).items()}
+        found[f"{name} bare"] = run.export(folder / f"{name}-bare.npz", hashes=False)
+    return found
+
+
+DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
+    for kind, told in (("open", "had no privacy"), ("private", "composing them is not built yet")):
+        for said in ({}, PUBLIC, {"start_data": "drawings"}):
+            found = promise(made[f"{kind} {door}"], **said)
+            assert np.isinf(found.epsilon)
+            assert told in str(found)
+            assert "\n" not in str(found)
+
+
+def test_a_budget_is_refused_for_such_a_start(made):
+    model = freeze(NETWORK, start=made["private npz"])
+    with pytest.raises(errors.ConfigurationError, match="composing them is not built yet"):
+        fdp.calibrate(private(), DATA, rounds=2, epsilon=1.0, delta=1e-3, model=model)
+
+
+ORDER = np.random.default_rng(1).permutation(len(DIGITS.x_train))
+SAME = {
+    "shuffled": (DIGITS.x_train[ORDER], DIGITS.y_train[ORDER]),
+    "half": (DIGITS.x_train[ORDER[:700]], DIGITS.y_train[ORDER[:700]]),
+    "scaled": (DIGITS.x_train * 0.3 - 2.0, DIGITS.y_train),
+    "floats": (DIGITS.x_train.astype(np.float32), DIGITS.y_train),
+    "relabelled": (DIGITS.x_train, 9 - DIGITS.y_train),
+    "one among others": (np.concatenate([OTHERS, DIGITS.x_train[:1]]), np.arange(701) % 10),
+}
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_records_are_compared_as_sets(made, change):
+    data = federated(*SAME[change], change)
+    for door in ("open npz", "open safetensors", "open result"):
+        assert np.isinf(promise(made[door], data).epsilon)
+
+
+def test_a_start_of_other_records_is_public_and_the_guarantee_names_it(made):
+    unlike = fdp.guarantee(private(), OTHER, rounds=2, delta=1e-3)
+    for door in ("open npz", "private safetensors", "private result"):
+        found = promise(made[door], OTHER)
+        assert (found.epsilon, found.caveat) == (unlike.epsilon, None)
+        assert str(found) == str(unlike)
+        (line,) = (line for line in found.assumptions if line.startswith("training begins with"))
+        assert "a run on first" in line
+        assert "treated as public" in line
+
+
+def test_other_records_of_the_same_name_need_a_word_which_the_first_line_tells(made):
+    data = federated(OTHERS, np.arange(700) % 10, "first")
+    assert "as these clients' data are called" in str(promise(made["open npz"], data))
+    found = promise(made["open npz"], data, **PUBLIC)
+    assert str(found).startswith("of the training alone, which begins with open.npz")
+    assert "on the word of whoever runs it" in found.caveat
+    assert np.isfinite(found.epsilon)
+
+
+def test_without_hashes_a_start_is_closed_until_somebody_denies_it(made):
+    assert "no hashes are at hand" in str(promise(made["open bare"], OTHER))
+    assert "on the word of whoever runs it" in str(promise(made["open bare"], OTHER, **PUBLIC))
+    (phase,) = read_start(made["open bare"]).origin.phases
+    assert (phase["records"]["hashes"], phase["records"]["checksum"]) == (None, None)
+
+
+def test_arrays_without_an_origin_are_named_before_the_epsilon(made):
+    params = made["open result"].params
+    for start in (params, {name: np.asarray(value) for name, value in params["Dense_0"].items()}):
+        tree = start if "Dense_0" in start else {"Dense_0": start}
+        found = promise(tree)
+        assert found.epsilon == PLAIN.epsilon
+        assert str(found).startswith("of the training alone, which begins with parameters of unknown origin")
+        assert any("start_data" in line for line in found.warnings)
+    named = promise(params, start_data="drawings of others")
+    assert str(named) == str(PLAIN)
+    assert any("drawings of others" in line and "on the word" in line for line in named.assumptions)
+    assert str(promise(params, **PUBLIC)) == str(PLAIN)
+    for said in ({"start_private": True}, {"start_data": "first"}, {"start_data": "the First half"}):
+        assert np.isinf(promise(params, **said).epsilon)
+
+
+def test_foreign_files_are_of_unknown_origin_in_every_format(made, tmp_path):
+    import orbax.checkpoint as orbax
+    from safetensors.numpy import save_file
+
+    params = jax.tree.map(np.asarray, made["open result"].params)
+    flat = parameters.by_name(params)
+    np.savez(tmp_path / "w.npz", **flat)
+    save_file(flat, tmp_path / "w.safetensors")
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "w", params)
+    for name in ("w.npz", "w.safetensors", "w"):
+        assert f"unknown origin, {name} (sha256" in str(promise(tmp_path / name))
+        assert str(promise(tmp_path / name, start_data="drawings")) == str(PLAIN)
+
+
+def test_a_random_start_needs_no_word():
+    for model in (None, NETWORK, freeze(NETWORK, "lora", rank=1)):
+        assert fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=model).caveat is None
+
+
+def test_networks_that_come_with_their_numbers_are_of_unknown_origin():
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        layer: eqx.nn.Linear
+
+        def __init__(self, key):
+            self.layer = eqx.nn.Linear(64, 10, key=key)
+
+        def __call__(self, x):
+            return self.layer(x.ravel())
+
+    stands, numbers = Net(jax.random.key(0)), {"w": jax.random.normal(jax.random.key(1), (64, 10))}
+
+    def forward(params, x):
+        return x.ravel() @ params["w"]
+
+    for network, unknown in (
+        (stands, True),
+        (lambda key: Net(key), False),
+        ((lambda key: numbers, forward), True),
+        ((lambda key: {"w": jax.random.normal(key, (64, 10))}, forward), False),
+        ((lambda key: {"w": jnp.zeros((64, 10))}, forward), False),
+    ):
+        model = fdp.model(network, DATA)
+        for made in (model, freeze(model)):
+            found = fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=made)
+            assert ("unknown origin" in str(found)) is unknown
+
+
+def test_frozen_values_keep_their_origin_when_the_model_is_frozen_anew(made):
+    network = fdp.models.mlp((8, 8), 10, hidden=(4,))
+    values = network.init(jax.random.key(1))
+    again = freeze(freeze(network, "head", start=values), "Dense_1/bias")
+    assert "unknown origin" in str(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=again))
+
+
+def test_phases_before_the_last_count_too(made, tmp_path):
+    """A round on other records between makes no public start of a model of these."""
+    for door, told in (("open npz", "had no privacy"), ("private npz", "composing them")):
+        model = freeze(NETWORK, start=made[door])
+        between = fdp.run(private(), OTHER, rounds=1, delta=1e-3, model=model, out=tmp_path / door)
+        file = fdp.open_run(tmp_path / door, model=model).export(tmp_path / f"{door}.npz")
+        for start in (between, file):
+            assert told in str(promise(start))
+        assert read_start(file).origin.ledger.startswith(read_start(made[door]).origin.ledger)
+    model = freeze(NETWORK, start=made["open result"].params)
+    between = fdp.run(private(), OTHER, rounds=1, delta=1e-3, model=model)
+    assert "unknown origin" in str(promise(between))
+
+
+def test_ledgers_are_the_same_bytes_in_every_format_and_written_anew(made, tmp_path):
+    read = [read_start(made[f"private {kind}"]) for kind in ("npz", "safetensors")]
+    assert read[0].origin.ledger == read[1].origin.ledger != ""
+    for kind in ("npz", "safetensors"):
+        parameters.write(tmp_path / f"again.{kind}", read[0].values, read[0].origin.ledger, {})
+        assert read_start(tmp_path / f"again.{kind}").origin.ledger == read[0].origin.ledger
+
+
+def test_a_ledger_says_what_section_f_asks_and_is_short(made):
+    (phase,) = phases_of(read_start(made["private npz"]).origin.ledger, "x")
+    guarantee = made["private result"].guarantee
+    assert (phase["epsilon"], phase["delta"], phase["unit"]) == (guarantee.epsilon, 1e-3, "record")
+    assert (phase["adjacency"], phase["view"], phase["rounds"], phase["dataset"]) == (
+        "replace-one",
+        "uploads",
+        1,
+        "first",
+    )
+    assert sum(count for _, count in phase["epsilons"]) == phase["clients"]["count"] == 10
+    assert phase["records"]["count"] == len(DIGITS.x_train)
+    assert len(read_start(made["private npz"]).origin.ledger) < 60_000
+
+
+@pytest.mark.slow
+def test_merged_exports_of_low_rank_terms_carry_the_ledger(tmp_path):
+    network = fdp.models.mlp((8, 8), 10, hidden=(4,))
+    model = freeze(network, "ffa-lora", rank=1)
+    result = fdp.run(private(), DATA, rounds=1, delta=1e-3, model=model, out=tmp_path / "r")
+    run = fdp.open_run(tmp_path / "r", model=model)
+    merged, trained = (run.export(tmp_path / f"{merged}.npz", merged=merged) for merged in (True, False))
+    assert [read_start(path).origin.phases[-1]["phase"] for path in (merged, trained)] == [
+        phases_of((tmp_path / "r" / "ledger.jsonl").read_text(), "r")[-1]["phase"]
+    ] * 2
+    for start in (merged, result, run):
+        whole = freeze(network, start=start)
+        assert np.isinf(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=whole).epsilon)
+
+
+QUICK = ("--rounds", "1", "--noise-multiplier", "4", "--quiet")
+
+
+def test_the_command_line_closes_the_doors_too(capsys):
+    """A run on digits as the start of another one, by flags and by TOML; the words of the options are heard."""
+    assert cli.main(["run", *QUICK, "--out", "a"]) == 0
+    assert cli.main(["export", "a", "a.npz"]) == 0
+    assert cli.main(["export", "--no-hashes", "a", "bare.npz"]) == 0
+    np.savez("w.npz", **{name: value for name, value in np.load("a.npz").items() if name != "__ledger__"})
+    capsys.readouterr()
+    for number, (start, more, told) in enumerate(
+        (
+            ("a.npz", ("--start-data", "letters"), "composing them is not built yet"),
+            ("w.npz", (), "unknown origin, w.npz"),
+            ("w.npz", ("--start-data", "digits"), "as these clients' data are called"),
+        )
+    ):
+        assert cli.main(["run", *QUICK, "--start", start, *more, "--out", f"r{number}"]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("privacy"))
+        assert told in line, (start, more)
+    said = pathlib.Path("r0/config.toml").read_text()
+    pathlib.Path("b.toml").write_text(said.replace("a.npz", "bare.npz"))
+    assert cli.main(["run", "b.toml", "--out", "t"]) == 0
+    assert "no hashes are at hand" in capsys.readouterr().out
+
+
+def test_hostile_files_end_the_command_in_one_line(capsys):
+    np.savez("h.npz", w=np.ones(3), __ledger__=np.frombuffer(b'{"ledger": 9}', np.uint8))
+    assert cli.main(["run", *QUICK, "--start", "h.npz"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "version 9" in line
+    os.mkdir("r")
+    pathlib.Path("r/run.json").write_text("{}")
+    assert cli.main(["run", *QUICK, "--start", "r"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_words_about_a_start_need_a_start():
+    for said in (PUBLIC, {"start_data": "drawings"}):
+        with pytest.raises(errors.ConfigurationError, match="left out where training begins at random"):
+            freeze(NETWORK, "all", **said)
+
+
+@pytest.mark.slow
+def test_points_of_a_sweep_carry_a_ledger_without_hashes(tmp_path):
+    network = {"data": DATA, "model": NETWORK, "rounds": 1, "delta": 1e-3}
+    found = fdp.sweep(private(), axes={"local.learning_rate": [0.1, 0.3]}, out=tmp_path / "s", **network)
+    file = next((tmp_path / "s" / "params").glob("*.safetensors"))
+    assert found.records
+    assert "no hashes are at hand" in str(promise(file))
