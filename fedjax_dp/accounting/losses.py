@@ -37,7 +37,7 @@ class LossDistribution:
         """`count` independent copies added up."""
         if count == 1:
             return self
-        if not self.masses.sum() > 1e-100:  # every loss is infinite
+        if self.infinite >= 1 or not self.masses.sum() > 1e-100:  # every loss is infinite
             return LossDistribution(self.spacing, 0, np.zeros(1), 1.0)
         if count == 0:
             return LossDistribution(self.spacing, 0, np.ones(1))

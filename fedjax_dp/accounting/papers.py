@@ -16,6 +16,7 @@ from fedjax_dp.accounting.events import (
     NotCoveredError,
     Poisson,
     RandomParticipation,
+    Unit,
     WithoutReplacement,
 )
 from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
@@ -367,6 +368,42 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
     return PaperRow("moments", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")
 
 
+# Adaptive clipping (Andrew et al. 2021, arXiv:1905.03871): cohorts of fixed size, counted as Poisson ones --------------
+
+USERS_ANDREW, EPSILON_ANDREW = 10**6, 5.0
+DELTA_ANDREW = USERS_ANDREW**-1.1
+
+
+def _andrew() -> Tasks:
+    for cohort, noise, rounds in (
+        (2231, 0.669, 4000),
+        (513, 0.513, 1500),
+        (2197, 0.659, 3000),
+        (510, 0.510, 1200),
+        (13958, 1.396, 1500),
+    ):
+        yield functools.partial(_andrew_row, cohort, noise, rounds)
+
+
+def _andrew_row(cohort: int, noise: float, rounds: int) -> PaperRow:
+    def event(multiplier: float) -> GaussianSteps:
+        return GaussianSteps(multiplier, WithoutReplacement(cohort, USERS_ANDREW), RO, rounds, Unit.CLIENT)
+
+    poisson = GaussianSteps(noise, Poisson(cohort / USERS_ANDREW), Adjacency.ADD_REMOVE, rounds, Unit.CLIENT)
+    assumed, attained = epsilon_of(poisson, DELTA_ANDREW), epsilon_of(event(noise), DELTA_ANDREW, ATTAINED)
+    reason = (
+        "one user with all its records, against who sees every model: true of Poisson cohorts and a user more or less; "
+        "cohorts have a fixed size, and two real neighbours, one user exchanged, attain more"
+    )
+    verdict = Verdict.WRONG if attained > EPSILON_ANDREW else Verdict.HEURISTIC
+    claim = Claim("Table 1 (Andrew et al. 2021)", EPSILON_ANDREW, DELTA_ANDREW, verdict, reason)
+    tight = noise_multiplier_for(event(1.0), EPSILON_ANDREW, DELTA_ANDREW)
+    details = {"attained_epsilon": attained, "epsilon_of_poisson_cohorts": assumed}
+    setting = f"{cohort} of 10^6 users, T={rounds}"
+    provable = epsilon_of(event(noise), DELTA_ANDREW)
+    return PaperRow("adaptive_clipping", setting, claim, provable, noise, tight, "noise multiplier", details)
+
+
 PAPERS: dict[str, Callable[[], Tasks]] = {
     "dpnfl": _dpnfl,
     "rfedavg": _rfedavg,
@@ -374,6 +411,7 @@ PAPERS: dict[str, Callable[[], Tasks]] = {
     "acs_pldp": _acs,
     "dp_fedavg_output": _output,
     "moments": _moments,
+    "adaptive_clipping": _andrew,
 }
 
 # What the papers' letters stand for in settings, units and reasons.
@@ -396,6 +434,7 @@ SYMBOLS = {
         "of its records that a client draws in a round; c0 a constant of the theorem"
     ),
     "moments": "T steps, in the setting of dpnfl rounds; B batch size; q batch size over records",
+    "adaptive_clipping": "T rounds; a cohort of so many users in each; delta is 10^6 to the power of -1.1",
 }
 # What `PaperRow.details` are, by name.
 DETAILS = {
@@ -411,6 +450,7 @@ DETAILS = {
     "tight_if_noises_added": "tight, if the cohort's noises added up over all local steps",
     "ratio_if_noises_added": "noise / tight if noises added",
     "attained_epsilon": "epsilon that two real neighbours attain with the paper's noise",
+    "epsilon_of_poisson_cohorts": "provable, where each user joins by a coin of its own, of one user more or less",
     "bound": "draws of a client by the lemma",
     "exact_quantile": "draws that a client exceeds with at most the chance tail",
     "exact_tail": "chance of more draws than the bound",
