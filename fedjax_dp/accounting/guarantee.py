@@ -116,6 +116,7 @@ class Guarantee:
     warnings: tuple[str, ...] = ()
     reason: str | None = None  # why epsilon is infinite, where it is
     elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary
+    only: str | None = None  # what alone the numbers are about, where that is less than the run; stands first
 
     def _card(self) -> Card:
         lists = {
@@ -154,8 +155,9 @@ class Guarantee:
         never = "" if self.epsilon_min else " (clients that are never drawn)"
         spread = f"min {self.epsilon_min:.4g}{never}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
         adjacency = self.adjacency.value if self.adjacency else "no"
+        only = f"{self.only}: " if self.only else ""
         return (
-            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
+            f"{only}epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
             f"against {self.view}; over {len(self.epsilons)} clients epsilon is {spread}; "
             f"accountant: {self.accountant}."
         )
@@ -184,6 +186,7 @@ class Guarantee:
         alike = [(epsilon, len(list(same))) for epsilon, same in itertools.groupby(self.epsilons)]
         return self.to_dict() | {
             "reason": self.reason,
+            "only": self.only,
             "epsilons": [[finite(epsilon), count] for epsilon, count in alike],
             "elsewhere": [other.saved() for other in self.elsewhere],
         }
@@ -205,6 +208,7 @@ class Guarantee:
                 assumptions=tuple(saved["assumptions"]),
                 claims=tuple(Claim(**claim | {"verdict": Verdict(claim["verdict"])}) for claim in claims),
                 warnings=tuple(saved["warnings"]),
+                only=saved.get("only"),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 **told,
             )

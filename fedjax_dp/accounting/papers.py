@@ -368,7 +368,7 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
     return PaperRow("moments", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")
 
 
-# Adaptive clipping (Andrew et al. 2021, arXiv:1905.03871): cohorts of fixed size, counted as Poisson ones --------------
+# Adaptive clipping (Andrew et al. 2021, arXiv:1905.03871): cohorts of fixed size, counted as Poisson ones -------------
 
 USERS_ANDREW, EPSILON_ANDREW = 10**6, 5.0
 DELTA_ANDREW = USERS_ANDREW**-1.1
