@@ -212,7 +212,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         accounting.ACCOUNTANTS[terms.accountant].about,
         (*_assumptions(run, steps), *_start(run), *_words(run), FLOAT_NOISE),
         claims_about(run, delta, epsilons, ledger),
-        (*delta_warnings(delta, members, unit), *_learnt(data)),
+        (*delta_warnings(delta, members, unit), *_shared_parts(data, unit), *_learnt(data)),
         only=BY_NAME_ALONE.get(counted_as(run)),
     )
 
@@ -226,6 +226,11 @@ def _words(run: PlannedRun) -> list[str]:
 def _start(run: PlannedRun) -> list[str]:
     """What training begins with."""
     return [] if run.origin is None else [f"training begins with {run.origin}, which is treated as public"]
+
+
+def _shared_parts(data: FederatedData, unit: Unit) -> list[str]:
+    """That a record is less than what somebody may want hidden."""
+    return [f"epsilon is of one record: {data.overlap}"] if data.overlap and unit is Unit.RECORD else []
 
 
 def _learnt(data: FederatedData) -> list[str]:

@@ -25,7 +25,7 @@ def made(entry, **changes):
 def attained(noise, again):
     """Hockey-stick divergences of two rounds with a client from those without, the worst of 16 clients, at LEVELS.
 
-    Their second message, of norm 1, follows from the first coin and the first sum in every possible way; `again` are the
+    Their second message, of norm 1, follows from the first coin and sum in every possible way; `again` are the
     chances of the second coin, by the first. Sums over a grid of both sums, in both directions.
     """
     line = np.linspace(-1 - 8 * noise, 1 + 8 * noise, 401)

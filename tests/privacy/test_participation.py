@@ -71,7 +71,7 @@ def test_command_files_and_flags_count_what_they_say(tmp_path, capsys):
         told[name] = json.loads(capsys.readouterr().out)["guarantee"]
     file = tmp_path / "worst.toml"
     file.write_text('participation = "worst"\n')
-    assert cli.main(["run", "--config", str(file), *shared]) == 0
+    assert cli.main(["run", str(file), *shared]) == 0
     assert json.loads(capsys.readouterr().out)["guarantee"] == told["worst"]
     assert told["once"]["epsilon"] < told["worst"]["epsilon"]
     assert told["once"]["statement"].startswith(NO_GUARANTEE["once"])
