@@ -468,3 +468,11 @@ def test_what_is_no_number_or_name_is_refused_in_one_line(option, value):
 def test_probabilities_and_what_they_cost_are_checked(given):
     with pytest.raises(errors.ConfigurationError, match=f"^{next(iter(given))} must be "):
         fdp.parts.MultinomialCohort(draws=3, **given).check(6)
+
+
+def test_a_choice_with_next_to_no_noise_has_a_finite_epsilon_or_none(data):
+    """Single losses of it are beyond what the loss distribution holds; noise on gradients is as usual."""
+    base = {"cohort_size": 3, "batch_size": 8, "local_steps": 3, "learning_rate": 0.1, "clip_norm": 1.0}
+    value = fdp.CATALOGUE["ifca"](**base, choice_noise=0.01, noise_multiplier=4.0)
+    found = {name: fdp.guarantee(value, data, rounds=5, delta=1e-5, accountant=name).epsilon for name in ("pld", "rdp")}
+    assert 1000 < found["pld"] <= found["rdp"] < 1e4
