@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import theorems
+from fedjax_dp.accounting import adaptive_clipping, theorems
 from fedjax_dp.accounting.accountants import ATTAINED, WANG_RDP, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.events import (
@@ -16,7 +16,6 @@ from fedjax_dp.accounting.events import (
     NotCoveredError,
     Poisson,
     RandomParticipation,
-    Unit,
     WithoutReplacement,
 )
 from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
@@ -368,42 +367,6 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
     return PaperRow("moments", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")
 
 
-# Adaptive clipping (Andrew et al. 2021, arXiv:1905.03871): cohorts of fixed size, counted as Poisson ones -------------
-
-USERS_ANDREW, EPSILON_ANDREW = 10**6, 5.0
-DELTA_ANDREW = USERS_ANDREW**-1.1
-
-
-def _andrew() -> Tasks:
-    for cohort, noise, rounds in (
-        (2231, 0.669, 4000),
-        (513, 0.513, 1500),
-        (2197, 0.659, 3000),
-        (510, 0.510, 1200),
-        (13958, 1.396, 1500),
-    ):
-        yield functools.partial(_andrew_row, cohort, noise, rounds)
-
-
-def _andrew_row(cohort: int, noise: float, rounds: int) -> PaperRow:
-    def event(multiplier: float) -> GaussianSteps:
-        return GaussianSteps(multiplier, WithoutReplacement(cohort, USERS_ANDREW), RO, rounds, Unit.CLIENT)
-
-    poisson = GaussianSteps(noise, Poisson(cohort / USERS_ANDREW), Adjacency.ADD_REMOVE, rounds, Unit.CLIENT)
-    assumed, attained = epsilon_of(poisson, DELTA_ANDREW), epsilon_of(event(noise), DELTA_ANDREW, ATTAINED)
-    reason = (
-        "one user with all its records, against who sees every model: true of Poisson cohorts and a user more or less; "
-        "cohorts have a fixed size, and two real neighbours, one user exchanged, attain more"
-    )
-    verdict = Verdict.WRONG if attained > EPSILON_ANDREW else Verdict.HEURISTIC
-    claim = Claim("Table 1 (Andrew et al. 2021)", EPSILON_ANDREW, DELTA_ANDREW, verdict, reason)
-    tight = noise_multiplier_for(event(1.0), EPSILON_ANDREW, DELTA_ANDREW)
-    details = {"attained_epsilon": attained, "epsilon_of_poisson_cohorts": assumed}
-    setting = f"{cohort} of 10^6 users, T={rounds}"
-    provable = epsilon_of(event(noise), DELTA_ANDREW)
-    return PaperRow("adaptive_clipping", setting, claim, provable, noise, tight, "noise multiplier", details)
-
-
 PAPERS: dict[str, Callable[[], Tasks]] = {
     "dpnfl": _dpnfl,
     "rfedavg": _rfedavg,
@@ -411,7 +374,7 @@ PAPERS: dict[str, Callable[[], Tasks]] = {
     "acs_pldp": _acs,
     "dp_fedavg_output": _output,
     "moments": _moments,
-    "adaptive_clipping": _andrew,
+    "adaptive_clipping": adaptive_clipping.table,
 }
 
 # What the papers' letters stand for in settings, units and reasons.
