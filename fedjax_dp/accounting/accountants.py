@@ -119,7 +119,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     Noise:     integer (Skellam) noise, even as a part of the event, is covered by "rdp" alone; choices with Gumbel
                noise by "rdp" and "zcdp".
     Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps and for delta down to
-               1e-8; below, rounding errors are counted against delta and "rdp" is used where it is better.
+               1e-8; below, and where single losses exceed 700 nats, "rdp" is used where it is better, as rounding
+               errors and such losses are counted against delta. For ATTAINED infinity says that they are not resolved.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).
     """
     errors.require_in_unit_interval("delta", delta)
@@ -131,6 +132,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
         return math.inf
     if chosen is ATTAINED and delta < RESOLVED and sum(count for _, count in event.leaves()) > 10_000:
         raise NotCoveredError(f"a lower bound at delta below {RESOLVED:g} would drown in rounding errors of long runs")
+    if chosen is ACCOUNTANTS["rdp"]:
+        return rdp.best_epsilon(lambda orders: total(event, rdp.price(event, orders)), delta)
     epsilon = float(cost_of(event, chosen).epsilon(delta))
     if chosen is ACCOUNTANTS["pld"] and (delta < RESOLVED or math.isinf(epsilon)):
         epsilon = min(epsilon, epsilon_of(event, delta, "rdp"))  # of two upper bounds, both rigorous

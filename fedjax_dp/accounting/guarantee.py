@@ -116,7 +116,7 @@ class Guarantee:
     warnings: tuple[str, ...] = ()
     reason: str | None = None  # why epsilon is infinite, where it is
     elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary
-    caveat: str | None = None  # what epsilon is not of, where that has to be read before the number
+    caveat: str | None = None  # what has to be read before the number: what epsilon is not of
 
     def _card(self) -> Card:
         lists = {

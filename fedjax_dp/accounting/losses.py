@@ -18,6 +18,7 @@ from fedjax_dp.accounting.pairs import Dominating, Pair
 
 TAIL_MASS = 1e-16  # probability moved to infinity loss, per side and truncation
 ROUNDING = 1e-17  # and per copy, for the rounding errors of a power in Fourier space: ten times what was seen
+LARGEST_LOSS = 709  # nats, of which the exponential still is a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class LossDistribution:
         """`count` independent copies added up."""
         if count == 1:
             return self
-        if not self.masses.sum() > 1e-100:  # every loss is infinite
+        if self.infinite >= 1 or not self.masses.sum() > 1e-100:  # every loss is infinite
             return LossDistribution(self.spacing, 0, np.zeros(1), 1.0)
         if count == 0:
             return LossDistribution(self.spacing, 0, np.ones(1))
@@ -143,7 +144,8 @@ def discretise(dominating: Dominating, spacing: float, count: int) -> LossDistri
 
 def _of_pair(pair: Pair, spacing: float, count: int) -> LossDistribution:
     lowest, highest = reach_of(pair, count)
-    bottom, top = math.floor(lowest / spacing), math.ceil(highest / spacing)
+    most = math.floor(LARGEST_LOSS / spacing)  # of a coarse grid
+    bottom, top = max(math.floor(lowest / spacing), -most), min(math.ceil(highest / spacing), most)
     if pair.symmetrised:
         bottom = 0
     losses = np.arange(bottom, max(top, bottom + 1) + 1) * spacing

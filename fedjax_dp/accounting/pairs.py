@@ -56,8 +56,9 @@ class Pair:
         taken in logarithms because c underflows.
         """
         a, b, s2 = self.up, self.down, self.noise**2
-        near = np.expm1(losses) * (1 - b) + a - b  # keeps its digits where the loss is small
-        m = np.where(losses < -1, np.exp(losses) * (1 - b) - (1 - a), near)
+        with np.errstate(over="ignore"):  # beyond all losses
+            near = np.expm1(losses) * (1 - b) + a - b  # keeps its digits where the loss is small
+            m = np.where(losses < -1, np.exp(losses) * (1 - b) - (1 - a), near)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_m = np.log(np.abs(m))
             log_root = np.logaddexp(2 * log_m, math.log(4) + np.log(a) + np.log(b) + losses - 1 / s2) / 2

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import theorems
+from fedjax_dp.accounting import adaptive_clipping, theorems
 from fedjax_dp.accounting.accountants import ATTAINED, WANG_RDP, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.events import (
@@ -374,6 +374,7 @@ PAPERS: dict[str, Callable[[], Tasks]] = {
     "acs_pldp": _acs,
     "dp_fedavg_output": _output,
     "moments": _moments,
+    "adaptive_clipping": adaptive_clipping.table,
 }
 
 # What the papers' letters stand for in settings, units and reasons.
@@ -396,6 +397,7 @@ SYMBOLS = {
         "of its records that a client draws in a round; c0 a constant of the theorem"
     ),
     "moments": "T steps, in the setting of dpnfl rounds; B batch size; q batch size over records",
+    "adaptive_clipping": "T rounds; a cohort of so many users in each; delta is 10^6 to the power of -1.1",
 }
 # What `PaperRow.details` are, by name.
 DETAILS = {
@@ -411,6 +413,7 @@ DETAILS = {
     "tight_if_noises_added": "tight, if the cohort's noises added up over all local steps",
     "ratio_if_noises_added": "noise / tight if noises added",
     "attained_epsilon": "epsilon that two real neighbours attain with the paper's noise",
+    "epsilon_of_poisson_cohorts": "provable, where each user joins by a coin of its own, of one user more or less",
     "bound": "draws of a client by the lemma",
     "exact_quantile": "draws that a client exceeds with at most the chance tail",
     "exact_tail": "chance of more draws than the bound",

@@ -59,7 +59,7 @@ def repetition_epsilons(ledgers: Ledgers, trials: Trials, delta: float, progress
 
     ledgers    of all hyperparameters that a trial may draw, also those that happened not to be drawn, and of all seeds
                that decide who takes part: the largest of their divergences, order by order, bounds any law over them.
-    Adjacency: the events'. Errors: orders are 3% apart, which costs at most about 0.5% of epsilon.
+    Adjacency: the events'. Errors: those of the Renyi accountant.
     Limits:    a client of whom nothing is released in any trial pays 0.
     Source:    the law's `renyi`; a trial's chance of a total loss counts as often as trials are expected.
     Raises:    as `composition_epsilons`.
@@ -195,10 +195,7 @@ def selection_cost(
 def _moving_epsilon(ledgers: Ledgers, delta: float) -> float:
     """Epsilon of a record that may be with any client in each run: the largest divergence of each run, added up."""
     errors.require_in_unit_interval("delta", delta)
-    found = _worst([frozenset(ledger) for ledger in ledgers])
-    if found is None or isinstance(found, float):
-        return found or 0.0
-    return functools.reduce(lambda a, b: a.plus(b), found).epsilon(delta)
+    return _epsilon([frozenset(ledger) for ledger in ledgers], delta)
 
 
 def _said(epsilon: float) -> str:
@@ -272,31 +269,40 @@ def _repeated(clients: list[Trial], trials: Trials, delta: float, progress: Prog
 
 
 def _repetition_epsilon(parts: Trial, trials: Trials, delta: float) -> float:
-    found = _worst(parts)
-    if found is None or isinstance(found, float):
-        return found or 0.0
-    one = functools.reduce(lambda a, b: a.plus(b), found)
-    return rdp.RenyiCurve(one.orders, trials.renyi(one.orders, one.values), min(one.lost * trials.mean, 1.0)).epsilon(
-        delta
-    )
+    def of_best(one: rdp.RenyiCurve) -> rdp.RenyiCurve:
+        return rdp.RenyiCurve(one.orders, trials.renyi(one.orders, one.values), min(one.lost * trials.mean, 1.0))
+
+    return _epsilon(parts, delta, of_best)
 
 
-def _worst(groups: Sequence[frozenset[Event]]) -> list[rdp.RenyiCurve] | float | None:
-    """The largest divergence of each group of events, order by order; infinity, or None where nothing is released."""
+def _epsilon(
+    groups: Sequence[frozenset[Event]],
+    delta: float,
+    changed: Callable[[rdp.RenyiCurve], rdp.RenyiCurve] = lambda curve: curve,
+) -> float:
+    """Of one event of each group, whichever: the largest divergence of each, order by order, added up and `changed`."""
     whole = Composed(tuple(dict.fromkeys(itertools.chain(*groups))))  # for its orders, and to refuse mixed units
     released = [step for step, _ in whole.leaves()]
     if not released:
-        return None
+        return 0.0
     if any(step.reveals_everything for step in released):
         return math.inf
-    curve_of = rdp.price(whole)
-    found = []
-    for events in groups:
-        curves = [total(e, lambda step: curve_of(_once(step))) for e in events if any(True for _ in e.leaves())]
-        if curves:
-            worst = np.max([curve.values for curve in curves], axis=0)
-            found.append(rdp.RenyiCurve(curves[0].orders, worst, max(curve.lost for curve in curves)))
-    return found
+
+    def curve_at(orders: np.ndarray | None) -> rdp.RenyiCurve:
+        of = rdp.price(whole, orders)
+        curves = [
+            [total(e, lambda step: of(_once(step))) for e in events if any(True for _ in e.leaves())]
+            for events in groups
+        ]
+        return changed(functools.reduce(lambda a, b: a.plus(b), (_largest(found) for found in curves if found)))
+
+    return rdp.best_epsilon(curve_at, delta)
+
+
+def _largest(curves: list[rdp.RenyiCurve]) -> rdp.RenyiCurve:
+    """The largest divergence at each order."""
+    worst = np.max([curve.values for curve in curves], axis=0)
+    return rdp.RenyiCurve(curves[0].orders, worst, max(curve.lost for curve in curves))
 
 
 def _once(step: Release) -> Release:

@@ -161,9 +161,10 @@ def epsilon_at_least(bounds: ErrorBounds, event: Event, delta: float, accountant
         return anyway
     factor *= max(LEAST_NOISE / min(noises), 1.0)
     try:
-        return max(epsilon_of(event.scaled(factor), delta, ATTAINED), anyway)
+        attained = epsilon_of(event.scaled(factor), delta, ATTAINED)
     except NotCoveredError:
         return anyway
+    return max(attained, anyway) if math.isfinite(attained) else anyway  # losses that are not resolved prove nothing
 
 
 def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:

@@ -77,8 +77,9 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     errors.require_positive("rho", rho)
 
     def at(log_excess: float) -> float:
-        order = 1 + math.exp(log_excess)
-        return order * rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        excess = math.exp(log_excess)  # a - 1, which may be too small beside 1 to be added
+        log_order = math.log1p(excess)
+        return (1 + excess) * rho + log_excess - log_order - (math.log(delta) + log_order) / excess
 
     best = 0.5 * math.log(math.log(1 / delta) / rho)  # the order that is best for the standard conversion
     found = scipy.optimize.minimize_scalar(at, bounds=(best - 4, best + 4), method="bounded", options={"xatol": 1e-9})

@@ -63,7 +63,8 @@ def audit(
 
     The worlds are neighbours under unit and adjacency of the algorithm's Guarantee. The cohorts are those of `seed`
     where the adversary of the view knows them; all else is fresh in every trial.
-    privacy     `delta`, `view`, ...: the fields of `PrivacyTerms`; with an `epsilon` its noise is found first;
+    privacy     `delta`, `view`, ...: the fields of `PrivacyTerms`; with an `epsilon` its noise is found first. The
+                `participation` is schedule or worst;
     canary      "gradient": the worst case. Records are gradients of a linear model of `parameters` parameters: the
                 canary's is C e, that of what it replaces -C e, in every step; what the others' are is chosen to tell
                 the most, see `canaries.gradient_game`. Every layer of the algorithm is run but the user's model.

@@ -27,7 +27,7 @@ from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.ledger import counted_as, ledger_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -35,6 +35,7 @@ from fedjax_dp.rounds.round import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
+PLAYED = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
 
 
 class Scene(NamedTuple):
@@ -52,10 +53,15 @@ class Scene(NamedTuple):
 def staged(
     run: PlannedRun, *, canary: str, client: int | None, record: int, one_run: int | None, parameters: int
 ) -> tuple[PlannedRun, Scene]:
-    """A run with the noise of its budget, counted as an audit counts it, and its scene; see `audit` for the options."""
-    run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(
-        participation="schedule", epsilon=None
-    )
+    """A run with the noise of its budget, and its scene; see `audit` for the options."""
+    if counted_as(run) not in PLAYED:
+        raise errors.refuse(
+            "participation of an audit",
+            run.terms.participation,
+            f"{' or '.join(PLAYED)}, as it plays the cohorts of one seed",
+            f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
+        )
+    run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(epsilon=None)
     return run, set_scene(
         run, run.model, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters
     )

@@ -133,6 +133,7 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
             delta=terms.delta,
             accountant=terms.accountant,
             view=terms.view,
+            participation=terms.participation,
             colluders=terms.colluders,
             progress=lambda done, total: show(done, ""),
             **attack,

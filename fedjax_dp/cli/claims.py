@@ -44,7 +44,8 @@ def claims_command(arguments: list[str]) -> int:
 @dataclasses.dataclass(frozen=True)
 class ClaimsOptions(PlotOption):
     paper: Annotated[
-        str | None, about("of one paper only, or of the moments accountant", choices=PAPERS, default="all")
+        str | None,
+        about("of one paper, the moments accountant or adaptive clipping", choices=PAPERS, default="all"),
     ] = None
 
 

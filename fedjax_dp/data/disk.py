@@ -60,6 +60,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         about = {
             "version": VERSION,
             **plain,
+            "overlap": data.overlap,
             "vocabulary": None if data.vocabulary is None else data.vocabulary._asdict(),
             "record_shape": data.record_shape,
             "target_shape": data.y.shape[1:],
@@ -110,7 +111,7 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
         "test_clients": test.get("clients"),
     }
     told = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
-    return FederatedData(**arrays, **told)
+    return FederatedData(**arrays, **told, overlap=about.get("overlap", ""))
 
 
 @checks_arguments

@@ -53,12 +53,15 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise errors.refuse("npz file", str(path), wanted, "np.savez writes one")
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # np.load leaks a bad file
-            arrays = {key: archive[key] for key in archive.files}
+            names, arrays = archive.files, {key: archive[key] for key in archive.files}
     except Exception as error:  # zipfile.BadZipFile, lzma.LZMAError and relatives have no common base
         reason = " ".join(str(error).split())  # NumPy's may span lines
         pickled = "Object arrays" in reason
         remedy = "save numbers or text, not Python objects: .astype(...)" if pickled else reason
         raise errors.refuse("npz file", str(path), wanted, remedy) from None
+    if len(names) > len(arrays):
+        twice = next(key for key in arrays if names.count(key) > 1)
+        raise errors.refuse("npz file", f"{path} with {twice} twice", wanted, "each array under a name of its own")
     if odd := [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]:
         raise errors.refuse("npz file", f"{path} with {odd[0]}", wanted, "np.savez writes one")
     return arrays

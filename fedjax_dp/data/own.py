@@ -15,7 +15,7 @@ from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, stored
+from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native, stored
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
@@ -89,7 +89,7 @@ def from_npz(path: pathlib.Path, task: str | None = None) -> Dataset:
     [0, 1]. For task `sequence`, whose features and targets are ids of tokens: vocabulary_size and perhaps pad, bos,
     eos, each one integer, and oov, a list.
     """
-    arrays = read_npz(path)
+    arrays = {key: native(array) for key, array in read_npz(path).items()}
     check_keys(path, arrays, ARRAYS)
     classes = arrays.get("classes")
     if classes is not None and (classes.shape != () or classes.dtype.kind not in "iu"):
@@ -144,10 +144,14 @@ def _read_csv(path: pathlib.Path, client: str | None) -> Any:
     import pandas as pd  # slow to import, and only needed here
 
     try:
+        header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
         frame = pd.read_csv(path, low_memory=False, dtype=None if client is None else {client: str})
     except Exception as error:  # pandas has many, without a common base
         reason = " ".join(str(error).split())[:120]
         raise damaged(path, "something else", "a readable csv file", reason) from None
+    again = header[header.duplicated() & (header != "")]
+    if len(again):  # it would be read by another name, and be a feature whatever it is
+        raise damaged(f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one")
     if client in frame.columns and not frame[client].isna().any() and all(map(_is_number, frame[client])):
         frame[client] = frame[client].astype("int64")
     return frame
@@ -262,7 +266,7 @@ def _array(what: str, given: Any) -> np.ndarray:
     if given is None:
         raise errors.refuse(what, "nothing", "given", f"{', '.join(ARRAYS)}, or a DataFrame with label=")
     try:
-        return np.asarray(given)
+        return native(given)
     except ValueError:  # lists of different lengths
         raise errors.refuse(what, "lists of different lengths", "an array", "pad or cut them") from None
 
@@ -327,7 +331,7 @@ def _names(where: str, table: Any, column: str) -> np.ndarray:
             else "name another column, or task regression"
         )
         raise errors.refuse(f"{where}column {column}", values.dtype, "whole numbers or words", remedy)
-    return values if values.dtype.kind in "iu" else values.astype(str)
+    return native(values) if values.dtype.kind in "iu" else values.astype(str)
 
 
 def _by_column(where: str, frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:

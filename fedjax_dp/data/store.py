@@ -15,7 +15,7 @@ from jax import lax
 from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
-from fedjax_dp.data.targets import Vocabulary, as_arrays, rows_of, stored
+from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, structure, value
 
@@ -44,6 +44,7 @@ class Dataset(NamedTuple):
     notes: tuple[str, ...] = ()  # what its reader decided, for the user to know
     task: str = "classes"  # what targets are, a name of `fedjax_dp.data.TARGETS`
     vocabulary: Vocabulary | None = None  # of `sequence`
+    overlap: str = ""  # how records share parts of a text, so that one of them is less than it hides; "": they do not
 
     @property
     def __advice__(self) -> str:
@@ -99,6 +100,7 @@ class FederatedData:
     notes: tuple[str, ...] = structure(default=())  # as in `Dataset`
     task: str = structure(default="classes")  # likewise
     vocabulary: Vocabulary | None = structure(default=None)  # likewise
+    overlap: str = structure(default="")  # likewise
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
@@ -192,7 +194,9 @@ def federate(
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client.
     Raises ConfigurationError if a row is used twice, a client has no record, or the data set is none.
     """
-    dataset = dataset._replace(y_train=as_arrays(dataset.y_train), y_test=as_arrays(dataset.y_test))
+    y_train, y_test = as_arrays(dataset.y_train), as_arrays(dataset.y_test)
+    x_train, x_test = (native(x) if isinstance(x, np.ndarray) else x for x in (dataset.x_train, dataset.x_test))
+    dataset = dataset._replace(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     ids = dataset.client_ids, dataset.test_client_ids
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
     about: dict[str, Any] = {name: getattr(dataset, name) for name in ("task", "vocabulary", "tokens")}
@@ -236,6 +240,7 @@ def federate(
         learnt=dataset.learnt,
         name=dataset.name,
         notes=dataset.notes,
+        overlap=dataset.overlap,
     )
 
 

@@ -69,11 +69,17 @@ def as_arrays(y: Any) -> Any:
 
     def one(part: Any) -> np.ndarray:
         try:
-            return np.asarray(part)
+            return native(part)
         except ValueError:  # lists of different lengths
             raise errors.refuse("targets", "lists of different lengths", "arrays", "pad or cut them") from None
 
     return jax.tree.map(one, y, is_leaf=lambda part: isinstance(part, list))
+
+
+def native(given: Any) -> np.ndarray:
+    """An array of NumPy, in this machine's order of bytes, which devices ask for."""
+    array = np.asarray(given)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def stored(task: str, y: Any) -> Any:

@@ -193,7 +193,8 @@ class EpochBatches:
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
         per_pass = largest // self.size
         passes = steps // per_pass
-        words = prng.bits(key, 0, passes * largest).reshape(passes, largest) >> 1  # so that the padding comes last
+        streams = jnp.arange(passes, dtype=jnp.uint32)  # one for each pass, so that `largest` shifts no draw
+        words = jax.vmap(lambda stream: prng.bits(key, stream, largest))(streams) >> 1  # so that the padding comes last
         order = jnp.argsort(jnp.where(jnp.arange(largest) < records, words, np.uint32(2**32 - 1)), axis=-1)
         positions = order[:, : per_pass * self.size].reshape(steps, self.size).astype(jnp.int32)
         live = jnp.tile(jnp.arange(per_pass) < records // self.size, passes)

@@ -15,12 +15,12 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.privacy.ledger import counted_as, training_of, with_paid
+from fedjax_dp.privacy.ledger import counted_as, remembers, training_of, with_paid
 from fedjax_dp.privacy.paper_claims import claims_about
 from fedjax_dp.privacy.paper_noise import PRESCRIBED, prescribed
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
-from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
+from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms, terms_from
 from fedjax_dp.rounds.algorithm import Algorithm
 
 SEE_THE_MODEL = ("local", "privatizer", "bound", "correction", "upload")
@@ -173,21 +173,13 @@ def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = No
     return found if run.terms.epsilon is None else over_budget(found, run.terms)
 
 
-def prepared(
-    run: PlannedRun, progress: Callable[[int, int], None] | None = None, participation: str | None = None
-) -> tuple[Algorithm, Guarantee]:
-    """The algorithm with the noise that meets the budget, if there is one, and its Guarantee, before any training.
-
-    participation  that the Guarantee counts: unless given what the seed draws, or the law where noise was found for it.
-    """
-    asked = run.terms
-    if noise_of(run.algorithm) is not None and asked.delta is None:
+def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> tuple[Algorithm, Guarantee]:
+    """The algorithm with the noise that meets the budget, if there is one, and its Guarantee, before any training."""
+    if noise_of(run.algorithm) is not None and run.terms.delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
-    if asked.epsilon is not None:
+    if run.terms.epsilon is not None:
         run = calibrated(run, progress)
-    counted = participation or ("law" if asked.participation == "law" else "schedule")
-    promise = guaranteed(run.counted(participation=counted, epsilon=None))
-    return run.algorithm, promise if asked.epsilon is None else over_budget(promise, asked)
+    return run.algorithm, guaranteed(run)
 
 
 def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
@@ -220,8 +212,8 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         accounting.ACCOUNTANTS[terms.accountant].about,
         (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
         claims_about(run, delta, epsilons, ledger),
-        (*delta_warnings(delta, members, unit), *run.beginning.warnings, *_learnt(data)),
-        caveat=run.beginning.caveat,
+        (*delta_warnings(delta, members, unit), *run.beginning.warnings, *_shared_parts(data, unit), *_learnt(data)),
+        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
     )
 
 
@@ -229,6 +221,11 @@ def _words(run: PlannedRun) -> list[str]:
     """What rests on somebody's word."""
     words = inspection.words_of(run.algorithm)
     return [*words, "the test set is public"] if words and run.data.test_clients is None else words
+
+
+def _shared_parts(data: FederatedData, unit: Unit) -> list[str]:
+    """That a record is less than what somebody may want hidden."""
+    return [f"epsilon is of one record: {data.overlap}"] if data.overlap and unit is Unit.RECORD else []
 
 
 def _learnt(data: FederatedData) -> list[str]:
@@ -244,15 +241,17 @@ def _assumptions(
 ) -> list[str]:
     """What has to be true for the numbers to hold."""
     algorithm, colluders = run.algorithm, run.terms.colluders
-    participation = counted_as(algorithm, run.terms.participation)
+    participation = counted_as(run)
     cohorts = {
         "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
         "law": "cohorts are drawn by their law, independent of all data; delta is an average over the draw: once that "
         "is known, a client drawn often may have more than epsilon",
         "worst": "every client is accounted for all rounds",
-        "expected": "every client is accounted for the mean number of rounds: no guarantee for those drawn more often",
+        "expected": "every client is accounted for the mean number of rounds",
         "once": "a single round of the run is accounted for, whichever it is",
     }
+    if participation != run.terms.participation:
+        cohorts[participation] += f"; for participation {run.terms.participation} no less is known here"
     unit, local = unit_of(algorithm), algorithm.local
     if not steps:
         return [cohorts[participation]]
@@ -260,6 +259,7 @@ def _assumptions(
         hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
         told = [
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
+            *_kept(run, hidden),
             "the number of clients, their shares and all divisors are public",
             "the server sums, clips nothing itself and adds the noise honestly"
             if not algorithm.upload.shared_noise
@@ -305,6 +305,16 @@ def _assumptions(
     return told
 
 
+def _kept(run: PlannedRun, hidden: bool) -> list[str]:
+    """What clients that keep something are counted by, under noise on whole clients."""
+    if not remembers(run.algorithm):
+        return []
+    if hidden:
+        return ["what a client keeps changes in its own rounds alone, by its own records and what was released"]
+    public = "clients keep what acts on later updates: their draw is counted as public, so that it hides nothing"
+    return [public] if run.algorithm.cohort.drawn else []
+
+
 def _correlated(part: Any) -> bool:
     """Whether a part draws its noise from a source that says it is."""
     source = getattr(part, "source", None)
@@ -325,7 +335,7 @@ def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:
     if spent <= budget:
         return promise
     mode = terms.sigma_mode
-    words = f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}: noise was found " + (
-        f"by {mode}" if mode in PRESCRIBED else f"for participation {terms.participation}, which some exceed"
-    )
+    words = f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}"
+    if mode in PRESCRIBED:
+        words += f": noise was found by {mode}"
     return dataclasses.replace(promise, warnings=(*promise.warnings, words))

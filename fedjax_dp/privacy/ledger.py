@@ -8,12 +8,22 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Composed, Event, FullBatch, RandomParticipation, Unit, View
+from fedjax_dp.accounting import (
+    Adjacency,
+    Composed,
+    Event,
+    FullBatch,
+    Poisson,
+    RandomParticipation,
+    Sampling,
+    Unit,
+    View,
+)
 from fedjax_dp.accounting.events import distinct, each, repeated
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import Attendance
 from fedjax_dp.parts.cohorts import SEEN
-from fedjax_dp.parts.facts import require_facts
+from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of, last_rates
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import Part, tensor_sizes
@@ -35,13 +45,41 @@ def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:
     return each(training, released.__getitem__)
 
 
-def counted_as(algorithm: Algorithm, participation: str) -> str:
-    """How rounds are counted: in the worst case where cohorts follow what clients told of their records.
+def counted_as(run: PlannedRun) -> str:
+    """How rounds are counted: as the terms say, or in the worst case where no less is known.
 
-    Such a schedule is one of the things that were released, and neighbours would have had another one. What it could
-    have been at most holds for all of them.
+    Cohorts that follow what clients told of their records are one of the things that were released, and neighbours
+    would have had others: what these could have been at most holds for all of them. Hidden cohorts are amplified in
+    every round instead of counted. A law is known of records, and of cohorts that are drawn.
     """
-    return participation if algorithm.cohort.paid is None or participation == "once" else "worst"
+    asked, cohort, by_client = run.terms.participation, run.algorithm.cohort, unit_of(run.algorithm) is Unit.CLIENT
+    if asked == "once":
+        return asked
+    lawless = asked == "law" and (by_client or not cohort.drawn)
+    hidden = by_client and not isinstance(_sampling_of(run)[0], FullBatch)
+    return "worst" if cohort.paid is not None or lawless or hidden else asked
+
+
+def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:
+    """How clients are drawn in the eyes of the adversary.
+
+    What a client keeps tells later how often it was drawn. That is no matter where every client has coins of its own:
+    all others' may be known, and their states with them (docs/epsilon.md has the proof). Where the draw of one decides
+    who else is drawn, nothing is known but that published cohorts hide no less than these.
+    """
+    num_clients, upload = run.data.num_clients, run.algorithm.upload
+    if not upload.amplified:
+        return SEEN
+    known = helpers_of(run.algorithm, run.data, run.view, run.terms.colluders)
+    sampling, adjacency = run.algorithm.cohort.hidden(num_clients, known)
+    return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
+
+
+def remembers(algorithm: Algorithm) -> bool:
+    """Whether what clients keep may act on what they send later; others than the project's parts are not believed."""
+    local = algorithm.local
+    known = all(map(of_the_project, (local, *(part for _, part in local.parts))))
+    return local.returns if known else local.keeps
 
 
 def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
@@ -53,7 +91,7 @@ def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
     colluders = run.terms.colluders
     if colluders and run.view is View.UPLOADS:
         raise errors.refuse("colluders", colluders, "0 in view uploads, where others' noise does not count", "drop it")
-    participation = counted_as(run.algorithm, run.terms.participation)
+    participation = counted_as(run)
     by_client = unit_of(run.algorithm) is Unit.CLIENT
     return (_of_clients if by_client else _of_records)(run, participation, at_least)
 
@@ -109,7 +147,7 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
 
     kinds = list(zip(noises, sizes, run.gains.tolist(), strict=True))
     before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if local.warm else []
-    if participation == "law" and algorithm.cohort.drawn:
+    if participation == "law":
         chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
         later: list[Event] = [
             with_seldom(
@@ -118,8 +156,7 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
             for kind, rate in zip(kinds, np.broadcast_to(chance, (num_clients,)), strict=True)
         ]
     else:
-        counted = "worst" if participation == "law" else participation
-        times = _times(run, counted, at_least)
+        times = _times(run, participation, at_least)
         later = [own_rounds(kind, count) for kind, count in zip(kinds, times, strict=True)]
     return [Composed((first, event)) for first, event in zip(before, later, strict=True)] if before else later
 
@@ -133,8 +170,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
         run, participation = dataclasses.replace(run, rounds=1, _drawn={}), "worst"
     noise = float(np.float32(upload.noise_multiplier))
     known = helpers_of(algorithm, data, run.view, run.terms.colluders)
-    sampling, adjacency = cohort.hidden(num_clients, known) if upload.amplified else SEEN
-    counted = "worst" if participation == "law" or not isinstance(sampling, FullBatch) else participation
+    sampling, adjacency = _sampling_of(run)
     size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
     members = cohort.members(num_clients)
     honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
@@ -157,7 +193,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
         )
         return event
 
-    return [of(times) for times in _times(run, counted, at_least)]
+    return [of(times) for times in _times(run, participation, at_least)]
 
 
 def _shapes(model: Model) -> Any:

@@ -12,6 +12,10 @@ from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.options import about, of_class
 
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
+BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
+    "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
+    "once": "for a single round, which is no guarantee for the run",
+}
 PRINTED = ("dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output")  # papers whose theorem prints a noise, see `paper_noise`
 SIGMA_MODES = ("per_client", "common_worst", *PRINTED)
 WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
@@ -25,10 +29,11 @@ class PrivacyTerms:
     epsilon        budget, one for all or one per client; the noise is found that meets it
     delta          of the budget and of the Guarantee
     accountant     pld is rigorous; integer noise needs rdp
-    participation  schedule: each client's own number of rounds under the seed, which the run must use; law: any seed,
-                   delta averaged over the draw of cohorts; worst: every round; expected: the mean number, as papers do
-                   (clients drawn more often exceed the budget, and the Guarantee shows by how much); once: a single
-                   round, so that the budget is of each round by itself
+    participation  the rounds of a client that noise is found for and that the Guarantee counts. schedule: its own
+                   number under the seed, which the run must use; law: any seed, delta averaged over the draw of
+                   cohorts; worst: every round; expected: the mean number, as papers do, which is no guarantee for
+                   clients drawn more often; once: a single round, which is none for the run. The Guarantee of the last
+                   two says so first; `guarantee(..., participation="schedule")` gives what such a run really has
     sigma_mode     per_client: each its own noise; common_worst: all that of the client that needs most; or what a
                    paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
     view           the adversary, by default the strongest that the algorithm protects against; uploads: the server

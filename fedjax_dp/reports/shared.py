@@ -52,7 +52,7 @@ def tiles(guarantee: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if guarantee["epsilon"] is None:
         return [("epsilon", "∞", "no privacy")]
     unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
-    alone = ", of the training alone" if guarantee.get("caveat") else ""
+    alone = "; read its caveat" if guarantee.get("caveat") else ""
     return [
         ("epsilon", f"{guarantee['epsilon']:.4g}", f"for {unit}, {guarantee['adjacency']}{alone}"),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),

@@ -52,13 +52,12 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
         algorithm, promise = prepared(planned, count)
     if not math.isclose(promise.epsilon, epsilon, rel_tol=SAME):
         raise _unknown(f"this version finds {promise.epsilon:.6g} for all rounds, the folder says {epsilon:.6g}")
-    counted = "law" if terms.participation == "law" else "schedule"
     rows: Rows = []
     with screen.bar("epsilon by round", total=1) as show:
         chosen = rounds_shown(rounds, config.output.evaluate_every)
         for place, until in enumerate(chosen, 1):
             run = plan_run(algorithm, data, rounds=until, seed=seed, model=model, terms=terms)
-            found = stated(run.counted(participation=counted, epsilon=None))
+            found = stated(run.counted(epsilon=None))
             rows.append(
                 {
                     "round": until,

@@ -13,7 +13,7 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.reproductions import features, tables
 from fedjax_dp.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
@@ -82,8 +82,8 @@ def reproduce(
         counts = {key: cloud.separation for key, cloud in clouds.items()}
     else:
         by_cell = _records(recipe, ready, numbers, folder, data_dir, screen)
-    once = _of_a_round(ready, data_dir)
-    rows = rows_of(recipe, cells, by_cell, missing, once, counts, chosen_scale)
+    once, whole = _of_a_round(ready, data_dir), _of_the_schedule(ready, numbers if by_cell else (), data_dir)
+    rows = rows_of(recipe, cells, by_cell, missing, once, whole, counts, chosen_scale)
     done = Reproduction(
         recipe,
         chosen_scale,
@@ -186,7 +186,26 @@ def _round_epsilon(config: RunConfig, sources: Sources) -> float | None:
     run = planned_of(config, sources)
     if noise_of(run.algorithm) is None:
         return None
-    return prepared(run.counted(participation="once"), participation="once")[1].epsilon
+    return prepared(run)[1].epsilon
+
+
+def _of_the_schedule(
+    cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None
+) -> dict[tuple[CellKey, str], float]:
+    """What the worst client and seed really have, of cells whose noise is found for another participation."""
+    found: dict[tuple[CellKey, str], float] = {}
+    sources = Sources()
+    for cell in cells:
+        for seed in seeds if cell.fields.get("participation", "schedule") not in ("schedule", "law") else ():
+            run = planned_of(cell.config(seed).replace(data_dir=data_dir), sources)
+            if noise_of(run.algorithm) is None:
+                continue
+            if run.terms.epsilon is not None:
+                run = calibrated(run)
+            epsilon = stated(run.counted(participation="schedule", epsilon=None)).epsilon
+            key = cell.place, cell.reading
+            found[key] = max(epsilon, found.get(key, 0.0))
+    return found
 
 
 def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:

@@ -59,10 +59,14 @@ def rows_of(
     records: Mapping[tuple[CellKey, str], Sequence[Record]],
     missing: Mapping[str, str],
     round_epsilons: Mapping[tuple[CellKey, str], float],
+    schedule_epsilons: Mapping[tuple[CellKey, str], float],
     numbers: Mapping[tuple[CellKey, str], float],
     scale: Scale,
 ) -> list[Row]:
-    """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run."""
+    """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run.
+
+    schedule_epsilons  where runs were counted otherwise than by the rounds that clients were drawn for.
+    """
     comparable = recipe.comparable(scale)
     places = list(dict.fromkeys(cell.place for cell in cells))
     rows = []
@@ -78,13 +82,13 @@ def rows_of(
                 elif key in numbers:
                     readings[reading] = _nothing("")._replace(mean=numbers[key], std=0.0, seeds=1)
                 else:
-                    readings[reading] = found(records[key], metric, round_epsilons.get(key))
+                    readings[reading] = found(records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key))
             rows.append(_row(recipe, place, metric, readings, comparable))
     return rows
 
 
-def found(records: Sequence[Record], metric: str, round_epsilon: float | None) -> Found:
-    """What the seeds of one cell say."""
+def found(records: Sequence[Record], metric: str, round_epsilon: float | None, epsilon: float | None = None) -> Found:
+    """What the seeds of one cell say; `epsilon` of the worst, unless it is the one of their Guarantees."""
     measure = MEASURES[metric]
     done = [record for record in records if record["status"] == "done"]
     numbers = [number for record in done if (number := measure.of(record)) is not None]
@@ -103,7 +107,7 @@ def found(records: Sequence[Record], metric: str, round_epsilon: float | None) -
         None if reason else score.mean,
         score.std if score.seeds > 1 else None,
         score.seeds,
-        max(epsilons, default=None),
+        max(epsilons, default=None) if epsilon is None else epsilon,
         round_epsilon,
         told.get("delta"),
         about,

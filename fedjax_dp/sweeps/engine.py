@@ -92,7 +92,9 @@ def _structure(job: Job) -> Any:
         return treedef, tuple(np.shape(leaf) for leaf in leaves)
 
     kinds = tuple(np.result_type(leaf) for leaf in jax.tree.leaves(job.data))
-    data = changed(job.data, name="", learnt=(), largest=job.data.largest if _follows_largest(job.algorithm) else 0)
+    data = changed(
+        job.data, name="", learnt=(), overlap="", largest=job.data.largest if _follows_largest(job.algorithm) else 0
+    )
     return shapes(job.algorithm), shapes(data), kinds, job.model, job.train_metrics, job.chunk_size, job.parts
 
 

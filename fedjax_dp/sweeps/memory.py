@@ -38,7 +38,7 @@ class Shelf:
 
 def records_of(data: FederatedData, largest: int) -> FederatedData:
     """What all partitions of a data set share."""
-    return changed(data, **dict.fromkeys(data.partition), name="", learnt=(), largest=largest)
+    return changed(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="", largest=largest)
 
 
 def base_of(data: FederatedData) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.ledger import ledger_of
 from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.sweeps.runner import Entry
 
 # What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
@@ -86,6 +87,8 @@ def cost_of_choosing(
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     if cost.applies == "repetition":
         notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
+    if any(entry.terms.participation in BY_NAME_ALONE for entry in private):
+        notes.append("Every client is counted for the rounds that it was drawn for.")
     if not known:
         notes.append("Random repetition is not counted: points that were not drawn might cost more.")
     told = cost.to_dict() | {"settings": settings}
@@ -117,8 +120,8 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 def _ledger(entry: Entry) -> list[Any]:
     job = entry.job
-    counted = "law" if entry.terms.participation == "law" else "schedule"
-    terms = dataclasses.replace(entry.terms, participation=counted)
+    asked = entry.terms.participation
+    terms = dataclasses.replace(entry.terms, participation="schedule" if asked in BY_NAME_ALONE else asked)
     return ledger_of(
         PlannedRun(
             algorithm=job.algorithm, data=job.data, rounds=job.rounds, seed=job.seed, model=job.model, terms=terms

@@ -515,8 +515,36 @@ def test_a_task_says_what_the_targets_of_other_files_are(tmp_path):
 def test_windows_that_overlap_are_told_of(tmp_path):
     play(tmp_path)
     path = play(tmp_path, split="test")
-    assert any("a character stands in up to 81 records" in note for note in load(f"leaf:{path}").notes)
-    assert not any("overlap" in note for note in load(f"leaf:{path}", stride=80).notes)
+    assert any("one character stands in up to 81 windows" in note for note in load(f"leaf:{path}").notes)
+    assert not any("stands in" in note for note in load(f"leaf:{path}", stride=80).notes)
+
+
+def warnings_of(found, **unit):
+    data = federate(found, fdp.data.natural(found.client_ids))
+    base = {"cohort_size": 1, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
+    entry = fdp.dp_fedavg if unit else fdp.dpnfl
+    return data, fdp.guarantee(entry(**base, noise_multiplier=2.0), data, rounds=1, delta=1e-3).warnings
+
+
+@pytest.mark.parametrize(("stride", "windows_of_a_character"), [(None, 81), (5, 17), (80, 2)])
+def test_a_guarantee_of_overlapping_windows_says_in_how_many_a_character_stands(
+    tmp_path, stride, windows_of_a_character
+):
+    play(tmp_path)
+    found = load(f"leaf:{play(tmp_path, split='test')}", stride=stride)
+    data, told = warnings_of(found)
+    line = "epsilon is of one record: a record is a window of 81 characters; one character stands in up to "
+    assert f"{line}{windows_of_a_character} windows" in told
+    assert not any("window" in text for text in warnings_of(found, unit="client")[1])
+    fdp.data.save_store(data, tmp_path / "store")
+    assert open_store(tmp_path / "store").overlap == data.overlap
+
+
+def test_a_guarantee_of_windows_that_share_nothing_says_nothing_of_them(tmp_path):
+    path = f"tff:{hdf5(tmp_path / 'play.h5', {name: {'snippets': lines} for name, lines in SNIPPETS.items()})}"
+    for convention, shared in (("tff", False), ("fedjax", True)):
+        told = warnings_of(load(path, convention=convention))[1]
+        assert any("one character stands in up to 2 windows" in text for text in told) is shared
 
 
 # What is said, and what is kept.

@@ -1,9 +1,14 @@
 """The door that own data passes: arrays, tables, files and lists of rows; what is no data set is one line."""
 
 import pathlib
+import warnings
+import zipfile
 
+import jax
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import fedjax_dp as fdp
@@ -13,6 +18,7 @@ X = np.arange(60, dtype=np.float32).reshape(20, 3)
 Y = np.arange(20) % 4
 GOOD = {"x_train": X, "y_train": Y, "x_test": X[:8], "y_test": Y[:8]}
 IDS = np.repeat([7, 3], 10)
+FEDAVG = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
 
 
 def with_nan(x):
@@ -173,3 +179,86 @@ def test_a_model_has_an_output_for_each_class(outputs):
     algorithm = fdp.fedavg(cohort_size=1, batch_size=5, local_steps=1, learning_rate=0.1)
     with pytest.raises(fdp.ConfigurationError, match="scores of the model must be"):
         fdp.run(algorithm, data, rounds=1, model=fdp.logistic_regression((3,), outputs))
+
+
+# A column that a header names twice, and bytes in the other order.
+
+
+@pytest.mark.parametrize("twice", ["kind", "who", "f0"])
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
+def test_a_file_that_names_a_column_twice_is_refused_as_a_table_is(twice, suffix, capsys):
+    """pandas would read the second as another column: of labels it would be the best of features."""
+    doubled = pd.concat([table(), table()[[twice]]], axis=1)
+    path = pathlib.Path(f"t.{suffix}")
+    if suffix == "parquet":
+        arrow = pa.table([pa.array(doubled.iloc[:, at]) for at in range(doubled.shape[1])], names=list(doubled.columns))
+        pyarrow.parquet.write_table(arrow, path)
+    else:
+        doubled.to_csv(path, index=False)
+    words = ["--label-column", "kind", "--client-column", "who"]
+    assert cli.main(["data", f"{suffix.partition('.')[0]}:{path}", *words]) == 2
+    told = capsys.readouterr().err
+    assert "columns must be of different names, got " + twice in told
+    assert told.count("\n") == 1
+    with pytest.raises(fdp.ConfigurationError, match="columns must be of different names"):
+        fdp.dataset(doubled, label="kind", client="who")
+
+
+def test_a_column_that_is_called_like_a_second_one_is_a_column():
+    named = table().rename(columns={"f1": "f0.1"})
+    named.to_csv("t.csv", index=False)
+    assert cli.main(["data", "csv:t.csv", "--label-column", "kind", "--client-column", "who"]) == 0
+    pd.concat([named, table()[["f0"]]], axis=1).to_csv("t.csv", index=False)
+    assert cli.main(["data", "csv:t.csv", "--label-column", "kind", "--client-column", "who"]) == 2
+
+
+def test_an_npz_that_holds_a_name_twice_is_refused(capsys):
+    np.savez("own.npz", **GOOD)
+    with zipfile.ZipFile("own.npz") as archive:
+        copy = archive.read("y_train.npy")
+    with warnings.catch_warnings(), zipfile.ZipFile("own.npz", "a") as archive:
+        warnings.simplefilter("ignore")
+        archive.writestr("y_train.npy", copy)
+    assert cli.main(["data", "npz:own.npz"]) == 2
+    assert "y_train twice" in capsys.readouterr().err
+
+
+ORDERS = [
+    {"x_train": ">f4", "x_test": ">f4"},
+    {"x_train": ">f8", "x_test": ">f8"},
+    {"x_train": ">i2"},
+    {"x_test": ">u4"},
+    {"y_train": ">i4", "y_test": ">u2"},
+    {"client_ids": ">i8"},
+    {"client_ids": ">U3"},
+]
+
+
+@pytest.mark.parametrize("orders", ORDERS, ids=str)
+@pytest.mark.parametrize("door", ["python", "npz", "federate"])
+def test_arrays_of_either_order_of_bytes_are_the_same_data(orders, door):
+    here = {**GOOD, "client_ids": IDS}
+    native = {what: here[what].astype(np.dtype(kind).newbyteorder("=")) for what, kind in orders.items()}
+    other = {what: here[what].astype(kind) for what, kind in orders.items()}
+    assert not any(array.dtype.isnative for array in other.values())
+    found = []
+    for arrays in (here | native, here | other):
+        if door == "npz":
+            np.savez("own.npz", **arrays)
+            made = fdp.data.load("npz:own.npz")
+        elif door == "python":
+            made = fdp.dataset(**arrays)
+        else:
+            made = fdp.dataset(**here)._replace(**arrays)
+        found.append(jax.tree.leaves(fdp.federate(made, fdp.data.natural(made.client_ids))))
+    for left, right in zip(*found, strict=True):
+        assert np.asarray(right).dtype.isnative
+        np.testing.assert_array_equal(left, right)
+
+
+def test_arrays_of_the_other_order_of_bytes_train_as_their_own():
+    found = []
+    for arrays in (GOOD, {what: array.astype(array.dtype.newbyteorder(">")) for what, array in GOOD.items()}):
+        data = fdp.federate(fdp.dataset(**arrays), [np.arange(10), np.arange(10, 20)])
+        found.append(fdp.run(FEDAVG, data, rounds=1, progress=False).test_loss)
+    assert found[0] == found[1]

@@ -154,6 +154,31 @@ def test_table_of_acs_pldp(rows):
     assert wrong == ["EMNIST, T*=26, epsilon 24", "EMNIST, T*=26, epsilon 32"]
 
 
+# cohort of a million users, noise multiplier, rounds; epsilon that two real neighbours attain
+TABLE_ANDREW = {
+    "2231 of 10^6 users, T=4000": (0.669, "39.2"),
+    "513 of 10^6 users, T=1500": (0.513, "32.5"),
+    "2197 of 10^6 users, T=3000": (0.659, "36.6"),
+    "510 of 10^6 users, T=1200": (0.510, "31.2"),
+    "13958 of 10^6 users, T=1500": (1.396, "9.47"),
+}
+
+
+def test_table_1_of_adaptive_clipping_holds_for_cohorts_that_were_not_drawn(rows):
+    """Claimed are 5.0 for one user by replacement; delta and population as printed there."""
+    found = {row.setting: row for row in chosen(rows, "adaptive_clipping", "Table 1")}
+    assert set(found) == set(TABLE_ANDREW)
+    for setting, (noise, attained) in TABLE_ANDREW.items():
+        row = found[setting]
+        assert row.noise == noise
+        assert row.claim.epsilon == 5.0
+        assert row.claim.delta == pytest.approx(2.5119e-7, rel=1e-4)
+        assert row.claim.verdict is Verdict.WRONG
+        assert printed(row.details["attained_epsilon"], attained)
+        assert row.details["epsilon_of_poisson_cohorts"] < 5.0 < row.details["attained_epsilon"] <= row.provable
+        assert row.noise_ratio < 1
+
+
 def test_lemma_1_of_acs_pldp_fails_for_sparse_participation(rows):
     verdicts = {row.setting: row for row in chosen(rows, "acs_pldp", "Lemma 1")}
     assert printed(verdicts["KR=210, q=0.1, tail 2.5e-06"].details["bound"], "53.9")

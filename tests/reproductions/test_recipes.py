@@ -112,7 +112,7 @@ def table_of(recipe, accuracies, missing=None, rounds=None, scale="full"):
     every = [(cell.place, cell.reading) for cell in cells]
     given = accuracies if isinstance(accuracies, dict) else dict.fromkeys(every, accuracies)
     records = {key: [one if isinstance(one, dict) else run(one) for one in given[key]] for key in every if key in given}
-    return rows_of(recipe, cells, records, missing or {}, rounds or {}, {}, recipe.scales[scale])
+    return rows_of(recipe, cells, records, missing or {}, rounds or {}, {}, {}, recipe.scales[scale])
 
 
 def row_at(rows, place):

@@ -9,6 +9,7 @@ from fedjax_dp.data.formats.sequences import (
     TFF_CHARACTERS,
     check_cut,
     numbered,
+    overlap_of,
     rows_of_text,
     smallest,
 )
@@ -53,19 +54,16 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
         rows, tests = _tails(where, owners, gap)
         notes.append(f"no test split: the last {TEST_FRACTION:.0%} of every client's windows; {gap} before are dropped")
         sides = [(ids[part], owners[part]) for part in (rows, tests)]
+    overlap = overlap_of(length + 1, stride)
     if stride < length:
-        share = -(-(length + 1) // stride)
-        notes.append(
-            f"windows overlap: a character stands in up to {share} records, so an epsilon for one record says little; "
-            f"--stride {length}, or protect the client"
-        )
+        notes.append(f"{overlap}, so an epsilon for one record says little; --stride {length}, or protect the client")
     task = "sequence" if reading.task is None else reading.task
     errors.require_choice("task", task, ("sequence", "classes"))
     if task == "classes":  # of the character after a window, as in LEAF's own models
         ends = [(smallest(ids[:, :-1], vocabulary.size), ids[:, -1].astype(np.int32), own) for ids, own in sides]
-        about = {"classes": vocabulary.size, "tokens": True, "vocabulary": vocabulary}
+        about = {"classes": vocabulary.size, "tokens": True, "vocabulary": vocabulary, "overlap": overlap}
         return made(name, where, ends[0], ends[1], notes, **about)
-    return _sequences(name, where, sides, vocabulary, notes)
+    return _sequences(name, where, sides, vocabulary, notes, overlap)
 
 
 def snippets(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
@@ -94,15 +92,21 @@ def snippets(name: str, where: str, train: Split, test: Split | None, reading: R
         ]
         whose = np.array([owners[group[0]] for group in groups])
         sides.append((np.concatenate(cut), np.repeat(whose, [len(rows) for rows in cut])))
-    return _sequences(name, where, sides, vocabulary, notes)
+    return _sequences(name, where, sides, vocabulary, notes, overlap_of(length + 1, stride))
 
 
 def _sequences(
-    name: str, where: str, sides: list[tuple[np.ndarray, np.ndarray]], vocabulary: Vocabulary, notes: list[str]
+    name: str,
+    where: str,
+    sides: list[tuple[np.ndarray, np.ndarray]],
+    vocabulary: Vocabulary,
+    notes: list[str],
+    overlap: str,
 ) -> Dataset:
     """Rows of `length + 1` ids as inputs and the next ones."""
     both = [(smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].astype(np.int32), owners) for ids, owners in sides]
-    return made(name, where, both[0], both[1], notes, task="sequence", tokens=True, vocabulary=vocabulary)
+    about = {"task": "sequence", "tokens": True, "vocabulary": vocabulary, "overlap": overlap}
+    return made(name, where, both[0], both[1], notes, **about)
 
 
 def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:

@@ -102,6 +102,13 @@ def rows_of_text(texts: Iterable[Iterable[int]], vocabulary: Vocabulary, length:
     return np.lib.stride_tricks.sliding_window_view(filled, length + 1)[::stride]
 
 
+def overlap_of(width: int, stride: int) -> str:
+    """What is to be known of windows of `width` characters that begin `stride` apart; nothing, if they share none."""
+    if stride >= width:
+        return ""
+    return f"a record is a window of {width} characters; one character stands in up to {-(-width // stride)} windows"
+
+
 def check_cut(length: int, stride: int | None, most: int) -> None:
     """A length of rows, and how far apart they may begin without that something falls between them."""
     errors.require_integer("length", length, 1, LONGEST)

@@ -17,6 +17,7 @@ from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
 from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import as_arrays, native
 
 TEST_FRACTION = 0.1  # of every client's records, where the files have no test split
 
@@ -152,6 +153,7 @@ def made(
     Where some test record's client has no training records, the test set is nobody's part.
     """
     (x_train, y_train, ids), (x_test, y_test, test_ids) = train, test
+    (x_train, x_test), (y_train, y_test) = map(native, (x_train, x_test)), map(as_arrays, (y_train, y_test))
     whose = test_ids
     notes = list(notes)
     strangers = 0 if ids is None or test_ids is None else len(np.setdiff1d(test_ids, ids))
