@@ -95,7 +95,7 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             if slot == "cohort":
                 draws.examine_cohort(part, algorithm, data, rounds, seed)
             elif slot == "noise source":
-                steps.examine_source(part)
+                steps.examine_source(part, algorithm, data, model, rounds)
             elif by_client and slot == "upload":
                 updates.examine_upload(part, algorithm, data, model, rounds)
             elif slot == "transport":

@@ -74,7 +74,7 @@ def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]
             return _mixed(equation, reads)
         each = [reach(branch.jaxpr, reads[1:], marks) for branch in params["branches"]]
         return [made[0] if all(one == made[0] for one in made) else place_of(made) for made in zip(*each, strict=True)]
-    if name in _ENTERED:
+    if name in ENTERED:
         for inside in programs(equation):
             if len(inside.invars) == len(reads) and len(inside.outvars) == len(equation.outvars):
                 return reach(inside, reads, marks)
@@ -83,7 +83,7 @@ def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]
 
 
 # Calls whose program is what is computed. Of others (a solver, a root) it is only a part.
-_ENTERED = {*CALLS, "shard_map", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+ENTERED = {*CALLS, "shard_map", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
