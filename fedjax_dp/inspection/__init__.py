@@ -44,11 +44,11 @@ OF_RECORDS: dict[str, Callable[..., None]] = {
 
 
 def examine_transport(
-    transport: Transport, algorithm: Algorithm, data: FederatedData, model: Model, summed: bool
+    transport: Transport, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, summed: bool
 ) -> None:
     """What arrives where the sum is `summed`, and what leaves each member where that is said to be secret."""
     if summed:
-        updates.examine_transport(transport, algorithm, data, model)
+        updates.examine_transport(transport, algorithm, data, rounds, seed)
     if transport.secret:
         masks.examine_masks(transport, algorithm.cohort.members(data.num_clients))
 
@@ -99,7 +99,7 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             elif by_client and slot == "upload":
                 updates.examine_upload(part, algorithm, data, model, rounds)
             elif slot == "transport":
-                examine_transport(part, algorithm, data, model, by_client)
+                examine_transport(part, algorithm, data, rounds, seed, by_client)
             elif by_client and slot == "estimator":
                 updates.examine_estimator(part, algorithm, data, rounds, seed)
             elif slot in OF_RECORDS:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -126,7 +127,7 @@ def _union(names: Any) -> Names:
 def _keeps_coins(equation: Any) -> bool:
     """Whether what is made is a key, or an integer no wider than what it is made of."""
     before, after = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
-    if any(jax.dtypes.issubdtype(kind, jax.dtypes.prng_key) for kind in (before, after)):
+    if any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in (before, after)):
         return True
     whole = np.issubdtype(before, np.integer) and np.issubdtype(after, np.integer)
     return whole and np.dtype(after).itemsize <= np.dtype(before).itemsize

@@ -29,7 +29,7 @@ def blank() -> dict[str, Any]:
     return values
 
 
-def arrays(place: Place) -> tuple[jax.Array, ...]:
+def arrays(place: Place) -> tuple[Any, ...]:
     """Of a place what is traced: all but the series."""
     return tuple(place)[:-1]
 
@@ -100,7 +100,7 @@ def examine(
     if visits * steps * times * size > MOST and depends:
         told = ", ".join(sorted(depends))
         require(False, "the size of its noise", f"one that depends on {told}", "one that can be tried everywhere", "")
-    some = every if depends else Place(*(a[:1] for a in arrays(every)))
+    some = every if depends else Place(*[a[:1] for a in arrays(every)])
     noise = _drawn(draw, some, times if depends else 1, of_each)  # (times, visits, steps, of_each)
     white = whitened(noise, bands)
     names = [f"step {step}" for step in range(steps)]

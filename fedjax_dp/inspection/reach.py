@@ -187,13 +187,15 @@ def _gathered(params: Any, before: tuple[int, ...], rank: int, rows: Rows) -> Ro
 
 def programs(equation: Any) -> Iterator[Any]:
     """The programs inside an equation."""
-    for inside in jax.tree.leaves(
-        list(equation.params.values()), is_leaf=lambda a: isinstance(a, core.ClosedJaxpr | core.Jaxpr)
-    ):
-        if isinstance(inside, core.ClosedJaxpr):
-            yield inside.jaxpr
-        elif isinstance(inside, core.Jaxpr):
-            yield inside
+    for inside in insides(equation):
+        yield inside.jaxpr if isinstance(inside, core.ClosedJaxpr) else inside
+
+
+def insides(equation: Any) -> Iterator[Any]:
+    """The same, with what they close over where that is known."""
+    kinds = core.ClosedJaxpr | core.Jaxpr
+    found = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda a: isinstance(a, kinds))
+    yield from (inside for inside in found if isinstance(inside, kinds))
 
 
 def _where(equation: Any) -> str:

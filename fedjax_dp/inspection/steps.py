@@ -140,6 +140,10 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
         bounded = bound.apply(model, found.unravel(params), _records(x, y, mask, key), clip)
         return bounded.mean, jnp.broadcast_to(bounded.unit, bounded.mean.shape)
 
+    traced = {"params": found.params[0], "records": tuple(jax.tree.map(lambda a: a[0], found.own))}
+    _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
+    public = not (unit.values or unit.noise)
+    require(public, "the unit of the noise", "one of its records or of the model", "one of public numbers", "exact")
     run, keys = compiled(of), keys_of(NEIGHBOURS, "bound")
     (one, unit), (other, theirs), (less, last) = (
         jax.tree.map(np.asarray, run(keys, found.params, *batch)) for batch in found[:3]

@@ -33,7 +33,7 @@ def size_of(model: Model) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, run_key(0))))
 
 
-def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: int, shares: jax.Array) -> Members:
+def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
     draw = compiled(lambda t: draw_cohort(cohort, key, t, shares))
-    cohorts: Members = jax.tree.map(np.asarray, draw(jnp.arange(rounds)))
+    cohorts: Members = jax.tree.map(np.asarray, draw(jnp.asarray(rounds)))
     return cohorts
