@@ -11,6 +11,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import QUICK, keys_of
 from fedjax_dp.parts.noise import Place
+from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.noise import examine_sizes, uncorrelated
 from fedjax_dp.statistics.verdict import require
@@ -88,7 +89,7 @@ def whitened(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
 def examine(
     draw: Callable[..., jax.Array], every: Place, bands: np.ndarray, size: int, depends: Names, std: Any = 1.0
 ) -> None:
-    """What `draw(key, place, size)` makes is as large as is said at all places `(visits, steps)`, and new in each step.
+    """The noise in `draw(key, place, size)` is as large as is said at all places `(visits, steps)`, and new in each.
 
     A visit has one key, as a client's round has, or the sums of a run.
     std  its standard deviation under the bands, for each client where it is one for each; more of it is no lie where
@@ -118,10 +119,17 @@ def examine(
 
 
 def _drawn(draw: Callable[..., jax.Array], place: Place, times: int, size: int) -> np.ndarray:
+    """What two keys differ by: no signal, and nothing where noise is of another key than it is given."""
     visits = place.step.shape[0]
 
     def of(key: jax.Array, visit: tuple[jax.Array, ...]) -> jax.Array:
-        return jax.vmap(lambda *at: draw(key, Place(*at), size))(*visit)
+        keys = role_key(key, "one"), role_key(key, "other")
+
+        def at(*place: Any) -> jax.Array:
+            one, other = (draw(key, Place(*place), size) for key in keys)
+            return (one - other) / np.float32(2**0.5)
+
+        return jax.vmap(at)(*visit)
 
     run = jax.jit(jax.vmap(jax.vmap(of), (0, None)), compiler_options=QUICK)
     keys = keys_of(times * visits, "everywhere").reshape(times, visits)

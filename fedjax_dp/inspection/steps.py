@@ -264,10 +264,7 @@ def _examine_everywhere(
     for divisor in np.resize(divisors, min(len(divisors), 8)) if "divisor" in depends else [DIVISOR]:
 
         def draw(key: jax.Array, place: Place, size: int, divisor: int = int(divisor)) -> jax.Array:
-            one, other = (
-                of(role_key(key, name), places.arrays(place), jnp.int32(divisor), *usual) for name in ("one", "other")
-            )
-            return (one - other)[:size] / np.float32(2**0.5)
+            return of(key, places.arrays(place), jnp.int32(divisor), *usual)[:size]
 
         share = privatizer.unit(int(divisor)) / privatizer.unit(DIVISOR)
         every = places.of_client(algorithm, data, rounds, depends)

@@ -20,6 +20,7 @@ from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import correlated_source, source_of
 from fedjax_dp.parts.transport import Transport
+from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
@@ -43,20 +44,22 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     depends = _scale_of_noise(upload, size, reach, expected)
     stateful = bool(jax.tree.leaves(upload.init()))
 
-    def run(key: jax.Array, rounds: jax.Array, means: jax.Array, most: int = size) -> Any:
-        def step(state: Any, now: Any) -> Any:
-            t, mean = now
-            update, after = upload.release(key, t, mean, (), state, reach, expected)
-            noise = update - mean
-            return after, (noise[:most], jnp.sum(noise**2), state)
+    def run(keys: tuple[jax.Array, ...], rounds: jax.Array, means: jax.Array, most: int = size) -> Any:
+        """Of one key, or the difference of two, which is nothing where noise is of another key than the run's."""
 
-        return jax.lax.scan(step, upload.init(), (rounds, means))[1]
+        def step(states: Any, now: Any) -> Any:
+            t, mean = now
+            made = [upload.release(key, t, mean, (), state, reach, expected) for key, state in zip(keys, states)]
+            noise = made[0][0] - (mean if len(made) == 1 else made[1][0])
+            return tuple(after for _, after in made), (noise[:most], jnp.sum(noise**2) / len(made), states[0])
+
+        return jax.lax.scan(step, tuple(upload.init() for _ in keys), (rounds, means))[1]
 
     means, first = _means(np.random.default_rng(0), horizon, size), jnp.arange(horizon)
     many = int(np.clip(2**21 // (horizon * size), 64, 2000))
     keys = keys_of(many, "release")
-    noise = np.asarray(compiled(lambda key: run(key, first, jnp.asarray(means))[0])(keys), float)
-    quiet = np.asarray(compiled(lambda key: run(key, first, jnp.zeros_like(means))[0])(keys[:4]), float)
+    noise = np.asarray(compiled(lambda key: run((key,), first, jnp.asarray(means))[0])(keys), float)
+    quiet = np.asarray(compiled(lambda key: run((key,), first, jnp.zeros_like(means))[0])(keys[:4]), float)
     scale = np.maximum(np.abs(means).max(-1, keepdims=True), np.abs(quiet).max(-1, keepdims=True)) + 1e-30
     error = float((np.abs(noise[:4] - quiet) / scale).max())
     require(error < 1e-3, "the mean that joins its noise", f"changed by {error:.2g}", "as it arrived", "exact")
@@ -65,7 +68,8 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
         tried = np.unique(np.linspace(0, rounds - 1, min(rounds, max(2**22 // size, HORIZON))).astype(int))
     if tried.size * size * times > places.MOST:
         require(False, "the size of its noise", "one that depends on the round", "one that can be tried everywhere", "")
-    whole = compiled(lambda key: run(key, jnp.asarray(tried), jnp.zeros((tried.size, size)), min(size, places.ROWS)))
+    still = jnp.zeros((tried.size, size))
+    whole = compiled(lambda key: run(_two(key), jnp.asarray(tried), still, min(size, places.ROWS)))
     rows, squares, states = whole(keys_of(times, "all rounds"))
     states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
     longest = _longest_messages(
@@ -105,11 +109,16 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
     return found.scale - {"numbers"}
 
 
+def _two(key: jax.Array) -> tuple[jax.Array, ...]:
+    return role_key(key, "one"), role_key(key, "other")
+
+
 def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
     """Means of several lengths, dense ones and others."""
     means = rng.normal(size=(count, size)) * np.resize([1.0, 1e-4, 1e2, 1.0, 1e-2], count)[:, None]
     means[3::5] *= np.arange(size) == rng.integers(0, size)
-    return means.astype(np.float32)
+    found: np.ndarray = means.astype(np.float32)
+    return found
 
 
 def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, sent: Sent) -> np.ndarray:
