@@ -1,5 +1,6 @@
 """What all examinations of parts share: how much is tried, and how it is compiled."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,11 @@ def size_of(model: Model) -> int:
 
 
 def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
-    draw = compiled(lambda t: draw_cohort(cohort, key, t, shares))
-    cohorts: Members = jax.tree.map(np.asarray, draw(jnp.asarray(rounds)))
+    """The cohorts of some rounds, `(rounds, members)` each, on the host."""
+    cohorts: Members = jax.tree.map(np.asarray, _drawn(cohort, key, jnp.asarray(rounds), shares))
     return cohorts
+
+
+@functools.partial(jax.jit, compiler_options=QUICK)
+def _drawn(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> Members:
+    return jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)

@@ -207,7 +207,7 @@ def examine_transport(transport: Transport, algorithm: Algorithm, data: Federate
 
     def off(key: jax.Array, t: jax.Array, ids: jax.Array, here: jax.Array) -> jax.Array:
         flat = clip * jax.random.uniform(key, (members, size), minval=-1.0)
-        flat = jnp.where(t % 3 == 2, flat * (jnp.arange(size) == t % size), flat)  # a single coordinate, too
+        flat = jnp.where(t % 3 == 2, flat * (jnp.arange(size) == t % size)[None], flat)  # a single coordinate, too
 
         def send(i: jax.Array) -> Any:
             return transport.message(key, t, i, ids, here, flat[i])[0]
