@@ -1,5 +1,7 @@
 """Parts as users write them, without a class of the project's: right ones, of every slot."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,13 @@ def answering(ids, drawn=None, invited=None):
     ids = ids.astype(jnp.int32)
     invited = jnp.ones(ids.shape, bool) if invited is None else invited
     return Members(ids, invited.astype(jnp.float32) if drawn is None else drawn, jnp.zeros_like(ids), invited)
+
+
+def lying(part, **members):
+    """A subclass that restates all facts, but for these members."""
+    kind = type(part)
+    made = fdp.value(restates(kind)(type(f"Lying{kind.__name__}", (kind,), members)))
+    return made(**{field.name: getattr(part, field.name) for field in dataclasses.fields(kind)})
 
 
 @fdp.value

@@ -7,6 +7,7 @@ parts are looked at by its tests instead.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
@@ -44,11 +45,11 @@ OF_RECORDS: dict[str, Callable[..., None]] = {
 
 
 def examine_transport(
-    transport: Transport, algorithm: Algorithm, data: FederatedData, model: Model, summed: bool
+    transport: Transport, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, summed: bool
 ) -> None:
     """What arrives where the sum is `summed`, and what leaves each member where that is said to be secret."""
     if summed:
-        updates.examine_transport(transport, algorithm, data, model)
+        updates.examine_transport(transport, algorithm, data, rounds, seed)
     if transport.secret:
         masks.examine_masks(transport, algorithm.cohort.members(data.num_clients))
 
@@ -74,12 +75,31 @@ def words_of(algorithm: Algorithm) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def examine(
+    slot: str, part: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, seed: int
+) -> None:
+    """Raise AssertionError where some number contradicts what a part in this slot of the algorithm states of itself."""
+    by_client = algorithm.upload.unit is Unit.CLIENT
+    if slot == "cohort":
+        draws.examine_cohort(part, algorithm, data, rounds, seed)
+    elif slot == "noise source":
+        steps.examine_source(part, algorithm, data, model, rounds)
+    elif by_client and slot == "upload":
+        updates.examine_upload(part, algorithm, data, model, rounds)
+    elif slot == "transport":
+        examine_transport(part, algorithm, data, rounds, seed, by_client)
+    elif by_client and slot == "estimator":
+        updates.examine_estimator(part, algorithm, data, rounds, seed)
+    elif slot in OF_RECORDS:
+        of_records = visits.examine_alone if by_client else OF_RECORDS[slot]
+        of_records(part, algorithm, data, model, rounds)
+
+
 def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, seed: int) -> None:
     """Refuse parts, other than the project's own, of which some number contradicts what they state.
 
     Statistical assertions fail for a true part with probability 1e-6 each.
     """
-    by_client = algorithm.upload.unit is Unit.CLIENT
     if algorithm.upload.shared_noise and not facts.of_the_project(algorithm.transport):
         raise errors.refuse(
             "transport",
@@ -92,19 +112,7 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
         if facts.of_the_project(part) and not weighed:
             continue
         try:
-            if slot == "cohort":
-                draws.examine_cohort(part, algorithm, data, rounds, seed)
-            elif slot == "noise source":
-                steps.examine_source(part)
-            elif by_client and slot == "upload":
-                updates.examine_upload(part, algorithm, data, model, rounds)
-            elif slot == "transport":
-                examine_transport(part, algorithm, data, model, by_client)
-            elif by_client and slot == "estimator":
-                updates.examine_estimator(part, algorithm, data, rounds, seed)
-            elif slot in OF_RECORDS:
-                examine = visits.examine_alone if by_client else OF_RECORDS[slot]
-                examine(part, algorithm, data, model, rounds)
+            examine(slot, part, algorithm, data, model, rounds, seed)
         except errors.ConfigurationError:
             raise
         except AssertionError as found:

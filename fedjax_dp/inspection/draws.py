@@ -1,15 +1,13 @@
 """Are cohorts and batches drawn as they state?"""
 
-import functools
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.accounting import FullBatch, Sampling
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection.trials import KEYS, ROUNDS, compiled, drawn_cohorts, keys_of
+from fedjax_dp.inspection.noise_scale import scale_names
+from fedjax_dp.inspection.trials import KEYS, QUICK, ROUNDS, drawn_cohorts, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.cohorts import Cohort, Members
@@ -20,6 +18,7 @@ from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.statistics.sampling import examine_sampling, repetition
 from fedjax_dp.statistics.verdict import certainty, count_deviate, largest_deviate, limit, require
 
+DISTINCT = 24  # sizes of clients that are looked at
 RUN = 10  # rounds in a row that are looked at together
 
 
@@ -29,35 +28,63 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
     stated = cohort.members(num_clients)
     require(asked == stated, "positions of a cohort", f"{asked}", f"the {stated} that `members` states", "exact")
     count = max(min(ROUNDS, 2**22 // max(num_clients, cohort.members(num_clients))), 50)
-    schedule = drawn_cohorts(cohort, run_key(seed), min(rounds, count), shares)
-    others = drawn_cohorts(cohort, role_key(run_key(seed), "scrutiny"), count, shares)
-    for name, members in (("the run's cohorts", schedule), ("cohorts", others)):
-        times, counted = by_client(members, num_clients)
-        require(
-            times.max(initial=0) <= cohort.turns,
-            f"{name}: a client trains in a round",
-            f"{times.max(initial=0)} times",
-            f"at most {cohort.turns}",
-            "exact",
-        )
-        if cohort.once:
-            most = counted.max(initial=0.0)
-            require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once", "exact")
-        if cohort.fixed:
-            here = members.present.all()
-            require(here, f"{name}: as many answer in every round", "fewer in some", "all positions", "exact")
-        places = [np.flatnonzero(column) for column in times.T]
-        gaps = min((int(np.diff(place).min()) for place in places if place.size > 1), default=10**9)
-        spacing = cohort.spacing(num_clients)
-        require(gaps >= spacing, f"{name}: rounds between two of a client", f"{gaps}", f"{spacing} or more", "exact")
+    spacing = cohort.spacing(num_clients)
+    for first in range(0, rounds, count):
+        some = np.arange(max(first - spacing, 0), min(first + count, rounds))
+        members = drawn_cohorts(cohort, run_key(seed), some, shares)
+        _examine_exactly("the run's cohorts", cohort, members, num_clients)
+    for first in range(0, max(rounds, count), count):
+        others = drawn_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
+        _examine_exactly("cohorts", cohort, others, num_clients)
+        _examine_law(cohort, others, shares, algorithm)
+    for known in range(1, stated):
+        hidden, alone = cohort.hidden(num_clients, known)[0], cohort.hidden(num_clients, 0)[0]
+        require(hidden.rate >= alone.rate, "hidden among fewer, clients", "less sampled", "sampled as much", "exact")
+    if not cohort.drawn:
+        return
+    members = drawn_cohorts(cohort, run_key(seed), np.arange(max(min(rounds, count), 64)), shares)
+    twins = _drawn_again(cohort, seed, members, shares)
+    if 0 < np.mean(by_client(members, num_clients)[0] > 0) < 1:
+        require(twins, "cohorts of another seed", "the same", "others", "exact")
+    sample = scale_names(lambda key, now: cohort.sample(key, now, shares), run_key(0), {"now": jnp.int32(0)})
+    if any("now" in made.values | made.scale for made in sample):
+        _examine_each_round(cohort, shares, rounds)
+
+
+def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: int) -> None:
+    """What holds in every round of some in a row."""
+    times, counted = by_client(members, num_clients)
+    most = times.max(initial=0)
+    require(
+        most <= cohort.turns,
+        f"{name}: a client trains in a round",
+        f"{most} times",
+        f"at most {cohort.turns}",
+        "exact",
+    )
+    if cohort.once:
+        most = counted.max(initial=0.0)
+        require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once", "exact")
+    if cohort.fixed:
+        here = members.present.all()
+        require(here, f"{name}: as many answer in every round", "fewer in some", "all positions", "exact")
+    where = [np.flatnonzero(column) for column in times.T]
+    gaps = min((int(np.diff(place).min()) for place in where if place.size > 1), default=10**9)
+    spacing = cohort.spacing(num_clients)
+    require(gaps >= spacing, f"{name}: rounds between two of a client", f"{gaps}", f"{spacing} or more", "exact")
+
+
+def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, algorithm: Algorithm) -> None:
+    """Who is drawn, and how often, in some rounds in a row."""
+    count, num_clients, public = len(others.ids), shares.shape[0], np.asarray(shares, float)
     times, counted = by_client(others, num_clients)
     if cohort.base is not cohort:
-        asked = np.broadcast_to(np.asarray(cohort.base.rates(np.asarray(data.shares, float)), float), (num_clients,))
+        asked = np.broadcast_to(np.asarray(cohort.base.rates(public), float), (num_clients,))
         error = np.maximum(times.std(0), 1e-6) / np.sqrt(count) + 1e-6
         worst = largest_deviate((times.mean(0) - asked) / error)
         told = f"{worst:.3g} standard errors off"
         require(abs(worst) < 1.5 * limit(num_clients), "who is invited", told, "its base", certainty(num_clients))
-    rates = cohort.rates(np.asarray(data.shares, float))
+    rates = cohort.rates(public)
     if rates is not None:
         error = np.maximum(counted.std(0), 1e-6) / np.sqrt(count)
         off = (counted.mean(0) - np.broadcast_to(np.asarray(rates, float), (num_clients,))) / (error + 1e-6)
@@ -69,15 +96,9 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
             "its rates",
             certainty(num_clients),
         )
-    for known in range(1, stated):
-        hidden, alone = cohort.hidden(num_clients, known)[0], cohort.hidden(num_clients, 0)[0]
-        require(hidden.rate >= alone.rate, "hidden among fewer, clients", "less sampled", "sampled as much", "exact")
     if not cohort.drawn:
         return
-    twins = _drawn_again(cohort, seed, min(rounds, count), shares)
-    if 0 < np.mean(times > 0) < 1:
-        require(twins, "cohorts of another seed", "the same", "others", "exact")
-    chance, draws = cohort.law(np.asarray(data.shares, float))
+    chance, draws = cohort.law(public)
     chance = np.broadcast_to(np.asarray(chance, float), (num_clients,))
     away = largest_deviate(count_deviate(times.sum(0), count * draws, np.clip(chance, 0, 1)))
     require(
@@ -96,10 +117,26 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
         examine_sampling("cohorts", runs, hidden)
 
 
-def _drawn_again(cohort: Cohort, seed: int, rounds: int, shares: jax.Array) -> bool:
+def _drawn_again(cohort: Cohort, seed: int, one: Members, shares: jax.Array) -> bool:
     """Whether another seed draws other cohorts; a few rounds may agree by chance."""
-    one, other = (drawn_cohorts(cohort, run_key(s), max(rounds, 64), shares) for s in (seed, (seed + 1) % 2**32))
+    other = drawn_cohorts(cohort, run_key((seed + 1) % 2**32), np.arange(len(one.ids)), shares)
     return not (np.array_equal(one.ids, other.ids) and np.array_equal(one.invited, other.invited))
+
+
+def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
+    """The law of every single round of the run, where it may depend on the round."""
+    num_clients = shares.shape[0]
+    chance, draws = cohort.law(np.asarray(shares, float))
+    chance = np.clip(np.broadcast_to(np.asarray(chance, float), (num_clients,)), 0, 1)
+    trials = int(np.clip(2**22 // (rounds * num_clients), 16, 256))
+    some = np.zeros((rounds, num_clients), int)
+    for key in keys_of(trials, "every round"):
+        some += by_client(drawn_cohorts(cohort, key, np.arange(rounds), shares), num_clients)[0]
+    away = count_deviate(some, trials * draws, chance)
+    worst = int(np.argmax(np.abs(away).max(1)))
+    told = f"{largest_deviate(away):.3g} standard errors off in round {worst}"
+    law = "how often a client is drawn in each round"
+    require(np.abs(away).max() < limit(away.size), law, told, "its law", certainty(away.size))
 
 
 def by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,11 +153,15 @@ def examine_batches(batches: Batches, algorithm: Algorithm, data: FederatedData,
     local, sizes = algorithm.local, np.asarray(data.sizes)
     steps = batches.count(local.steps, data.largest)
     distinct = np.unique(sizes)
-    for records in distinct[np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), 8)).astype(int))].tolist():
-        count = max(min(KEYS, 2**22 // (steps * records)), 50)
+    count = max(min(KEYS, 2**22 // (steps * data.largest)), 50)
+    draw = jax.jit(
+        jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest), (0, None)),
+        compiler_options=QUICK,
+    )
+    some = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), DISTINCT)).astype(int))
+    for records in distinct[some].tolist():
         name = f"batches of {records} records"
-        draw = compiled(functools.partial(_sample, batches, records, steps, data.largest))
-        batch = jax.tree.map(np.asarray, draw(keys_of(count, "batches")))
+        batch = jax.tree.map(np.asarray, draw(keys_of(count, "batches"), jnp.int32(records)))
         inside = (batch.positions >= 0) & (batch.positions < records)
         require(np.all(inside | ~batch.mask), f"{name} lie within a client's own", "others too", "its own", "exact")
         taken = batches.count(local.steps, records)
@@ -150,7 +191,3 @@ def examine_records(name: str, times: np.ndarray, law: Sampling) -> None:
         require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once", "exact")
     else:
         examine_sampling(name, times, law)
-
-
-def _sample(batches: Batches, records: int, steps: int, largest: int, key: jax.Array) -> Any:
-    return batches.sample(key, jnp.int32(records), steps, largest)

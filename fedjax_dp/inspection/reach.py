@@ -74,7 +74,7 @@ def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]
             return _mixed(equation, reads)
         each = [reach(branch.jaxpr, reads[1:], marks) for branch in params["branches"]]
         return [made[0] if all(one == made[0] for one in made) else place_of(made) for made in zip(*each, strict=True)]
-    if name in _ENTERED:
+    if name in ENTERED:
         for inside in programs(equation):
             if len(inside.invars) == len(reads) and len(inside.outvars) == len(equation.outvars):
                 return reach(inside, reads, marks)
@@ -83,7 +83,7 @@ def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]
 
 
 # Calls whose program is what is computed. Of others (a solver, a root) it is only a part.
-_ENTERED = {*CALLS, "shard_map", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+ENTERED = {*CALLS, "shard_map", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
@@ -187,13 +187,15 @@ def _gathered(params: Any, before: tuple[int, ...], rank: int, rows: Rows) -> Ro
 
 def programs(equation: Any) -> Iterator[Any]:
     """The programs inside an equation."""
-    for inside in jax.tree.leaves(
-        list(equation.params.values()), is_leaf=lambda a: isinstance(a, core.ClosedJaxpr | core.Jaxpr)
-    ):
-        if isinstance(inside, core.ClosedJaxpr):
-            yield inside.jaxpr
-        elif isinstance(inside, core.Jaxpr):
-            yield inside
+    for inside in insides(equation):
+        yield inside.jaxpr if isinstance(inside, core.ClosedJaxpr) else inside
+
+
+def insides(equation: Any) -> Iterator[Any]:
+    """The same, with what they close over where that is known."""
+    kinds = core.ClosedJaxpr | core.Jaxpr
+    found = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda a: isinstance(a, kinds))
+    yield from (inside for inside in found if isinstance(inside, kinds))
 
 
 def _where(equation: Any) -> str:

@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch, Poisson
+from fedjax_dp.accounting import Adjacency, FullBatch, Poisson, Unit
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIALS, compiled, keys_of
+from fedjax_dp.inspection import places
+from fedjax_dp.inspection.noise_scale import Names, scale_names
+from fedjax_dp.inspection.places import whitened
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, compiled, keys_of, size_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
@@ -25,10 +28,12 @@ from fedjax_dp.statistics.noise import examine_noise
 from fedjax_dp.statistics.verdict import require
 
 ROWS, DIVISOR = 6, 3  # of a batch of random size; of others, as many rows as the divisor
+NEIGHBOURS = 16 * SCALES.size
+MODELS = [0.0, 0.3, 3.0, 30.0, 1e3]  # standard deviations of what joins the parameters of round 0
 
 
-def examine_source(source: NoiseSource) -> None:
-    """Its law at 12 steps in a row, for clients, rounds and rates drawn at random from run to run."""
+def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+    """Its law at 12 steps in a row, at places drawn at random; everywhere, where its size depends on where it is."""
     size, steps, trials = 48, 12, 200
 
     def of(key: jax.Array) -> jax.Array:
@@ -44,48 +49,69 @@ def examine_source(source: NoiseSource) -> None:
     bands = np.asarray(source.bands, float)
     if source.fresh:
         require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False", "exact")
-    white = np.zeros_like(noise)
-    for t in range(steps):
-        earlier = sum(bands[j] * white[:, t - j] for j in range(1, min(bands.size, t + 1)))
-        white[:, t] = (noise[:, t] - earlier) / bands[0]
-    examine_noise(white, [f"step {t}" for t in range(steps)])
+    examine_noise(whitened(noise, bands), [f"step {t}" for t in range(steps)])
+    (found,) = scale_names(lambda key, **where: source.draw(key, Place(**where), size), run_key(0), places.blank())
+    depends = found.values | found.scale
+    by_client = algorithm.upload.unit is Unit.CLIENT
+    every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends)
+    places.examine(source.draw, every, bands, size_of(model), depends)
 
 
 class _Batches(NamedTuple):
-    """Batches and their neighbours, `(TRIALS, rows, ...)` each: with another first record, and without it."""
+    """Batches and their neighbours, `(NEIGHBOURS, rows, ...)` each: with another first record, and without it."""
 
     own: Any
     exchanged: Any
     less: Any
-    params: np.ndarray  # (TRIALS, size)
+    params: np.ndarray  # (NEIGHBOURS, size)
     unravel: Callable[[jax.Array], Any]
 
 
 def _neighbours(data: FederatedData, model: Model, varies: bool) -> _Batches:
-    """Features of all sizes and signs, models near and far; batches that vary in size have rows that are not there."""
+    """Features of all sizes, signs and kinds, models near and far, batches all alike, and, where they vary, empty ones.
+
+    Batches that vary in size have rows that are not there.
+    """
     rng, rows = np.random.default_rng(0), ROWS if varies else DIVISOR
     params, unravel = ravel(model.init(run_key(0)))
-    shape = (TRIALS, rows, *data.record_shape)
-    scale = np.resize(SCALES, TRIALS).reshape(-1, *[1] * (len(shape) - 2))
-    if data.tokens:
-        low, high = int(np.min(data.x)), int(np.max(data.x)) + 1
-        x, other = rng.integers(low, high, shape), rng.integers(low, high, (TRIALS, *data.record_shape))
-    else:
-        x = rng.normal(size=shape).astype(np.float32)
-        with np.errstate(invalid="ignore", over="ignore"):
-            x[:, 0] = (x[:, 0] * scale).astype(np.float32)
-        other = -x[:, 0]
-    exchanged = x.copy()
-    exchanged[:, 0] = other
-    drawn, others = rng.integers(0, len(data.x), (2, TRIALS, rows))
+    kind = np.arange(NEIGHBOURS) // SCALES.size  # of the first record, and of its batch
+    drawn, others = rng.integers(0, len(data.x), (2, NEIGHBOURS, rows))
+    drawn[kind % 5 == 1] = drawn[kind % 5 == 1, :1]  # of one target
     others[:, 1:] = drawn[:, 1:]
+    x = _features(rng, data, drawn, kind)
+    exchanged = x.copy()
+    exchanged[:, 0] = np.roll(x[:, 0], 1, 0) if data.tokens else -x[:, 0]
     y, moved = (jax.tree.map(lambda a: np.asarray(a)[at], data.y) for at in (drawn, others))  # noqa: B023
-    mask = rng.random((TRIALS, rows)) < (0.6 if varies else 2.0)
+    mask = rng.random((NEIGHBOURS, rows)) < (0.6 if varies else 2.0)
+    if varies:
+        mask[kind % 5 == 2] = False
     mask[:, 0] = True
     gone = mask.copy()
     gone[:, 0] = False
-    flat = np.asarray(params) + rng.choice([0.0, 0.3, 3.0], (TRIALS, 1)) * rng.normal(size=(TRIALS, params.size))
+    away = rng.choice(MODELS, (NEIGHBOURS, 1)) * rng.normal(size=(NEIGHBOURS, params.size))
+    flat = np.where(kind[:, None] % 8 == 7, 0.0, np.asarray(params) + away)
     return _Batches((x, y, mask), (exchanged, moved, mask), (x, y, gone), flat.astype(np.float32), unravel)
+
+
+def _features(rng: np.random.Generator, data: FederatedData, drawn: np.ndarray, kind: np.ndarray) -> np.ndarray:
+    """Of batches `(trials, rows, ...)`: normal, those of the data, or with a first record that is odd."""
+    if data.tokens:
+        x = rng.integers(int(np.min(data.x)), int(np.max(data.x)) + 1, (*drawn.shape, *data.record_shape))
+        x[kind % 2 == 1] = np.asarray(data.x)[drawn[kind % 2 == 1]]
+        return x
+    x = rng.normal(size=(*drawn.shape, *data.record_shape)).astype(np.float32)
+    true = kind % 8 == 1
+    x[true] = np.asarray(data.features(np.asarray(data.x)[drawn[true]]))
+    x[kind % 8 == 2] = 0.0
+    first = x[:, 0].reshape(len(x), -1)
+    first[kind % 8 == 3] = np.eye(first.shape[1])[rng.integers(0, first.shape[1], np.sum(kind % 8 == 3))]
+    first[kind % 8 == 4] = 1.0
+    first[kind % 8 == 5] = np.abs(first[kind % 8 == 5])
+    first[kind % 8 == 6] = np.rint(first[kind % 8 == 6])
+    scale = np.resize(SCALES, len(x)).reshape(-1, *[1] * (x.ndim - 2))
+    with np.errstate(invalid="ignore", over="ignore"):
+        x[:, 0] = (first.reshape(x[:, 0].shape) * scale).astype(np.float32)
+    return x
 
 
 def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
@@ -114,7 +140,11 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
         bounded = bound.apply(model, found.unravel(params), _records(x, y, mask, key), clip)
         return bounded.mean, jnp.broadcast_to(bounded.unit, bounded.mean.shape)
 
-    run, keys = compiled(of), keys_of(TRIALS, "bound")
+    traced = {"params": found.params[0], "records": tuple(jax.tree.map(lambda a: a[0], found.own))}
+    _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
+    public = not (unit.values or unit.noise)
+    require(public, "the unit of the noise", "one of its records or of the model", "one of public numbers", "exact")
+    run, keys = compiled(of), keys_of(NEIGHBOURS, "bound")
     (one, unit), (other, theirs), (less, last) = (
         jax.tree.map(np.asarray, run(keys, found.params, *batch)) for batch in found[:3]
     )
@@ -140,44 +170,35 @@ def examine_privatizer(
     local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
-    told = [_told(privatizer, algorithm, data, i) for i in range(data.num_clients)]
+    told = np.array([_told(privatizer, algorithm, data, i) for i in range(data.num_clients)])
     tau = local.batches.count(local.steps, data.largest)
     some = sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(told)), int(np.argmax(told))})
     steps = np.unique(np.linspace(0, tau - 1, min(tau, 6)).astype(int))
     found, varies = _neighbours(data, model, _varies(algorithm)), _varies(algorithm)
     many = max(2**14 // found.params.shape[1], 500)
+
+    def of(
+        key: jax.Array, place: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
+    ) -> jax.Array:
+        records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
+        return privatizer.gradient(key, Place(*place), model, found.unravel(params), records)[0]
+
+    usual, divisor = tuple(a[1] for a in found.own), jnp.int32(DIVISOR)
+    depends = _scale_of_noise(of, (found.params[1], *usual))
+    draw = jax.jit(jax.vmap(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5)), compiler_options=QUICK)
+    run = jax.jit(jax.vmap(of, (0, None, None, 0, 0, 0, 0)), compiler_options=QUICK)
+    own_keys, least = keys_of(NEIGHBOURS, "privatizer"), np.inf
     for client in some:
         for t in sorted({0, rounds - 1}):
-            rates = local.rates(t, data.largest)
-
-            def of(
-                key: jax.Array,
-                step: Any,
-                params: jax.Array,
-                x: jax.Array,
-                y: Any,
-                mask: jax.Array,
-                t: int = t,
-                client: int = client,
-                rates: jax.Array = rates,
-            ) -> jax.Array:
-                place = Place(jnp.int32(client), jnp.int32(t), step, rates[step], rates.sum(), step == tau - 1)
-                records = _records(x, y, mask, run_key(1))
-                return privatizer.gradient(key, place, model, found.unravel(params), records)[0]
-
-            at = jnp.asarray(steps, jnp.uint32)
-            draw = jax.jit(
-                jax.vmap(jax.vmap(of, (None, 0, *[None] * 4)), (0, None, *[None] * 4)), compiler_options=QUICK
-            )
-            usual = tuple(a[1] for a in found.own)
-            drawn = np.asarray(draw(keys_of(2 * many, f"noise {client} {t}"), at, found.params[1], *usual), float)
+            at = places.arrays(places.of_steps(algorithm, data, client, t, steps))
+            keys = keys_of(2 * many, f"noise {client} {t}")
+            drawn = np.asarray(draw(keys, at, divisor, found.params[1], *usual), float)
             noise = (drawn[::2] - drawn[1::2]) / np.sqrt(2)  # (draws, steps, size)
             std = np.sqrt(np.mean(noise**2, 0))
             require(np.all(std > 0), "every coordinate of every step is noised", "not", "so", "exact")
-            last = jnp.full(TRIALS, int(steps[-1]), jnp.uint32)
-            run, keys = compiled(of), keys_of(TRIALS, "privatizer")
+            last = tuple(a[-1] for a in at)
             own, other = (
-                np.asarray(run(keys, last, found.params, *batch), float)
+                np.asarray(run(own_keys, last, divisor, found.params, *batch), float)
                 for batch in (found.own, found.less if varies else found.exchanged)
             )
             finite = np.isfinite(own).all() and np.isfinite(other).all()
@@ -200,6 +221,54 @@ def examine_privatizer(
                 "alike",
                 "exact",
             )
+            least = min(least, float(spread.min()) / told[client])
+    _examine_everywhere(of, privatizer, algorithm, data, rounds, (found.params[1], *usual), least * told, depends)
+
+
+def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> Names:
+    """What the size of the noise depends on; refused where that is no place in the run."""
+
+    def named(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
+        return of(key, places.arrays(Place(**where)), divisor, params, *records)
+
+    params, *records = usual
+    given = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **places.blank()}
+    (found,) = scale_names(named, run_key(0), given)
+    require(found.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
+    for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
+        require(
+            name not in found.scale,
+            "the size of its noise",
+            f"one that may depend on {what}",
+            "one of public numbers: multiply noise by these alone, and add it last",
+            "the trace is exact",
+        )
+    return found.scale
+
+
+def _examine_everywhere(
+    of: Callable[..., jax.Array],
+    privatizer: Privatizer,
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    usual: tuple[Any, ...],
+    wanted: np.ndarray,
+    depends: Names,
+) -> None:
+    """Its noise at every place that the size depends on, and that no step's comes back.
+
+    wanted  the standard deviation for each client, for the divisor that was looked at.
+    """
+    divisors = sorted({DIVISOR, *(algorithm.local.batches.divisor(int(n)) for n in np.unique(np.asarray(data.sizes)))})
+    for divisor in np.resize(divisors, min(len(divisors), 8)) if "divisor" in depends else [DIVISOR]:
+
+        def draw(key: jax.Array, place: Place, size: int, divisor: int = int(divisor)) -> jax.Array:
+            return of(key, places.arrays(place), jnp.int32(divisor), *usual)[:size]
+
+        share = privatizer.unit(int(divisor)) / privatizer.unit(DIVISOR)
+        every = places.of_client(algorithm, data, rounds, depends)
+        places.examine(draw, every, np.ones(1), usual[0].size, depends - {"divisor"}, wanted * share)
 
 
 def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> float:
@@ -230,8 +299,8 @@ def examine_correction(
     start, unravel = ravel(model.init(run_key(0)))
     rate = extreme_rates(algorithm.local, data.largest, rounds)[1]
     rng = np.random.default_rng(0)
-    scale = np.resize([1e-2, 1.0, 1e2], TRIALS)[:, None]
-    points = (scale * rng.normal(size=(4, TRIALS, start.size))).astype(np.float32)
+    scale = np.resize([1e-2, 1.0, 1e2], NEIGHBOURS)[:, None]
+    points = (scale * rng.normal(size=(4, NEIGHBOURS, start.size))).astype(np.float32)
     one = jnp.zeros((1, *data.record_shape), jnp.int32 if data.tokens else jnp.float32)
     records = Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1))
 

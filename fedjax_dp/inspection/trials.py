@@ -1,5 +1,6 @@
 """What all examinations of parts share: how much is tried, and how it is compiled."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.round import draw_cohort
@@ -27,7 +29,17 @@ def keys_of(count: int, role: str) -> jax.Array:
     return jax.random.split(role_key(run_key(0), role), count)
 
 
-def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: int, shares: jax.Array) -> Members:
-    draw = compiled(lambda t: draw_cohort(cohort, key, t, shares))
-    cohorts: Members = jax.tree.map(np.asarray, draw(jnp.arange(rounds)))
+def size_of(model: Model) -> int:
+    """Number of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, run_key(0))))
+
+
+def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
+    """The cohorts of some rounds, `(rounds, members)` each, on the host."""
+    cohorts: Members = jax.tree.map(np.asarray, _drawn(cohort, key, jnp.asarray(rounds), shares))
     return cohorts
+
+
+@functools.partial(jax.jit, compiler_options=QUICK)
+def _drawn(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> Members:
+    return jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)

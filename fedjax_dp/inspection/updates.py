@@ -1,5 +1,6 @@
 """Do the parts behind a client's steps bound and noise its update as they state?"""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,6 +9,8 @@ import numpy as np
 
 from fedjax_dp.accounting import Adjacency, FullBatch
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection import places
+from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIALS, compiled, drawn_cohorts, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
@@ -17,10 +20,11 @@ from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import correlated_source, source_of
 from fedjax_dp.parts.transport import Transport
-from fedjax_dp.pytrees import ravel, tensor_sizes
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.statistics.noise import examine_noise
+from fedjax_dp.statistics.noise import examine_noise, examine_sizes, uncorrelated
 from fedjax_dp.statistics.verdict import require
 
 HORIZON = 32  # rounds that are looked at
@@ -30,45 +34,52 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     """Round after round: how long a message can be, what noise joins the mean, and that the mean passes as it is."""
     if upload.shared_noise or upload.extra:
         raise AssertionError("shares of noise, and numbers beside an update, are understood of the project's alone")
-    params = model.init(run_key(0))
-    sizes, size = tensor_sizes(params), ravel(params)[0].size
+    sizes = tensor_sizes(model.init(run_key(0)))
+    size, horizon = sum(sizes), min(rounds, HORIZON)
     cohort, shares = algorithm.cohort, jnp.asarray(data.shares)
     members, rates = cohort.members(data.num_clients), cohort.rates(shares)
     reach = jnp.float32(algorithm.aggregate.reach(shares, rates, members))
     expected = jnp.float32(members) if rates is None else jnp.sum(rates)
     told = _told(upload, algorithm, data, rounds, size) * float(reach)
-    rng, horizon = np.random.default_rng(0), min(rounds, HORIZON)
-    with np.errstate(invalid="ignore", over="ignore"):
-        scaled = (rng.normal(size=(TRIALS, size)) * np.resize(SCALES, TRIALS)[:, None]).astype(np.float32)
-    updates = jnp.asarray(scaled)
-    means = rng.normal(size=(horizon, size)).astype(np.float32)
-    sent = Sent(members, algorithm.transport.resolution, algorithm.transport.limit(members))
+    depends = _scale_of_noise(upload, size, reach, expected)
+    stateful = bool(jax.tree.leaves(upload.init()))
 
-    def run(key: jax.Array, means: jax.Array) -> Any:
-        def step(state: Any, now: Any) -> Any:
+    def run(keys: tuple[jax.Array, ...], rounds: jax.Array, means: jax.Array, most: int = size) -> Any:
+        """Of one key, or the difference of two, which is nothing where noise is of another key than the run's."""
+
+        def step(states: Any, now: Any) -> Any:
             t, mean = now
-            found, more = jax.vmap(lambda update: upload.message(key, update, sizes, state, sent))(updates)
-            if jax.tree.leaves(more):
-                raise AssertionError("numbers travel beside an update, though `extra` is 0")
-            update, state = upload.release(key, t, mean, (), state, reach, expected)
-            return state, (update - mean, jnp.sqrt(jnp.max(jnp.sum(found * found, -1))))
+            made = [upload.release(key, t, mean, (), state, reach, expected) for key, state in zip(keys, states)]
+            noise = made[0][0] - (mean if len(made) == 1 else made[1][0])
+            return tuple(after for _, after in made), (noise[:most], jnp.sum(noise**2) / len(made), states[0])
 
-        return jax.lax.scan(step, upload.init(), (jnp.arange(horizon), means))[1]
+        return jax.lax.scan(step, tuple(upload.init() for _ in keys), (rounds, means))[1]
 
+    means, first = _means(np.random.default_rng(0), horizon, size), jnp.arange(horizon)
     many = int(np.clip(2**21 // (horizon * size), 64, 2000))
     keys = keys_of(many, "release")
-    found = compiled(lambda key: run(key, jnp.asarray(means)))(keys)
-    noise, longest = (np.asarray(a, float) for a in found)
-    quiet = np.asarray(compiled(lambda key: run(key, jnp.zeros_like(means))[0])(keys[:4]), float)
-    longest = longest.max(0)
-    require(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop", "exact")
-    scale = max(1.0, float(np.abs(quiet).max()))
-    error = float(np.abs(noise[:4] - quiet).max()) / scale
+    noise = np.asarray(compiled(lambda key: run((key,), first, jnp.asarray(means))[0])(keys), float)
+    quiet = np.asarray(compiled(lambda key: run((key,), first, jnp.zeros_like(means))[0])(keys[:4]), float)
+    scale = np.maximum(np.abs(means).max(-1, keepdims=True), np.abs(quiet).max(-1, keepdims=True)) + 1e-30
+    error = float((np.abs(noise[:4] - quiet) / scale).max())
     require(error < 1e-3, "the mean that joins its noise", f"changed by {error:.2g}", "as it arrived", "exact")
-    wanted = told * longest
+    tried, times = np.arange(rounds), -(-places.LEAST // size)
+    if not (stateful or depends):
+        tried = np.unique(np.linspace(0, rounds - 1, min(rounds, max(2**22 // size, HORIZON))).astype(int))
+    if tried.size * size * times > places.MOST:
+        require(False, "the size of its noise", "one that depends on the round", "one that can be tried everywhere", "")
+    still = jnp.zeros((tried.size, size))
+    whole = compiled(lambda key: run(_two(key), jnp.asarray(tried), still, min(size, places.ROWS)))
+    rows, squares, states = whole(keys_of(times, "all rounds"))
+    states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
+    longest = _longest_messages(
+        upload, sizes, states, Sent(members, algorithm.transport.resolution, algorithm.transport.limit(members))
+    )
+    require(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop", "exact")
+    wanted = np.broadcast_to(told * longest, tried.shape)
     require(np.all(wanted > 0), "the noise multiplier of its event", f"{told:g}", "above 0", "exact")
     std = np.sqrt(np.mean(noise**2, (0, 2)))
-    least = float(np.min(std / wanted))
+    least = float(np.min(std / wanted[:horizon]))
     slack = max(NOISE_SLACK, 6 / np.sqrt(2 * many * size))
     require(
         least >= 1 - slack,
@@ -77,8 +88,77 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
         "1 or more",
         f"{slack:.0%} may be chance",
     )
+    above = np.sum(np.asarray(squares, float), 0) / (wanted * (1 - SLACK)) ** 2
+    examine_sizes(above, times * size, lambda at: f"round {tried[at]}", least=True)
     if upload.amplified or source_of(upload) is None:
         examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
+        uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
+
+
+def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any) -> Names:
+    """What of a run the size of its noise depends on: the round, or what it keeps; refused if on what arrives."""
+
+    def release(key: jax.Array, now: Any, mean: Any, kept: Any, numbers: Any) -> Any:
+        return upload.release(key, now, mean, (), kept, *numbers)[0]
+
+    given = {"now": jnp.int32(0), "mean": jnp.zeros(size), "kept": upload.init(), "numbers": (reach, expected)}
+    (found,) = scale_names(release, run_key(0), given)
+    told = "one that may depend on the mean that it joins"
+    wanted = "one of public numbers: multiply noise by these alone, and add it last"
+    require("mean" not in found.scale, "the size of its noise", told, wanted, "the trace is exact")
+    return found.scale - {"numbers"}
+
+
+def _two(key: jax.Array) -> tuple[jax.Array, ...]:
+    return role_key(key, "one"), role_key(key, "other")
+
+
+def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
+    """Means of several lengths, dense ones and others."""
+    means = rng.normal(size=(count, size)) * np.resize([1.0, 1e-4, 1e2, 1.0, 1e-2], count)[:, None]
+    means[3::5] *= np.arange(size) == rng.integers(0, size)
+    found: np.ndarray = means.astype(np.float32)
+    return found
+
+
+def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, sent: Sent) -> np.ndarray:
+    """The norm of the longest message of updates of many kinds, for each of some states `(rounds or 1,)`."""
+    count = len(jax.tree.leaves(states)[0]) if jax.tree.leaves(states) else 1
+    updates = jnp.asarray(_updates(upload, sum(sizes), 2**24 // count))
+
+    def longest(state: Any) -> jax.Array:
+        def of(key: jax.Array, update: jax.Array) -> jax.Array:
+            found, more = upload.message(key, update, sizes, state, sent)
+            if jax.tree.leaves(more):
+                raise AssertionError("numbers travel beside an update, though `extra` is 0")
+            return jnp.sqrt(jnp.sum(found * found))
+
+        return jnp.max(jax.vmap(of)(keys_of(len(updates), "message"), updates))
+
+    run = jax.jit(lambda: jax.lax.map(longest, states) if jax.tree.leaves(states) else longest(states)[None])
+    lengths: np.ndarray = np.asarray(run(), float)
+    return lengths
+
+
+def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
+    """Dense, sparse, even, one-signed and integer updates of all lengths, and every coordinate alone, if it can be."""
+    rng = np.random.default_rng(0)
+    dense = rng.normal(size=(TRIALS, size))
+    sparse = dense * (rng.random((TRIALS, size)) < 0.1)
+    even = np.resize([1.0, -1.0], (TRIALS, 1)) * np.ones(size)
+    kinds = np.concatenate([dense, sparse, np.abs(dense), -np.abs(dense), even, np.rint(dense), np.sign(dense)])
+    near = _longest(upload) / np.maximum(np.linalg.norm(kinds, axis=1, keepdims=True), 1e-12)
+    lengths = np.concatenate(
+        [SCALES, 10.0 ** rng.uniform(-9, 37, TRIALS - 2 * SCALES.size), np.full(SCALES.size, 1.01)]
+    )
+    lengths = np.concatenate([np.resize(lengths, TRIALS)[rng.permutation(TRIALS)] for _ in range(7)])[:, None]
+    alone = np.eye(size)[rng.permutation(size)[: max(numbers // size - len(kinds), 64)]]
+    alone = (
+        alone * _longest(upload) * 10.0 ** rng.uniform(0.01, 6, (len(alone), 1)) * rng.choice([-1, 1], (len(alone), 1))
+    )
+    with np.errstate(invalid="ignore", over="ignore"):
+        every = np.concatenate([kinds * lengths, kinds * near * 1.5, alone]).astype(np.float32)
+    return every[: max(numbers // size, 128)] if numbers // size < len(every) else every
 
 
 def _told(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, rounds: int, size: int) -> float:
@@ -110,22 +190,37 @@ def _longest(upload: Upload) -> float:
     return float(upload.clip_norm) if hides_clients(upload) else 1.0
 
 
-def examine_transport(transport: Transport, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+def _some_cohorts(
+    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, most: int
+) -> tuple[Members, np.ndarray]:
+    """Cohorts of the run, of all its rounds if these are no more than `most`, and which rounds they are of."""
+    tried = np.unique(np.linspace(0, rounds - 1, min(rounds, max(most, TRIALS))).astype(np.int32))
+    return drawn_cohorts(algorithm.cohort, run_key(seed), tried, jnp.asarray(data.shares)), tried
+
+
+def examine_transport(transport: Transport, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
     """The sum that arrives is that of the messages, or its noise would be of another size than they."""
     members, size = algorithm.cohort.members(data.num_clients), 8
     clip = _longest(algorithm.upload)
-    ids, here = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)
+    schedule, tried = _some_cohorts(algorithm, data, rounds, seed, 2**20 // members**2)
+    at = jnp.arange(members, dtype=jnp.int32)
 
-    def off(key: jax.Array) -> jax.Array:
+    def off(key: jax.Array, t: jax.Array, ids: jax.Array, here: jax.Array) -> jax.Array:
         flat = clip * jax.random.uniform(key, (members, size), minval=-1.0)
+        flat = jnp.where(t % 3 == 2, flat * (jnp.arange(size) == t % size)[None], flat)  # a single coordinate, too
 
         def send(i: jax.Array) -> Any:
-            return transport.message(key, jnp.int32(0), i, ids, here, flat[i])[0]
+            return transport.message(key, t, i, ids, here, flat[i])[0]
 
-        summed = jax.tree.map(lambda a: a.sum(0, dtype=a.dtype), jax.vmap(send)(ids))
-        return jnp.abs(transport.total(key, jnp.int32(0), ids, here, here, summed) - flat.sum(0)).max()
+        def summed(a: jax.Array) -> jax.Array:
+            return jnp.where(here.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype)
 
-    worst = float(np.max(np.asarray(compiled(off)(keys_of(TRIALS, "transport")))))
+        arrived = transport.total(key, t, ids, here, here, jax.tree.map(summed, jax.vmap(send)(at)))
+        return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
+
+    keys = keys_of(len(tried), "transport")
+    found = compiled(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
+    worst = float(np.max(np.asarray(found)))
     allowed = members * (0.51 * transport.resolution + 1e-5 * clip)
     require(worst <= allowed, "what arrives less the sum of the messages", f"{worst:.3g}", f"{allowed:.3g}", "exact")
 
@@ -134,8 +229,9 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     """The mean is linear in the messages, and one moves it by no more than is stated, in cohorts of the run."""
     shares, local = jnp.asarray(data.shares), algorithm.local
     rates = algorithm.cohort.rates(shares)
-    schedule = drawn_cohorts(algorithm.cohort, run_key(seed), min(rounds, 200), shares)
-    positions, size = schedule.ids.shape[1], 8
+    size, looked_at = 8, 24
+    positions = algorithm.cohort.members(data.num_clients)
+    schedule, _ = _some_cohorts(algorithm, data, rounds, seed, 2**21 // (positions * min(positions, looked_at)))
     clip = _longest(algorithm.upload)
     reach = float(aggregate.reach(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
@@ -148,7 +244,7 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
         return aggregate.combine(total, here, shares, rates, params)
 
     def looked(members: Members, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        names = ("one", "other", "length", "rate", "params")
+        names = ("one", "other", "length", "rate", "params", "position")
         keys = {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
         one, other = (jax.random.normal(keys[name], (positions, size)) for name in names[:2])
         lengths = clip * 10.0 ** jax.random.uniform(keys["length"], (positions, 1), minval=-3.0, maxval=0.0)
@@ -169,8 +265,8 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
             lone = jnp.linalg.norm(turned - mean(left, ahead, rate, zero))
             return jnp.maximum(joined, lone) if added else jnp.linalg.norm(full - turned) / 2
 
-        some = np.unique(np.linspace(0, positions - 1, min(positions, 24)).astype(np.int32))
-        return bent, jnp.max(jax.vmap(moves)(jnp.asarray(some))) / clip
+        some = jnp.arange(min(positions, looked_at)) + jax.random.randint(keys["position"], (), 0, positions)
+        return bent, jnp.max(jax.vmap(moves)(some % positions)) / clip
 
     drawn = jax.tree.map(jnp.asarray, schedule)
     look = jax.jit(jax.vmap(looked), compiler_options=QUICK)

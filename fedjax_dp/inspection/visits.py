@@ -37,8 +37,8 @@ def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: 
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
     if local.warm:
         raise AssertionError("releases before the first round are understood of LocalSgd alone")
-    _examine_batches(local, algorithm, data, model)
-    _examine_updates(local, algorithm, data, model)
+    _examine_batches(local, algorithm, data, model, rounds)
+    _examine_updates(local, algorithm, data, model, rounds)
 
 
 class Gradient(NamedTuple):
@@ -74,14 +74,15 @@ class Noting:
         return 0.0
 
 
-def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
     sizes, batches = np.asarray(data.sizes), local.batches
     more = local.extra_gradients
     received = _at_the_start(local, algorithm, data, model)
-    for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes))}):
+    for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
         steps = batches.count(local.steps, records)
         count = max(min(KEYS, NOTED // (batches.count(local.steps, data.largest) + more)), 20)
+        tried = np.linspace(0, rounds - 1, count).astype(np.int32)  # the round of each trial
         found: list[Gradient] = []
         lock = threading.Lock()
 
@@ -93,16 +94,18 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
 
         held = _numbered(data, client)
 
-        def of(key: jax.Array, trial: jax.Array, client: int = client, held: Any = held, note: Any = note) -> jax.Array:
+        def of(
+            key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
+        ) -> jax.Array:
             noting = changed(local, privatizer=Noting(trial=trial, note=note))
             who = held.client(jnp.int32(client))
-            found: LocalResult = noting.run(key, jnp.int32(trial % 2), who, received(client), held, model)
+            found: LocalResult = noting.run(key, t, who, received(client), held, model)
             return found.update
 
-        jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count)))
+        jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
         jax.effects_barrier()
         name = f"local steps of a client with {records} records"
-        alike = all(g.client == client and g.round == g.trial % 2 for g in found)
+        alike = all(g.client == client and g.round == tried[g.trial] for g in found)
         require(alike, f"{name}: the client and round that noise is told", "others", "the client and round", "exact")
         places = {(g.word, g.step) for g in found}
         require(len(places) == len(found), f"{name}: key and step of a noise", "used again", "new each time", "exact")
@@ -162,7 +165,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
     )
 
 
-def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> None:
+def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
     received = _at_the_start(local, algorithm, data, model)
 
     def of(key: jax.Array) -> jax.Array:
@@ -173,7 +176,7 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
             found: LocalResult = local.run(own, jnp.int32(t), who, received(client, params), held, model)
             return found.update
 
-        return jnp.stack([at(i, t) for i in range(min(2, data.num_clients)) for t in range(2)])
+        return jnp.stack([at(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))])
 
     updates = np.asarray(compiled(of)(keys_of(2 * TRIALS, "local")), float)
     noise = updates[::2] - updates[1::2]

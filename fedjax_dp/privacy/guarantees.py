@@ -12,7 +12,7 @@ from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection import flow
+from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.privacy.ledger import counted_as, remembers, training_of, with_paid
@@ -110,6 +110,8 @@ def contradiction(run: PlannedRun) -> str | None:
 def _require_believable(run: PlannedRun) -> None:
     """Refuse parts that leave a fact unsaid, and parts other than the project's own that say what is not so."""
     facts.require_facts(run.algorithm)
+    if constants.words_of(run.model) or getattr(run.model, "frozen", None) is not None:
+        constants.require_no_records(run.model, run.data)
     if not inspection.words_of(run.algorithm):
         return
     for slot, part in facts.parts_of(run.algorithm):
@@ -219,7 +221,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
 
 def _words(run: PlannedRun) -> list[str]:
     """What rests on somebody's word."""
-    words = inspection.words_of(run.algorithm)
+    words = [*inspection.words_of(run.algorithm), *constants.words_of(run.model)]
     return [*words, "the test set is public"] if words and run.data.test_clients is None else words
 
 

@@ -1,6 +1,7 @@
 """Is noise white, normal, independent, and of the standard deviation that is told?"""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import scipy
@@ -12,10 +13,12 @@ from fedjax_dp.statistics.verdict import (
     limit,
     require,
     seen_from,
+    square_deviate,
     variance_deviate,
 )
 
 COORDINATES = 32  # that are compared in pairs
+PAIRED = 4096  # rows that are compared in pairs
 
 
 def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> list[Report]:
@@ -35,10 +38,10 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
         )
     ]
     across = noise.transpose(1, 0, 2).reshape(count, -1)
-    found += _uncorrelated("clients, rounds and steps", across, places)
+    found += uncorrelated("clients, rounds and steps", across, places)
     some = np.unique(np.linspace(0, size - 1, min(size, COORDINATES)).astype(int))
-    found += _uncorrelated("coordinates", noise[..., some].reshape(-1, some.size).T, [f"coordinate {j}" for j in some])
-    found += _uncorrelated("runs", np.stack([noise[:-1].ravel(), noise[1:].ravel()]), ["a run", "the next"])
+    found += uncorrelated("coordinates", noise[..., some].reshape(-1, some.size).T, [f"coordinate {j}" for j in some])
+    found += uncorrelated("runs", np.stack([noise[:-1].ravel(), noise[1:].ravel()]), ["a run", "the next"])
     for what, axes, names in (
         ("place", (0, 2), places),
         ("coordinate", (0, 1), [f"coordinate {j}" for j in range(size)]),
@@ -77,16 +80,44 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
     return found
 
 
-def _uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> list[Report]:
-    """Every pair of rows, by the mean product of what should be standard normals."""
+def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str], least: bool = False) -> list[Report]:
+    """Sums of squares `(places,)` of so many independent standard normals each, alone and in runs of 2, 4, 8, ...
+
+    name   of a place;
+    least  whether larger ones are right, too.
+    """
+    found, blocks = [], squares
+    while True:
+        length = 2 ** int(math.log2(squares.size / blocks.size) + 0.5)
+        away = np.asarray(square_deviate(blocks, numbers * length))
+        worst = int(np.argmin(away) if least else np.argmax(np.abs(away)))
+        found.append(
+            require(
+                away[worst] > -limit(2 * squares.size) and (least or away[worst] < limit(2 * squares.size)),
+                f"standard deviation of the noise at {length} place{'s' if length > 1 else ''}",
+                f"{math.sqrt(blocks[worst] / numbers / length):.4g} of what is told from {name(worst * length)} on",
+                "1 or more" if least else "1",
+                certainty(2 * squares.size),
+            )
+        )
+        if blocks.size < 2:
+            return found
+        blocks = blocks[: blocks.size // 2 * 2].reshape(-1, 2).sum(1)
+
+
+def uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> list[Report]:
+    """Every pair of rows, by the mean product of what should be standard normals; of many, some of them."""
     if len(rows) < 2:
         return []
+    if len(rows) > PAIRED:  # neighbours, and from end to end
+        some = np.unique([*range(PAIRED // 2), *np.linspace(0, len(rows) - 1, PAIRED // 2).astype(int)])
+        rows, names = rows[some], [names[i] for i in some]
     length = rows.shape[1]
     products = np.triu(rows @ rows.T / length, 1)
     a, b = np.unravel_index(np.argmax(np.abs(products)), products.shape)
     pairs = len(rows) * (len(rows) - 1) // 2
     # products of normals have heavier tails than a normal: r with Student's law, as for a correlation coefficient
-    r = products[a, b] / math.sqrt(np.mean(rows[a] ** 2) * np.mean(rows[b] ** 2))
+    r = products[a, b] / math.sqrt(max(np.mean(rows[a] ** 2) * np.mean(rows[b] ** 2), 1e-300))
     bound = 1 / math.sqrt(1 + (length - 1) / scipy.stats.t.isf(0.5e-6 / pairs, length - 1) ** 2)
     return [
         require(

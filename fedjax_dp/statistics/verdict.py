@@ -54,7 +54,11 @@ def largest_deviate(deviates: Any) -> float:
 def variance_deviate(values: np.ndarray, axis: Any = None) -> np.ndarray:
     """Normal deviates of sums of squares of what should be standard normals, along `axis`; exact at the tails."""
     squares = np.sum(np.asarray(values, float) ** 2, axis=axis)
-    count = values.size / max(np.size(squares), 1)
+    return square_deviate(squares, values.size / max(np.size(squares), 1))
+
+
+def square_deviate(squares: Any, count: float) -> np.ndarray:
+    """Normal deviates of sums of squares of `count` standard normals each; exact at the tails."""
     low, high = scipy.stats.chi2.logcdf(squares, count), scipy.stats.chi2.logsf(squares, count)
     tail = np.exp(np.minimum(low, high))
     deviates: np.ndarray = np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))

@@ -9,6 +9,7 @@ import optax
 import own_parts as own
 import pytest
 from helpers import ragged_data, usual
+from own_parts import lying
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
@@ -160,13 +161,6 @@ def test_a_subclass_inherits_no_fact(slot):
         given = {f.name: getattr(part, f.name, None) for f in dataclasses.fields(kind) if hasattr(part, f.name)}
         with pytest.raises(errors.ConfigurationError, match="not believed of its subclasses"):
             epsilon(place(heir(**given)))
-
-
-def lying(part, **members):
-    """A subclass that restates all facts, but for these members."""
-    kind = type(part)
-    made = fdp.value(restates(kind)(type(f"Lying{kind.__name__}", (kind,), members)))
-    return made(**{field.name: getattr(part, field.name) for field in dataclasses.fields(kind)})
 
 
 def says(result):

@@ -1,0 +1,214 @@
+"""Does a model hold records of the clients? What it closes over is looked at, and the values that it never trains."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+from scipy.spatial import cKDTree
+
+from fedjax_dp import errors, own_code
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.reach import insides
+from fedjax_dp.models import Model
+from fedjax_dp.parts import facts
+from fedjax_dp.rounds.simulation import run_key
+
+HOLDS_NONE = "it holds none of the clients' records, nor anything made of them, and treats each record alone"
+COLUMNS = 32  # of a record that are compared first
+SHORT = 16  # numbers of a record up to which two are compared by distance, as any few numbers correlate
+ALIKE = 0.98  # correlation from which on two records are the same, scaled, shifted, rounded or blurred
+SAME = 1 - 1e-5  # of what many arrays resemble: means of clients, sorted numbers
+STORED = 2**16  # records that are looked at
+PRODUCTS = 2**22  # pairs of them and of a constant's rows
+LABELS = 32  # targets in a row that are no chance
+
+
+def words_of(model: Model) -> list[str]:
+    """On whose word the Guarantee rests where a model, or what it is made of, is not the project's or Flax's."""
+    things = [thing for _, thing in facts.things_of("model", model)]
+    strange = [thing for thing in things if not _known(thing)]
+    if not strange:
+        return []
+    network = getattr(model, "network", None) if facts.of_the_project(model) else None
+    name = type(model).__name__ if network is None else network.name
+    return [f"on the word of {name} (model): {HOLDS_NONE}"]
+
+
+def _known(thing: Any) -> bool:
+    kind = thing if isinstance(thing, type) or hasattr(thing, "__module__") else type(thing)
+    return facts.of_known_origin(thing) or getattr(kind, "__module__", "").startswith("flax.")
+
+
+def require_no_records(model: Model, data: FederatedData) -> None:
+    """Refuse a model of which some constant is near records of clients: copies, scaled, shifted, cast, a part of them.
+
+    Looked at are the arrays that its `loss` and its `init` close over, wherever in them, and its frozen values. A
+    function of the records that no row shows (a checksum, a mean over several clients) is left to its author's word.
+    """
+    held: Any = None
+    for where, constant in _constants(model, data):
+        if constant.size < min(int(np.prod(data.record_shape)), LABELS):
+            continue
+        held = _held(data) if held is None else held
+        if found := _found(constant, held, data):
+            raise errors.refuse(
+                "model",
+                f"an array {constant.shape} in its {where} that holds {found}",
+                "one that sees the clients' records as its arguments alone",
+                "leave the array out: what it tells of a record no noise covers",
+            )
+
+
+def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndarray]]:
+    try:
+        params = jax.eval_shape(model.init, run_key(0))
+        x = jax.ShapeDtypeStruct(data.record_shape, np.int32 if data.tokens else np.float32)
+        y = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data.blank_targets(1))
+        traced = {
+            "loss": jax.make_jaxpr(model.loss)(params, x, y, run_key(0)),
+            "init": jax.make_jaxpr(model.init)(run_key(0)),
+        }
+    except errors.ConfigurationError:
+        raise
+    except Exception as failure:  # of a stranger's code, whatever it is
+        told = f"one of which loss or init cannot be traced: {own_code.told(failure)}"
+        raise errors.refuse("model", told, "functions of JAX arrays of one record") from failure
+    for leaf in jax.tree.leaves(getattr(model, "frozen", None)):
+        yield "frozen values", np.asarray(leaf)
+    for where, program in traced.items():
+        yield from ((where, constant) for constant in _inside(program))
+
+
+def _inside(program: Any) -> Iterator[np.ndarray]:
+    """Arrays in a traced program, and in the programs in it."""
+    closed = isinstance(program, core.ClosedJaxpr)
+    found = list(program.consts) if closed else []
+    for equation in (program.jaxpr if closed else program).eqns:
+        found += [read.val for read in equation.invars if isinstance(read, core.Literal)]
+        for inside in insides(equation):
+            yield from _inside(inside)
+    for constant in found:
+        if np.ndim(constant) and np.dtype(constant.dtype).kind in "fiub":
+            yield np.asarray(constant)
+
+
+class _Held(NamedTuple):
+    """Records of clients, some columns of theirs first."""
+
+    rows: np.ndarray  # (records, ...), as they are stored
+    columns: np.ndarray  # of flattened records
+    some: np.ndarray  # (records, columns), float32
+    means: np.ndarray  # (clients, columns)
+    targets: list[np.ndarray]
+
+    def whole(self, at: int) -> np.ndarray:
+        """All numbers of a record."""
+        numbers: np.ndarray = self.rows[at].reshape(-1).astype(np.float32)
+        return numbers
+
+
+def _held(data: FederatedData) -> _Held:
+    rows = np.asarray(data.x)
+    order = data.row_numbers if data.rows is not None else None
+    if order is not None:
+        order = order[:: -(-len(order) // STORED)]
+        rows = rows[order]
+    rows = rows[:: -(-len(rows) // STORED)]
+    if data.test_clients is not None:
+        rows = np.concatenate([rows, np.asarray(data.x_test)[:STORED]])
+    flat = rows.reshape(len(rows), -1)
+    probe = flat[:: -(-len(flat) // 512)].astype(np.float32)
+    columns = np.sort(np.argsort(-probe.var(0), kind="stable")[:COLUMNS])
+    some = flat[:, columns].astype(np.float32)
+    sizes = np.asarray(data.sizes)
+    means = np.zeros((0, columns.size), np.float32)
+    if int(sizes.sum()) <= len(some):
+        begins = np.cumsum(sizes) - sizes
+        means = np.add.reduceat(some[: int(sizes.sum())], begins, axis=0) / sizes[:, None]
+    targets = [np.asarray(a) for a in jax.tree.leaves(data.y)]
+    targets += [a[data.row_numbers] for a in targets]
+    return _Held(rows, columns, some, means, targets)
+
+
+def _found(constant: np.ndarray, held: _Held, data: FederatedData) -> str:
+    """What of the clients' is in an array, in words; "" for nothing that is seen."""
+    size = int(np.prod(data.record_shape))
+    for rows in _as_rows(constant, size):
+        rows = rows[np.isfinite(rows).all(1) & (np.ptp(rows, axis=1) > 0)]
+        near = _near if size >= SHORT else _near_short
+        if len(rows) and (found := near(rows, held)):
+            return found
+    return "the clients' targets" if _holds_targets(constant, held.targets, data.classes) else ""
+
+
+def _as_rows(constant: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """The ways in which an array may be rows of records `(rows, size)`, float32, evenly spaced ones of many."""
+    shape = constant.shape
+    ways = [constant.reshape(-1, size)] if constant.size % size == 0 else []
+    if shape and shape[0] == size and len(shape) > 1:
+        ways.append(constant.reshape(size, -1).T)
+    if len(shape) == 2 and size < shape[1] <= size + SHORT:  # with targets beside them
+        ways += [constant[:, :size], constant[:, -size:]]
+    for rows in ways:
+        yield rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), 1024)).astype(int))].astype(np.float32)
+
+
+def _near(rows: np.ndarray, held: _Held) -> str:
+    """By the correlation of rows, as they are or less what records have in common; and of their sorted numbers."""
+    most = max(PRODUCTS // len(held.some), 32)
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int))]
+    some = _centred(rows[:, held.columns])
+    mean, spread = held.some.mean(0), held.some.std(0) + 1e-6
+    if len(held.means) and np.max(np.abs(some @ _centred(held.means).T), initial=0.0) > SAME:
+        return "the mean of a client's records"
+    for less, over in ((0.0, 1.0), (mean, 1.0), (mean, spread)):
+        products = np.abs(some @ _centred((held.some - less) / over).T)
+        nearest = products.argmax(1)
+        for at in np.flatnonzero(products.max(1) > ALIKE)[:64]:
+            if _alike(rows[at], held, int(nearest[at])) > ALIKE:
+                return f"record {int(nearest[at])} of the clients, or one near it"
+    few = held.rows[:: -(-len(held.rows) * rows.shape[1] // 2**19)].reshape(-1, rows.shape[1])
+    if np.max(_centred(np.sort(rows)) @ _centred(np.sort(few).astype(np.float32)).T) > 1 - 1e-6:
+        return "the numbers of a record in another order"
+    return ""
+
+
+def _alike(row: np.ndarray, held: _Held, at: int) -> float:
+    """How far all numbers of a row are those of a record: as it is, or less the mean of others, or also over their
+    spread."""
+    few = held.rows[:: -(-len(held.rows) // 1024)].reshape(-1, row.size).astype(np.float32)
+    record, mean, spread = held.whole(at), few.mean(0), few.std(0)
+    forms = np.stack([record, record - mean, (record - mean) / np.where(spread > 0, spread, np.inf)])
+    return float(np.max(np.abs(_centred(forms) @ _centred(row[None])[0])))
+
+
+def _centred(rows: np.ndarray) -> np.ndarray:
+    """Less their mean, of length 1."""
+    away = rows - rows.mean(1, keepdims=True)
+    made: np.ndarray = away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-12)
+    return made
+
+
+def _near_short(rows: np.ndarray, held: _Held) -> str:
+    """By distance, in units of the columns' spread: as they are, or less the mean, or over the spread, too."""
+    rows = rows[[np.unique(row).size >= min(row.size, 3) for row in rows]]
+    mean, spread = held.some.mean(0), held.some.std(0) + 1e-6
+    tree, within = cKDTree((held.some - mean) / spread), 1e-3 * len(held.some) ** (-1 / max(rows.shape[1], 1))
+    for less, over in ((mean, spread), (0.0, spread), (0.0, 1.0)):
+        away, _ = tree.query((rows - less) / over, distance_upper_bound=within)
+        if np.sum(np.isfinite(away)) >= max(min(len(rows), 3), 1):
+            return f"{np.sum(np.isfinite(away))} rows that are records of the clients"
+    return ""
+
+
+def _holds_targets(constant: np.ndarray, targets: list[np.ndarray], classes: int) -> bool:
+    """Whether it is a stretch of the targets, as numbers or one column hot."""
+    if constant.ndim > 1 and constant.shape[-1] == classes:
+        constant = constant.reshape(-1, classes).argmax(1)
+    told = constant.ravel()
+    if told.size < LABELS or np.unique(told[:LABELS]).size < 2:
+        return False
+    needle = told[: 4 * LABELS].astype(np.float32).tobytes()
+    return any(needle in a.astype(np.float32).tobytes() for a in targets)

@@ -1,0 +1,145 @@
+"""On what the size of a noise depends, read off the traced program: on the round, the client, the records, or nothing.
+
+Bits that are drawn with a key depend on nothing else, whatever is folded into the key, and a uniform word stays uniform
+when anything is added to it. From there on each equation is followed: what is added to a noise leaves its size as it
+is, what it is multiplied by, or chosen by, does not. What is not known to keep a noise apart is taken to scale it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from fedjax_dp.inspection.reach import ENTERED, programs
+
+Names = frozenset[str]
+NONE: Names = frozenset()
+
+
+class Trace(NamedTuple):
+    """What is known of a value."""
+
+    noise: bool = False  # it depends on bits that a key draws
+    uniform: bool = False  # an integer of which every bit is a fair coin
+    values: Names = NONE  # names of inputs that it depends on, but through drawn bits
+    scale: Names = NONE  # of those that its noise is multiplied or chosen by
+
+
+KEY = Trace(noise=True, uniform=True)
+
+
+def scale_names(function: Callable[..., Any], key: Any, named: Mapping[str, Any]) -> list[Trace]:
+    """Of every output of `function(key, **named)`, what its value and the size of its noise depend on.
+
+    key    all that is drawn with another one counts as no noise;
+    named  arguments by name, pytrees of arrays or shapes.
+    """
+    names = sorted(named)
+    traced = jax.make_jaxpr(lambda key, *rest: function(key, **dict(zip(names, rest, strict=True))))(
+        key, *(named[name] for name in names)
+    )
+    inputs = [KEY, *(Trace(values=frozenset({name})) for name in names for _ in jax.tree.leaves(named[name]))]
+    return _follow(traced.jaxpr, inputs)
+
+
+def _follow(jaxpr: Any, inputs: list[Trace]) -> list[Trace]:
+    known: dict[Any, Trace] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(variable: Any) -> Trace:
+        return Trace() if isinstance(variable, core.Literal) else known.get(variable, Trace())
+
+    for equation in jaxpr.eqns:
+        known.update(zip(equation.outvars, _through(equation, [read(v) for v in equation.invars]), strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _through(equation: Any, reads: list[Trace]) -> list[Trace]:
+    name, count = equation.primitive.name, len(equation.outvars)
+    if name in _DRAWS:  # what is folded into a key acts on the bits alone that it draws
+        key, folded = reads[0], any(read.noise for read in reads[1:])
+        scale = _union(read.scale for read in reads)
+        return [
+            Trace(True, key.uniform, NONE if key.noise else key.values, scale)
+            if key.noise or folded
+            else Trace(values=key.values)
+        ] * count
+    if name == "platform_index":
+        return [Trace(values=frozenset({_PLATFORM}))]
+    if name == "cond":
+        return _branch(equation, reads)
+    if name in ENTERED:
+        for inside in programs(equation):
+            if len(inside.invars) == len(reads) and len(inside.outvars) == count:
+                return _follow(inside, reads)
+    return [_one(name, equation, reads)] * count
+
+
+def _branch(equation: Any, reads: list[Trace]) -> list[Trace]:
+    branches = list(programs(equation))
+    if reads[0].values == {_PLATFORM}:  # the same numbers on every platform: the last is everybody's
+        return _follow(branches[-1], reads[1:])
+    each = [_follow(branch, reads[1:]) for branch in branches]
+    return [_chosen(reads[0], list(made)) for made in zip(*each, strict=True)]
+
+
+def _one(name: str, equation: Any, reads: list[Trace]) -> Trace:
+    noisy = [read for read in reads if read.noise]
+    values, scale = _union(read.values for read in reads), _union(read.scale for read in reads)
+    if not noisy:
+        return Trace(values=values)
+    whole = _keeps_coins(equation)
+    if name in (*_MOVES, *_SUMS) and reads[0].noise and len(noisy) == 1:  # where it is read from is a choice of it
+        kept = reads[0].uniform and whole and name in _MOVES
+        return Trace(True, kept, reads[0].values, scale | _union(read.values for read in reads[1:]))
+    if name in _JOINS:
+        return Trace(True, whole and all(read.uniform for read in reads), values, scale)
+    if name in _ADDS:
+        if whole and len(noisy) == 1 and noisy[0].uniform:
+            return Trace(True, True, NONE, scale)
+        return Trace(True, False, values, scale)
+    if name in _TIMES and len(noisy) == 1:
+        return Trace(True, False, values, scale | _union(read.values for read in reads if not read.noise))
+    if name == "div" and not reads[1].noise:
+        return Trace(True, False, values, scale | reads[1].values)
+    if name == "select_n":
+        return _chosen(reads[0], reads[1:])
+    return Trace(True, False, values, scale | values)
+
+
+def _chosen(by: Trace, made: list[Trace]) -> Trace:
+    """One of several."""
+    every = [by, *made]
+    values, scale = _union(read.values for read in every), _union(read.scale for read in every)
+    if not any(read.noise for read in every):
+        return Trace(values=values)
+    if by.noise:
+        return Trace(True, False, values, scale | values)
+    return Trace(True, all(read.uniform for read in made) and not by.values, values, scale | by.values)
+
+
+def _union(names: Any) -> Names:
+    return frozenset().union(*names)
+
+
+def _keeps_coins(equation: Any) -> bool:
+    """Whether what is made is a key, or an integer no wider than what it is made of."""
+    before, after = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
+    if any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in (before, after)):
+        return True
+    whole = np.issubdtype(before, np.integer) and np.issubdtype(after, np.integer)
+    return whole and np.dtype(after).itemsize <= np.dtype(before).itemsize
+
+
+_PLATFORM = "the platform"
+_DRAWS = ("random_bits", "random_fold_in", "random_split")
+_MOVES = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims", "gather", "neg"}
+    | {"random_unwrap", "random_wrap", "reshape", "rev", "slice", "squeeze", "transpose", "bitcast_convert_type"}
+)
+_SUMS = ("cumsum", "reduce_sum")
+_JOINS = ("concatenate", "pad")
+_ADDS = ("add", "add_any", "sub", "xor")
+_TIMES = ("mul", "dot_general")

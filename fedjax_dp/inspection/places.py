@@ -1,0 +1,136 @@
+"""A noise at every place of a run that its size may depend on: all rounds, clients and steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.noise_scale import Names
+from fedjax_dp.inspection.trials import QUICK, keys_of
+from fedjax_dp.parts.noise import Place
+from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.statistics.noise import examine_sizes, uncorrelated
+from fedjax_dp.statistics.verdict import require
+
+NUMBERS = 2**21  # of noise that are looked at where the size depends on the place, unless a place has more
+MOST = 2**30  # beyond that a noise is refused whose size depends on the place
+LEAST = 64  # numbers by place
+ROWS = 256  # coordinates of each step that are compared with those of others
+OF_A_CLIENT = frozenset({"client", "round", "rate", "drift"})
+
+
+def blank() -> dict[str, Any]:
+    """One place, by name."""
+    at, one = jnp.int32(0), jnp.float32(1)
+    values = {"client": at, "round": at, "step": jnp.uint32(0), "rate": one, "drift": one, "last": jnp.bool_(False)}
+    return values
+
+
+def arrays(place: Place) -> tuple[Any, ...]:
+    """Of a place what is traced: all but the series."""
+    return tuple(place)[:-1]
+
+
+def of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any) -> Place:
+    """Some steps of a client's round `(steps,)`."""
+    rates = algorithm.local.rates(t, data.largest)
+    at = jnp.asarray(steps, jnp.uint32)
+    ones = jnp.ones(at.shape, jnp.int32)
+    last = at == rates.shape[0] - 1
+    return Place(client * ones, t * ones, at, rates[at], jnp.broadcast_to(rates.sum(), at.shape), last)
+
+
+def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> Place:
+    """Places `(visits, steps)`: all steps; and, where it matters, every round, every client, and pairs of them."""
+    tau = algorithm.local.batches.count(algorithm.local.steps, data.largest)
+    visits, times = 1, 1
+    if depends & OF_A_CLIENT:
+        visits = max(rounds if depends & {"round", "rate", "drift"} else 1, data.num_clients)
+        times = int(np.clip(NUMBERS // (visits * tau * LEAST), 1, 8))
+    rng = np.random.default_rng(0)
+    at = np.arange(visits)
+    t = np.concatenate(
+        [
+            at * rounds // visits if visits >= rounds else at,
+            *(np.sort(rng.integers(0, rounds, visits)) for _ in range(times - 1)),
+        ]
+    )
+    client = np.concatenate(
+        [
+            (at + rng.integers(data.num_clients)) % data.num_clients,
+            *(rng.integers(0, data.num_clients, visits) for _ in range(times - 1)),
+        ]
+    )
+    steps = jnp.arange(tau)
+    place = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)
+    found: Place = place(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
+    return found
+
+
+def of_server(rounds: int) -> Place:
+    """Places `(1, rounds)`: all rounds, as `client_privacy.server_noise` makes places of them."""
+    t, one = jnp.arange(rounds, dtype=jnp.int32)[None], jnp.ones((1, rounds), jnp.float32)
+    return Place(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
+
+
+def whitened(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
+    """The white noise under correlated noise `(..., steps, size)`."""
+    white = np.zeros_like(noise)
+    for t in range(noise.shape[-2]):
+        earlier = sum(bands[j] * white[..., t - j, :] for j in range(1, min(bands.size, t + 1)))
+        white[..., t, :] = (noise[..., t, :] - earlier) / bands[0]
+    return white
+
+
+def examine(
+    draw: Callable[..., jax.Array], every: Place, bands: np.ndarray, size: int, depends: Names, std: Any = 1.0
+) -> None:
+    """The noise in `draw(key, place, size)` is as large as is said at all places `(visits, steps)`, and new in each.
+
+    A visit has one key, as a client's round has, or the sums of a run.
+    std  its standard deviation under the bands, for each client where it is one for each; more of it is no lie where
+         there are several numbers.
+    """
+    visits, steps = every.step.shape
+    of_each = int(np.clip(NUMBERS // (visits * steps), min(LEAST, size), size))
+    times = -(-LEAST // of_each)
+    if visits * steps * times * size > MOST and depends:
+        told = ", ".join(sorted(depends))
+        require(False, "the size of its noise", f"one that depends on {told}", "one that can be tried everywhere", "")
+    some = every if depends else Place(*[a[:1] for a in arrays(every)])
+    noise = _drawn(draw, some, times if depends else 1, of_each)  # (times, visits, steps, of_each)
+    white = whitened(noise, bands)
+    names = [f"step {step}" for step in range(steps)]
+    uncorrelated("steps", white[0, 0, :, :ROWS], names)
+    if depends:
+        wanted = np.asarray(std)
+        scale = wanted[np.asarray(every.client)] if wanted.ndim else wanted
+        squares = np.sum(white**2, (0, 3)) / scale**2
+        rounds, clients = np.asarray(every.round).ravel(), np.asarray(every.client).ravel()
+
+        def name(at: int) -> str:
+            return f"round {rounds[at]}, client {clients[at]}, step {at % steps}"
+
+        examine_sizes(squares.ravel(), times * of_each, name, least=bool(wanted.ndim))
+
+
+def _drawn(draw: Callable[..., jax.Array], place: Place, times: int, size: int) -> np.ndarray:
+    """What two keys differ by: no signal, and nothing where noise is of another key than it is given."""
+    visits = place.step.shape[0]
+
+    def of(key: jax.Array, visit: tuple[jax.Array, ...]) -> jax.Array:
+        keys = role_key(key, "one"), role_key(key, "other")
+
+        def at(*place: Any) -> jax.Array:
+            one, other = (draw(key, Place(*place), size) for key in keys)
+            return (one - other) / np.float32(2**0.5)
+
+        return jax.vmap(at)(*visit)
+
+    run = jax.jit(jax.vmap(jax.vmap(of), (0, None)), compiler_options=QUICK)
+    keys = keys_of(times * visits, "everywhere").reshape(times, visits)
+    return np.asarray(run(keys, arrays(place)), np.float32)

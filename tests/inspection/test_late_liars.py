@@ -1,0 +1,538 @@
+"""Parts that lie late, rarely, or to few: right in what is tried first, wrong in a part of the run."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import own_parts as own
+import pytest
+from helpers import quick, ragged_data
+from own_parts import lying
+
+import fedjax_dp as fdp
+from fedjax_dp import errors, parts
+from fedjax_dp.pytrees import changed
+
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
+CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
+RECORD = fdp.dpnfl(**COMMON, **CLIP, l2=0.0, schedule="constant")
+CLIENT = fdp.dp_fedavg(**COMMON, **CLIP, cohort="uniform")
+POISSON = changed(RECORD, local=changed(RECORD.local, batches=parts.PoissonBatches(size=2)))
+LONG = 1_500  # rounds
+
+normal, fold = jax.random.normal, jax.random.fold_in
+
+
+@functools.cache
+def few():
+    return ragged_data([8, 8, 8, 10, 12, 9])
+
+
+@functools.cache
+def many():
+    """Clients with ids beyond 1,000."""
+    return ragged_data([4] * 1_200)
+
+
+@functools.cache
+def of_many_sizes():
+    return ragged_data(list(range(4, 24)))
+
+
+def steps(algorithm, **parts):
+    return changed(algorithm, local=changed(algorithm.local, **parts))
+
+
+def noise(draw, algorithm=RECORD, of=own.JaxNormals):
+    return steps(algorithm, privatizer=changed(algorithm.local.privatizer, source=lying(of(), draw=draw)))
+
+
+def privatizer(gradient, algorithm=RECORD, **local):
+    return steps(algorithm, privatizer=lying(own.Noises(**CLIP), gradient=gradient), **local)
+
+
+def bound(apply, algorithm=RECORD):
+    return steps(algorithm, privatizer=changed(algorithm.local.privatizer, bound=lying(own.Normalise(), apply=apply)))
+
+
+def upload(**members):
+    return changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+
+
+def server_noise(draw):
+    return changed(CLIENT, upload=changed(CLIENT.upload, source=lying(own.JaxNormals(), draw=draw)))
+
+
+def silent_where(quiet):
+    """Normal noise, but none where `quiet(place)`."""
+
+    def draw(self, key, place, size):
+        return jnp.where(quiet(place), 0.0, normal(fold(key, place.step), (size,)))
+
+    return draw
+
+
+def of_a_known_key_where(known):
+    def draw(self, key, place, size):
+        return normal(fold(jax.lax.cond(known(place), lambda: jax.random.key(0), lambda: key), place.step), (size,))
+
+    return draw
+
+
+def fades(self, key, place, size):
+    return jnp.minimum(1.0, place.rate / 0.3) * normal(fold(key, place.step), (size,))
+
+
+def by_hand(self, key, place, size):
+    """Bits of which all are cut off where nobody looks."""
+    kept = jnp.where(place.round < 1_000, jnp.uint32(2**32 - 1), jnp.uint32(0))
+    words = jax.random.bits(fold(key, place.step), (size,)) & kept
+    uniform = (words >> 8).astype(jnp.float32) / 2**24
+    return jax.scipy.special.erfinv(jnp.clip(2 * uniform - 1, -1 + 1e-6, 1 - 1e-6)) * 2**0.5
+
+
+def takes_itself_back(self, key, place, size):
+    z = normal(fold(key, place.step), (size,))
+    return z - jnp.float32(place.round >= 1_000) * z
+
+
+def late_halves(self, key, place, size):
+    """Half of the coordinates, later."""
+    z = normal(fold(key, place.step), (size,))
+    return jnp.where((jnp.arange(size) % 2 == 0) & (place.round > 1_400), 0.0, z)
+
+
+def quiet_where(quiet):
+    """A privatizer without noise where `quiet(place, params, records)`."""
+
+    def gradient(self, key, place, model, params, records):
+        found = own.Normalise().apply(model, params, records, self.clip_norm)
+        z = normal(fold(key, place.step), found.mean.shape)
+        std = jnp.where(quiet(place, params, records), 0.0, self.noise_multiplier * found.unit)
+        return found.mean + std * z, found.report
+
+    return gradient
+
+
+def std_of(params):
+    return jnp.std(jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(params)]))
+
+
+def in_a_branch(self, key, place, model, params, records):
+    found = own.Normalise().apply(model, params, records, self.clip_norm)
+    z = jax.lax.cond(
+        place.round < 1_000,
+        lambda: normal(fold(key, place.step), found.mean.shape),
+        lambda: jnp.zeros(found.mean.shape),
+    )
+    return found.mean + self.noise_multiplier * found.unit * z, found.report
+
+
+def of_the_batch(self, key, place, model, params, records):
+    """Noise in units of the largest gradient that there is."""
+    found = own.Normalise().apply(model, params, records, self.clip_norm)
+    unit = jnp.minimum(found.unit, jnp.linalg.norm(found.mean) + 1e-3)
+    return found.mean + self.noise_multiplier * unit * normal(fold(key, place.step), found.mean.shape), found.report
+
+
+def again_from_step(last):
+    """The noise of one step for all that follow it."""
+
+    def gradient(self, key, place, model, params, records):
+        return own.Noises.gradient(
+            self, key, place._replace(step=jnp.minimum(place.step, last)), model, params, records
+        )
+
+    return gradient
+
+
+def loud_where(loud):
+    """A bound that lets records through as they are where `loud(x, y, params)`, each `(rows,)`."""
+
+    def apply(self, model, params, records, clip_norm):
+        told = own.Normalise.apply(self, model, params, records, clip_norm)
+        _, rows = own.by_records(model, params, records)
+        norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
+        kept = rows * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, 1e-9))
+        through = loud(records.x.reshape(len(rows), -1), records.y, params)[:, None] & (norms < 1e6)
+        rows = jnp.where(through, rows, jnp.where(jnp.isfinite(norms), kept, 0.0))
+        return told._replace(mean=jnp.where(records.mask[:, None], rows, 0.0).sum(0) / records.divisor)
+
+    return apply
+
+
+def unit_by_the_model(self, model, params, records, clip_norm):
+    found = own.Normalise.apply(self, model, params, records, clip_norm)
+    return found._replace(unit=jnp.where(std_of(params) > 20, 1e-6, found.unit))
+
+
+def released(scale):
+    """A release whose noise is `scale(t, mean, state)` of what is told."""
+
+    def release(self, key, round_index, mean, extra, state, reach, expected):
+        z = normal(fold(key, round_index), mean.shape)
+        std = self.noise_multiplier * self.clip_norm * reach
+        return mean + std * scale(round_index, mean, state) * z, state
+
+    return release
+
+
+def again_after(rounds):
+    def release(self, key, round_index, *rest):
+        return own.Clips.release(self, key, jnp.minimum(round_index, rounds), *rest)
+
+    return release
+
+
+def every_forty(self, key, round_index, *rest):
+    return own.Clips.release(self, key, round_index % 40, *rest)
+
+
+def counting(self, key, round_index, mean, extra, state, reach, expected):
+    told = own.Clips.release(self, key, round_index, mean, extra, (), reach, expected)[0]
+    return jnp.where(state > 60, mean, told), state + 1.0
+
+
+def wider_later(self, key, update, sizes, state, sent):
+    norm = jnp.linalg.norm(update)
+    most = jnp.where(state > 60, 100.0, 1.0) * self.clip_norm
+    return jnp.where(jnp.isfinite(norm), update * jnp.minimum(1.0, most / (norm + 1e-9)), 0.0), ()
+
+
+def only_counts(self, key, round_index, mean, extra, state, *rest):
+    return own.Clips.release(self, key, round_index, mean, extra, (), *rest)[0], state + 1.0
+
+
+def as_it_is_where(through):
+    """A message that is not clipped where `through(update)`."""
+
+    def message(self, key, update, *rest):
+        told = own.Clips.message(self, key, update, *rest)[0]
+        return jnp.where(through(update) & jnp.isfinite(jnp.linalg.norm(update)), update, told), ()
+
+    return message
+
+
+def louder_mean(where):
+    def release(self, key, round_index, mean, *rest):
+        update, state = own.Clips.release(self, key, round_index, mean, *rest)
+        return update + jnp.where(where(mean), 9.0, 0.0) * mean, state
+
+    return release
+
+
+def sample_where(where, then):
+    """A cohort of coins or a shuffle, but another one in rounds `where`."""
+
+    def sample(self, key, round_index, shares):
+        found = type(self).__mro__[1].sample(self, key, round_index, shares)
+        other = then(self, key, round_index, shares)
+        return jax.tree.map(lambda a, b: jnp.where(where(round_index), a, b), other, found)
+
+    return sample
+
+
+def with_the_first(self, key, round_index, shares):
+    """Client 0 always comes."""
+    found = own.Coins.sample(self, key, round_index, shares)
+    return own.answering(found.ids, invited=found.invited.at[0].set(True))
+
+
+def the_first(self, key, round_index, shares):
+    return own.answering(jnp.arange(self.size))
+
+
+def one_for_all(self, key, round_index, shares):
+    return own.Shuffled.sample(self, jax.random.key(3), round_index, shares)
+
+
+def twice(self, key, round_index, shares):
+    return own.answering(jnp.zeros(self.size, jnp.int32) + jax.random.randint(key, (), 0, shares.shape[0]))
+
+
+def first_half(self, key, round_index, shares):
+    return own.answering(jnp.arange(shares.shape[0] // 2))
+
+
+def at_eleven(self, key, records, steps, largest):
+    found = own.Picks.sample(self, key, records, steps, largest)
+    first = jnp.broadcast_to(jnp.arange(self.size), found.positions.shape)
+    return found._replace(positions=jnp.where(records == 11, first, found.positions))
+
+
+def louder_sum(where):
+    def total(self, key, round_index, ids, invited, present, summed):
+        return jnp.where(where(round_index, ids, summed), 10.0, 1.0) * summed
+
+    return total
+
+
+def louder_message(where):
+    def message(self, key, round_index, position, ids, invited, flat):
+        return jnp.where(where(round_index, ids[position], flat), 10.0, 1.0) * flat, jnp.bool_(False)
+
+    return message
+
+
+def heavy_for(client):
+    def weights(self, members, shares, rates):
+        return members.drawn * jnp.where(members.ids == client, 20.0, 1.0)
+
+    return weights
+
+
+def heavy_if(where):
+    def contribution(self, weight, update, loss, rate):
+        return jnp.where(where(update, rate), 10.0, 1.0) * weight * update
+
+    return contribution
+
+
+def run_with_a_known_key(where):
+    def run(self, key, round_index, *rest):
+        known = fold(jax.random.key(7), round_index)
+        return parts.LocalSgd.run(self, jnp.where(where(round_index), known, key), round_index, *rest)
+
+    return run
+
+
+def run_with_the_noise_of_round(last):
+    def run(self, key, round_index, client, *rest):
+        again = fold(jax.random.key(5), client.id)
+        return parts.LocalSgd.run(self, jnp.where(round_index > last, again, key), round_index, client, *rest)
+
+    return run
+
+
+def local(run, algorithm=RECORD):
+    return changed(algorithm, local=lying(algorithm.local, run=run))
+
+
+def fading(t):
+    return 1 / (1 + 0.1 * t)
+
+
+SHUFFLED, COINS, PICKS = own.Shuffled(size=3), own.Coins(rate=0.5), own.Picks(size=2)
+TWELVE = {"steps": 12}
+STATE = {"init": lambda self: jnp.float32(0)}
+# what lies: the algorithm, rounds of its run, its data
+LIARS = {
+    # late, or at a single place: noise sources
+    "noise annealed after round 1,000": (noise(silent_where(lambda p: p.round >= 1_000)), LONG, few),
+    "noise silent in every 40th round": (noise(silent_where(lambda p: p.round % 40 == 39)), 400, few),
+    "noise silent in round 1,234": (noise(silent_where(lambda p: p.round == 1_234)), LONG, few),
+    "noise silent for ids from 1,000 on": (noise(silent_where(lambda p: p.client >= 1_000)), 20, many),
+    "noise silent for client 777": (noise(silent_where(lambda p: p.client == 777)), 20, many),
+    "noise silent in the last step": (noise(silent_where(lambda p: p.last)), 20, few),
+    "noise of a known key after round 1,000": (noise(of_a_known_key_where(lambda p: p.round >= 1_000)), LONG, few),
+    "noise of a known key for ids from 1,000 on": (noise(of_a_known_key_where(lambda p: p.client >= 1_000)), 20, many),
+    "noise that fades with the rate": (steps(noise(fades), schedule=fading), 200, few),
+    "noise of bits that are cut off late": (noise(by_hand), LONG, few),
+    "noise that takes itself back late": (noise(takes_itself_back), LONG, few),
+    "noise of half the coordinates late": (noise(late_halves), LONG, few),
+    "noise faint for small clients' sums of rates": (
+        steps(noise(silent_where(lambda p: p.drift < 0.1)), schedule=fading),
+        200,
+        few,
+    ),
+    # of the server
+    "server noise annealed after 40 of 100": (server_noise(silent_where(lambda p: p.round >= 40)), 100, few),
+    "server noise silent in round 77": (server_noise(silent_where(lambda p: p.step == 77)), 100, few),
+    "server noise again every 32 rounds": (
+        server_noise(lambda self, key, place, size: normal(fold(key, place.step % 32), (size,))),
+        100,
+        few,
+    ),
+    # privatizers
+    "privatizer annealed after round 1,000": (
+        privatizer(quiet_where(lambda place, *_: place.round >= 1_000)),
+        LONG,
+        few,
+    ),
+    "privatizer silent for ids from 1,000 on": (
+        privatizer(quiet_where(lambda place, *_: place.client >= 1_000)),
+        20,
+        many,
+    ),
+    "privatizer silent for client 777": (privatizer(quiet_where(lambda place, *_: place.client == 777)), 20, many),
+    "privatizer silent in a branch": (privatizer(in_a_branch), LONG, few),
+    "privatizer quiet for large parameters": (privatizer(quiet_where(lambda p, w, r: std_of(w) > 20)), 20, few),
+    "privatizer quiet for small parameters": (privatizer(quiet_where(lambda p, w, r: std_of(w) < 1e-3)), 20, few),
+    "privatizer quiet in empty batches": (
+        privatizer(quiet_where(lambda p, w, r: ~r.mask.any()), batches=parts.PoissonBatches(size=2)),
+        20,
+        few,
+    ),
+    "privatizer quiet for a label": (privatizer(quiet_where(lambda p, w, r: jnp.all(r.y == 2))), 20, few),
+    "privatizer quiet for zeros": (privatizer(quiet_where(lambda p, w, r: jnp.all(r.x == 0))), 20, few),
+    "privatizer quiet for large batches": (privatizer(quiet_where(lambda p, w, r: r.divisor == 2)), 20, few),
+    "privatizer with noise in units of the batch": (privatizer(of_the_batch), 20, few),
+    "privatizer whose noise comes back after step 7": (privatizer(again_from_step(7), **TWELVE), 20, few),
+    "privatizer quiet at small rates": (
+        privatizer(quiet_where(lambda place, *_: place.rate < 0.02), schedule=fading),
+        200,
+        few,
+    ),
+    # bounds
+    "bound that lets sparse records through": (bound(loud_where(lambda x, y, w: jnp.sum(x != 0, -1) == 1)), 20, few),
+    "bound that lets records of ones through": (bound(loud_where(lambda x, y, w: jnp.all(x == x[:, :1], -1))), 20, few),
+    "bound that lets positive records through": (bound(loud_where(lambda x, y, w: jnp.all(x > 0, -1))), 20, few),
+    "bound that lets integers through": (bound(loud_where(lambda x, y, w: jnp.all(x == jnp.rint(x), -1))), 20, few),
+    "bound that lets a label through": (bound(loud_where(lambda x, y, w: y == 2)), 20, few),
+    "bound that lets batches of one label through": (
+        bound(loud_where(lambda x, y, w: jnp.all(y == y[0]) & (y == y))),
+        20,
+        few,
+    ),
+    "bound that lets all through at large parameters": (
+        bound(loud_where(lambda x, y, w: (std_of(w) > 20) & (y == y))),
+        20,
+        few,
+    ),
+    "bound of a small unit at large parameters": (bound(unit_by_the_model), 20, few),
+    "bound that lets all through in small batches": (
+        bound(
+            lambda self, model, params, records, clip: own.Normalise.apply(
+                self, model, params, records, jnp.where(records.mask.sum() == 1, 5.0, 1.0) * clip
+            )._replace(unit=clip / records.divisor),
+            POISSON,
+        ),
+        20,
+        few,
+    ),
+    # uploads
+    "upload annealed after 40 of 100": (upload(release=released(lambda t, mean, state: t < 40)), 100, few),
+    "upload silent in round 57": (upload(release=released(lambda t, mean, state: t != 57)), 100, few),
+    "upload a tenth fainter after 600 of 1,500": (
+        upload(release=released(lambda t, mean, state: jnp.where(t < 600, 1.0, 0.9))),
+        LONG,
+        few,
+    ),
+    "upload of one noise after round 60": (upload(release=again_after(60)), 100, few),
+    "upload of the noise of 40 rounds before": (upload(release=every_forty), 100, few),
+    "upload quiet for small means": (
+        upload(release=released(lambda t, mean, state: jnp.linalg.norm(mean) > 1e-6)),
+        20,
+        few,
+    ),
+    "upload quiet for sparse means": (upload(release=released(lambda t, mean, state: jnp.sum(mean != 0) > 1)), 20, few),
+    "upload that counts to sixty": (upload(release=counting, **STATE), 100, few),
+    "upload of a wider clip after round 60": (upload(message=wider_later, release=only_counts, **STATE), 100, few),
+    "upload that does not clip one coordinate": (
+        upload(message=as_it_is_where(lambda u: jnp.sum(u != 0) == 1)),
+        20,
+        few,
+    ),
+    "upload that does not clip the last coordinate alone": (
+        upload(message=as_it_is_where(lambda u: (jnp.sum(u != 0) == 1) & (u[-1] != 0))),
+        20,
+        few,
+    ),
+    "upload that does not clip long updates": (
+        upload(message=as_it_is_where(lambda u: jnp.linalg.norm(u) > 1e6)),
+        20,
+        few,
+    ),
+    "upload that does not clip negative updates": (upload(message=as_it_is_where(lambda u: jnp.all(u < 0))), 20, few),
+    "upload that does not clip whole numbers": (
+        upload(message=as_it_is_where(lambda u: jnp.all(u == jnp.rint(u)))),
+        20,
+        few,
+    ),
+    "upload that does not clip even updates": (upload(message=as_it_is_where(lambda u: jnp.all(u == u[0]))), 20, few),
+    "upload louder for sparse means": (upload(release=louder_mean(lambda mean: jnp.sum(mean != 0) == 1)), 20, few),
+    "upload louder for long means": (upload(release=louder_mean(lambda mean: jnp.linalg.norm(mean) > 100)), 20, few),
+    # cohorts
+    "cohort with client 0 from round 1,000 on": (
+        changed(CLIENT, cohort=lying(COINS, sample=sample_where(lambda t: t >= 1_000, with_the_first))),
+        LONG,
+        few,
+    ),
+    "cohort of the first in a round": (
+        changed(CLIENT, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t == 777, the_first))),
+        LONG,
+        few,
+    ),
+    "cohort of one draw after round 1,000": (
+        changed(CLIENT, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t >= 1_000, one_for_all))),
+        LONG,
+        few,
+    ),
+    "cohort of one client in a late round": (
+        changed(RECORD, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t == 1_499, twice))),
+        LONG,
+        few,
+    ),
+    "cohort of halves that stop to take turns": (
+        changed(
+            fdp.dp_ftrl(**COMMON, **CLIP),
+            cohort=lying(own.Halves(), sample=sample_where(lambda t: t >= 2_100, first_half)),
+        ),
+        2_200,
+        few,
+    ),
+    "batches wrong for one size of twenty": (steps(RECORD, batches=lying(PICKS, sample=at_eleven)), 20, of_many_sizes),
+    # what joins messages
+    "transport louder after round 50": (
+        changed(CLIENT, transport=lying(own.Open(), total=louder_sum(lambda t, ids, s: t >= 50))),
+        100,
+        few,
+    ),
+    "transport louder for ids from 1,000 on": (
+        changed(CLIENT, transport=lying(own.Open(), message=louder_message(lambda t, i, flat: i >= 1_000))),
+        20,
+        many,
+    ),
+    "transport louder for one coordinate": (
+        changed(
+            CLIENT, transport=lying(own.Open(), message=louder_message(lambda t, i, flat: jnp.sum(flat != 0) == 1))
+        ),
+        20,
+        few,
+    ),
+    "estimator heavy for client 1,100": (
+        changed(CLIENT, aggregate=lying(own.Average(), weights=heavy_for(1_100))),
+        1_200,
+        many,
+    ),
+    "estimator heavy at small rates": (
+        steps(
+            changed(CLIENT, aggregate=lying(own.Average(), contribution=heavy_if(lambda u, rate: rate < 0.02))),
+            schedule=fading,
+        ),
+        200,
+        few,
+    ),
+    # local steps
+    "local steps of a known key from round 100 on": (local(run_with_a_known_key(lambda t: t >= 100)), 200, few),
+    "local steps of one noise after round 100": (local(run_with_the_noise_of_round(100)), 200, few),
+}
+QUICK = (
+    "noise annealed after round 1,000",
+    "noise silent for ids from 1,000 on",
+    "privatizer quiet in empty batches",
+    "privatizer quiet for large parameters",
+    "bound that lets a label through",
+    "upload annealed after 40 of 100",
+    "upload that does not clip one coordinate",
+    "cohort with client 0 from round 1,000 on",
+)
+
+
+def epsilon(algorithm, rounds, data):
+    model = fdp.logistic_regression(data.record_shape, data.classes)
+    options = {"delta": 1e-5, "accountant": "rdp", "participation": "worst"}
+    return fdp.guarantee(algorithm, data, rounds=rounds, model=model, **options).epsilon
+
+
+@pytest.mark.parametrize("name", quick(LIARS, QUICK))
+def test_a_late_or_rare_lie_gets_no_epsilon(name):
+    algorithm, rounds, data = LIARS[name]
+    with pytest.raises(errors.ConfigurationError) as caught:
+        epsilon(algorithm, rounds, data())
+    assert "\n" not in str(caught.value)
+    assert "fails under vmap" not in str(caught.value), caught.value
+
+
+def test_there_are_enough_of_them():
+    assert len(LIARS) >= 60
