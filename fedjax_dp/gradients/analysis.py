@@ -23,6 +23,7 @@ from fedjax_dp import errors
 from fedjax_dp.gradients import equations, program
 from fedjax_dp.gradients.model import joined, split
 from fedjax_dp.gradients.program import Sites
+from fedjax_dp.gradients.record_independence import require_own_operations
 from fedjax_dp.gradients.views import View, leaf_view, moved, narrowed
 from fedjax_dp.gradients.walls import Convolution, Geometry, Operand, Shift, Wall, recognised
 from fedjax_dp.pytrees import path_name
@@ -125,6 +126,7 @@ def _analysed(
         return getattr(joined(model, frozen), method)(jax.tree.unflatten(treedef, leaves), *record)
 
     closed, out = program.trace(function, leaves, frozen, record)
+    require_own_operations("model", closed.jaxpr)
     names = tuple(path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
     return _Walk(closed, tuple(leaves), len(jax.tree.leaves(frozen)), names).plan(out)
 

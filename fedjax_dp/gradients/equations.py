@@ -7,10 +7,12 @@ could hide where records go.
 
 import pathlib
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from fedjax_dp import errors
@@ -221,8 +223,14 @@ def keeps_order(equation: Any) -> bool:
     return _read(equation, "dimensions")[0] is None
 
 
-def bind(equation: Any, values: list[Any]) -> list[Any]:
+def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     """What an equation makes of these values."""
+    if equation.primitive.name == "custom_vjp_call":
+        return list(_with_traced_rules(equation)(*values))
+    return _bind(equation, values)
+
+
+def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     try:
         made = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
     except NotImplementedError:
@@ -233,6 +241,48 @@ def bind(equation: Any, values: list[Any]) -> list[Any]:
             "write that part with other operations, or give the primitive rules",
         ) from None
     return list(made) if equation.primitive.multiple_results else [made]
+
+
+def _with_traced_rules(equation: Any) -> Callable[..., Sequence[Any]]:
+    """The function of a `custom_vjp_call`, with programs as rules: as Python, the backward one is given batches."""
+    real = [is_real(variable) for variable in equation.invars]
+    structure: Any = None
+
+    def forward(*values: Any) -> tuple[list[Any], list[Any]]:
+        nonlocal structure
+        made, back = jax.vjp(lambda *values: _bind(equation, values), *values)
+        kept, structure = jax.tree.flatten(back)
+        return made, kept
+
+    def backward(kept: list[Any], slopes: list[Any]) -> list[Any]:
+        found = jax.tree.unflatten(structure, kept)([one_like(a) if not is_real(a) else a for a in slopes])
+        return [slope for slope, one in zip(found, real) if one]
+
+    ahead, (made, kept) = jax.make_jaxpr(forward, return_shape=True)(*(variable.aval for variable in equation.invars))
+    back = jax.make_jaxpr(backward)(kept, made)
+
+    def run_forward(*values: Any) -> tuple[list[Any], list[Any]]:
+        found = core.jaxpr_as_fun(ahead)(*values)
+        return found[: len(made)], found[len(made) :]
+
+    def run_backward(kept: list[Any], slopes: list[Any]) -> tuple[Any, ...]:
+        slopes = [a if is_real(one) else jnp.zeros(one.shape, one.dtype) for a, one in zip(slopes, made)]
+        found = iter(core.jaxpr_as_fun(back)(*kept, *slopes))
+        return tuple(next(found) if one else None for one in real)
+
+    function = jax.custom_vjp(core.jaxpr_as_fun(inner(equation)))
+    function.defvjp(run_forward, run_backward)
+    return function
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value, or a variable, has a derivative."""
+    return bool(jnp.issubdtype(getattr(value, "aval", value).dtype, jnp.inexact))
+
+
+def one_like(value: Any) -> Any:
+    """A tangent of ones, and the tangent of what has none."""
+    return jnp.ones_like(value) if is_real(value) else np.zeros(value.shape, jax.dtypes.float0)
 
 
 def _read(equation: Any, *names: str) -> list[Any]:

@@ -21,6 +21,7 @@ from fedjax_dp import errors, own_code
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import equations
+from fedjax_dp.gradients.record_independence import require_own_operations
 from fedjax_dp.inspection.reach import Marks, Reached, reach, stored
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
@@ -245,6 +246,7 @@ def _clean(
                 "one in which records act through the privatized gradient (or the noised mean of updates) alone",
                 "use that gradient only, made with what is public or noised, or say by `leak` why there is no epsilon",
             )
+    require_own_operations("algorithm", traced.jaxpr, derivatives=False)  # others could bring records from anywhere
     return shapes
 
 
