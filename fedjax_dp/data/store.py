@@ -153,7 +153,9 @@ class FederatedData:
 
     def blank_targets(self, records: int) -> Any:
         """The shapes and types of the targets of so many records."""
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((records, *a.shape[1:]), a.dtype), self.y)
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((records, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype)), self.y
+        )
 
     def at(self, client: Client, positions: jax.Array) -> jax.Array:
         """Rows of x and y of the records at `positions` within a client."""

@@ -54,5 +54,7 @@ def parameters(model: Model, data: FederatedData) -> tuple[int, int | None]:
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
     if not getattr(model, "has_features", False):
         return size, None
-    row = jax.eval_shape(data.features, jax.ShapeDtypeStruct((1, *data.record_shape), data.x.dtype))
+    row = jax.eval_shape(
+        data.features, jax.ShapeDtypeStruct((1, *data.record_shape), jax.dtypes.canonicalize_dtype(data.x.dtype))
+    )
     return size, jax.eval_shape(lambda p, x: gradients.features(model, p, x), params, row).shape[-1]

@@ -54,6 +54,14 @@ class Compiled(NamedTuple):
     work: Work  # of all runs
     text: str  # of the program
 
+    def __repr__(self) -> str:
+        """In a line, without the program."""
+        launches, mib = sum(self.launches.values()), self.needed_bytes / 2**20
+        return (
+            f"Compiled({self.target.name} x {self.devices}, runs={self.runs}, launches={launches}, "
+            f"memory={mib:.1f} MiB, predicted={self.predicted_ms:.3g} ms by {self.bound})"
+        )
+
     @property
     def needed_bytes(self) -> int:
         """Of a device's memory."""

@@ -9,6 +9,7 @@ from fedjax_dp.gradients.clipped import (
     loss_plan,
     losses,
     plain_sum,
+    start_shapes,
 )
 from fedjax_dp.gradients.explain import Explanation, describe, explain
 from fedjax_dp.gradients.model import FeatureModel, JitOfModel, Model, PartlyFrozenModel, joined, require_model, split
@@ -32,4 +33,5 @@ __all__ = [
     "plain_sum",
     "require_model",
     "split",
+    "start_shapes",
 ]

@@ -20,9 +20,10 @@ import numpy as np
 from jax.extend import core
 
 from fedjax_dp import errors
-from fedjax_dp.gradients import program
+from fedjax_dp.gradients import equations, program
 from fedjax_dp.gradients.model import joined, split
 from fedjax_dp.gradients.program import Sites
+from fedjax_dp.gradients.record_independence import require_own_operations
 from fedjax_dp.gradients.views import View, leaf_view, moved, narrowed
 from fedjax_dp.gradients.walls import Convolution, Geometry, Operand, Shift, Wall, recognised
 from fedjax_dp.pytrees import path_name
@@ -125,6 +126,7 @@ def _analysed(
         return getattr(joined(model, frozen), method)(jax.tree.unflatten(treedef, leaves), *record)
 
     closed, out = program.trace(function, leaves, frozen, record)
+    require_own_operations("model", closed.jaxpr)
     names = tuple(path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
     return _Walk(closed, tuple(leaves), len(jax.tree.leaves(frozen)), names).plan(out)
 
@@ -200,8 +202,8 @@ class _Walk:
             _require_gradients(equation)
         if name == "stop_gradient":
             return [_still(values[0])]
-        if name in program.CALLS:
-            below = program.inner(equation)
+        if name in equations.CALLS:
+            below = equations.inner(equation)
             return self.walk(below.jaxpr, [Kind.CONSTANT] * len(below.consts), values, path, loops)
         if name == "scan":
             return self.scan(equation, values, path, loops)
@@ -220,9 +222,9 @@ class _Walk:
             self.walls[path] = wall
             return [Kind.BOTH] * count
         mixed = any(value in (Kind.RECORD, Kind.BOTH) for value in values)
-        if mixed or name in ("cond", "while", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"):
+        if mixed or name in ("cond", "while", "custom_vjp_call", "shard_map"):
             for value in views:
-                self.spoil(value, f"goes into {name}{program.place(equation)}")
+                self.spoil(value, f"goes into {name}{equations.place(equation)}")
             return [Kind.BOTH] * count
         return moved(equation, values)
 
@@ -245,8 +247,8 @@ class _Walk:
 
     def scan(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
         """A loop: parameters that all steps share bring positions, parameters that it runs over bring blocks."""
-        fixed, carried = equation.params["num_consts"], equation.params["num_carry"]
-        below, depth = program.inner(equation), len(loops)
+        loop, depth = equations.scan_of(equation), len(loops)
+        below, fixed, carried = loop.body, loop.consts, loop.carry
         unchanged = [
             below.jaxpr.outvars[at] is below.jaxpr.invars[fixed + at] and isinstance(values[fixed + at], View)
             for at in range(carried)
@@ -266,7 +268,7 @@ class _Walk:
             else:
                 inside.append(value._replace(loops=(*value.loops, depth)))
         consts = [Kind.CONSTANT] * len(below.consts)
-        outs = self.walk(below.jaxpr, consts, inside, path, (*loops, equation.params["length"]))
+        outs = self.walk(below.jaxpr, consts, inside, path, (*loops, loop.length))
         found: list[Any] = []
         for at, value in enumerate(outs):
             if at < carried and unchanged[at]:
@@ -353,7 +355,7 @@ def _require_gradients(equation: Any) -> None:
     if equation.primitive.name == "while":
         raise errors.refuse(
             "model",
-            f"a loop of unknown length{program.place(equation)}",
+            f"a loop of unknown length{equations.place(equation)}",
             "one that can be differentiated backwards",
             "use scan, or fori_loop with a fixed number of steps",
         )
@@ -362,7 +364,7 @@ def _require_gradients(equation: Any) -> None:
         if jnp.issubdtype(kind, jnp.floating) and float(jnp.finfo(kind).max) < 1e30:
             raise errors.refuse(
                 "model",
-                f"{equation.primitive.name} in {kind}{program.place(equation)}",
+                f"{equation.primitive.name} in {kind}{equations.place(equation)}",
                 "float32 or bfloat16: gradients, and norms of them, overflow in it",
                 "cast to jax.numpy.bfloat16 instead",
             )

@@ -15,6 +15,7 @@ from fedjax_dp import errors
 from fedjax_dp.gradients import norms, program
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Model, split
+from fedjax_dp.gradients.record_independence import require_own_operations
 
 MEMORY = 2**28  # bytes of per-record gradients that are held at once
 TINY = 1e-12  # below this norm a gradient counts as zero in the clip factor
@@ -156,6 +157,16 @@ def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None 
             "take its mean or sum over classes and positions",
         )
     return plan
+
+
+def start_shapes(model: Model) -> Any:
+    """Shapes of the parameters of round 0.
+
+    Raises: ConfigurationError for an `init` that holds more than JAX's own operations, a callback for example.
+    """
+    closed, shapes = program.trace(model.init, jax.random.key(0))
+    require_own_operations("init of the model", closed.jaxpr, derivatives=False)
+    return shapes
 
 
 def losses(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> jax.Array:

@@ -4,31 +4,21 @@ Records are put back by `vmap`, so they are apart by construction: nothing has t
 """
 
 import itertools
-import pathlib
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from jax import lax
 from jax.extend import core
 
-from fedjax_dp import errors
+from fedjax_dp.gradients import equations
 
-CHECKPOINTS = ("remat2", "remat", "checkpoint")
-CALLS = ("jit", "pjit", "closed_call", "core_call", *CHECKPOINTS)
 Sites = dict[int, Any]  # by number of equation: what takes its place, or the Sites of the program inside it
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[core.ClosedJaxpr, Any]:
     """The program of `function` on arguments of these shapes, and the shapes of what it returns."""
     return jax.make_jaxpr(function, return_shape=True)(*arguments)
-
-
-def inner(equation: Any) -> core.ClosedJaxpr:
-    """The program inside a call, a checkpoint or a loop."""
-    found = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    return found if isinstance(found, core.ClosedJaxpr) else core.ClosedJaxpr(found, ())
 
 
 def used(jaxpr: Any) -> Iterator[tuple[int, Any]]:
@@ -40,52 +30,6 @@ def used(jaxpr: Any) -> Iterator[tuple[int, Any]]:
             needed.update(id(read) for read in equation.invars)
             found.append((number, equation))
     yield from reversed(found)
-
-
-def place(equation: Any) -> str:
-    """Where in the user's code an equation comes from: ` in folder/file.py:12 (function)`, or nothing."""
-    trace = equation.source_info.traceback
-    frames = [] if trace is None else [(f.file_name, f.line_num, f.function_name) for f in trace.frames]
-    return place_of(frames)
-
-
-def place_of(frames: Iterable[tuple[str, int | None, str]]) -> str:
-    """The first of these frames (file, line, function) that is no library's and not the engine's, in words."""
-    for file, line, function in frames:
-        if not (file.startswith(_FOREIGN) or "site-packages" in file or file in _ENGINE):
-            return f" in {'/'.join(pathlib.Path(file).parts[-2:])}:{line} ({function})"
-    return ""
-
-
-_FOREIGN = ("<frozen", "<string>", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
-_HERE = pathlib.Path(__file__).parent
-_ENGINE = frozenset(
-    str(file)
-    for file in (
-        *_HERE.glob("*.py"),
-        *(_HERE.parent / "models" / name for name in ("batch_axis.py", "model.py", "networks.py")),
-    )
-)
-
-
-def bind(equation: Any, values: list[Any]) -> list[Any]:
-    """What an equation makes of these values."""
-    made = equation.primitive.get_bind_params(equation.params)
-    functions, params = made if isinstance(made, tuple) else ((), made)  # a pair before JAX 0.10
-    try:
-        made = equation.primitive.bind(*functions, *values, **params)
-    except NotImplementedError:
-        _refuse(equation, "which JAX cannot batch or differentiate")
-    return list(made) if equation.primitive.multiple_results else [made]
-
-
-def _refuse(equation: Any, why: str) -> NoReturn:
-    raise errors.refuse(
-        "model",
-        f"the primitive {equation.primitive.name}{place(equation)}, {why}",
-        "one that JAX can batch and differentiate",
-        "write that part with other operations, or give the primitive rules",
-    ) from None
 
 
 def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:
@@ -105,7 +49,7 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
     for number, equation in used(jaxpr):
         values, site = [read(variable) for variable in equation.invars], sites.get(number)
         if site is None:
-            made = bind(equation, values)
+            made = equations.bind(equation, values)
         elif isinstance(site, dict):
             made, more = _enter(equation, values, site, probes.get(number, {}))
             if more:
@@ -120,26 +64,24 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
 
 def _enter(equation: Any, values: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:
     """Run the program inside an equation."""
-    program, params = inner(equation), equation.params
     if equation.primitive.name != "scan":
+        program = equations.inner(equation)
 
         def call(values: list[Any], probes: Any) -> tuple[list[Any], Any]:
             return run(program.jaxpr, program.consts, values, sites, probes)
 
-        if equation.primitive.name in CHECKPOINTS:
-            call = jax.checkpoint(call, prevent_cse=params["prevent_cse"], policy=params["policy"])
+        if equation.primitive.name in equations.CHECKPOINTS:
+            call = equations.checkpointed(equation, call)
         return call(values, probes)
-    fixed, carried = params["num_consts"], params["num_carry"]
-    consts, start, rows = values[:fixed], values[fixed : fixed + carried], values[fixed + carried :]
+    scan = equations.scan_of(equation)
+    consts, start, rows = scan.parts(values)
 
     def body(carry: list[Any], inputs: tuple[list[Any], Any]) -> tuple[list[Any], tuple[list[Any], Any]]:
         row, own = inputs
-        made, seen = run(program.jaxpr, program.consts, [*consts, *carry, *row], sites, own)
-        return made[:carried], (made[carried:], seen)
+        made, seen = run(scan.body.jaxpr, scan.body.consts, [*consts, *carry, *row], sites, own)
+        return made[: scan.carry], (made[scan.carry :], seen)
 
-    end, (rows, seen) = lax.scan(
-        body, start, (rows, probes), params["length"], reverse=params["reverse"], unroll=params["unroll"]
-    )
+    end, (rows, seen) = lax.scan(body, start, (rows, probes), scan.length, reverse=scan.reverse, unroll=scan.unroll)
     return [*end, *rows], seen
 
 

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from fedjax_dp.gradients.equations import axes_of, keeps_order, sizes_of, slices_of
+
 IDENTITIES = (
     "copy",
     "copy_p",
@@ -130,28 +132,28 @@ def rearranged(xp: Any, equation: Any, arrays: list[Any], lead: int) -> Any:
 
     For NumPy (numbers of elements) and JAX (elements) alike.
     """
-    name, p, x = equation.primitive.name, equation.params, arrays[0]
-    front, whole = x.shape[:lead], (slice(None),) * lead
+    name, x = equation.primitive.name, arrays[0]
+    front, whole, shape = x.shape[:lead], (slice(None),) * lead, equation.outvars[0].aval.shape
     if name in IDENTITIES:
         return [x]
-    if name == "transpose":
-        return [x.transpose((*range(lead), *(lead + axis for axis in p["permutation"])))]
-    if name in ("squeeze", "expand_dims") or (name == "reshape" and p["dimensions"] is None):
-        return [x.reshape((*front, *equation.outvars[0].aval.shape))]
-    if name == "rev":
-        return [xp.flip(x, tuple(lead + axis for axis in p["dimensions"]))]
+    if name in ("squeeze", "expand_dims") or (name == "reshape" and keeps_order(equation)):
+        return [x.reshape((*front, *shape))]
     if name == "slice":
-        strides = p["strides"] or (1,) * len(p["start_indices"])
-        parts = (slice(*part) for part in zip(p["start_indices"], p["limit_indices"], strides))
-        return [x[(*whole, *parts)]]
+        return [x[(*whole, *slices_of(equation))]]
+    if name not in ("transpose", "rev", "split", "unstack", "concatenate", "broadcast_in_dim"):
+        return None
+    axes = tuple(lead + axis for axis in axes_of(equation))
+    if name == "transpose":
+        return [x.transpose((*range(lead), *axes))]
+    if name == "rev":
+        return [xp.flip(x, axes)]
     if name == "split":
-        ends = np.cumsum(np.asarray(p["sizes"], int))[:-1].tolist()
-        return xp.split(x, ends, axis=lead + p["axis"])
+        return xp.split(x, np.cumsum(sizes_of(equation))[:-1].tolist(), axis=axes[0])
+    if name == "unstack":
+        return list(xp.moveaxis(x, axes[0], 0))
     if name == "concatenate":
-        return [xp.concatenate(arrays, axis=lead + p["dimension"])]
-    if name == "broadcast_in_dim":
-        wide = [1] * len(p["shape"])
-        for axis, size in zip(p["broadcast_dimensions"], x.shape[lead:]):
-            wide[axis] = size
-        return [xp.broadcast_to(x.reshape((*front, *wide)), (*front, *p["shape"]))]
-    return None
+        return [xp.concatenate(arrays, axis=axes[0])]
+    wide = [*front, *(1 for _ in shape)]
+    for axis, size in zip(axes, x.shape[lead:]):
+        wide[axis] = size
+    return [xp.broadcast_to(x.reshape(wide), (*front, *shape))]

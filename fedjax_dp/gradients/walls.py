@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_dp.gradients.equations import bind, convolution_of, dot_of, gather_of, sizes_of
 from fedjax_dp.gradients.views import View
 
 HUGE = 2.0**126  # its square is not finite in float32
@@ -137,7 +138,7 @@ class Product:
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         values = list(values)
         values[1 - self.side] = _clean(values[1 - self.side], probed)
-        return [equation.primitive.bind(*values, **equation.params)], values[1 - self.side]
+        return bind(equation, values), values[1 - self.side]
 
     def matrix(self, x: Any) -> Any:
         return _grouped(x, self.own)
@@ -202,10 +203,10 @@ class Convolution:
         x = _clean(x, probed)
         seen = self.windows(x)  # (records, *space, groups, k)
         if self.groups > 1:
-            return [equation.primitive.bind(x, kernel, **equation.params)], seen
+            return bind(equation, [x, kernel]), seen
         flat = self.matrix(kernel[None])[0, 0]
-        precision, kind = equation.params["precision"], equation.params["preferred_element_type"]
-        made = jnp.matmul(seen[..., 0, :], flat, precision=precision, preferred_element_type=kind)
+        rule = convolution_of(equation)
+        made = jnp.matmul(seen[..., 0, :], flat, precision=rule.precision, preferred_element_type=rule.kind)
         to = self.numbers.out_spec
         return [made.transpose(np.argsort((to[0], *to[2:], to[1])).tolist())], seen
 
@@ -261,7 +262,7 @@ class Lookup:
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         read = values[1] if equation.primitive.name == "gather" else jnp.stack(values[1:], -1)
-        return [equation.primitive.bind(*values, **equation.params)], read
+        return bind(equation, values), read
 
     def matrix(self, x: Any) -> Any:
         order = (1 + self.axis, *(1 + axis for axis in range(len(self.shape)) if axis != self.axis))
@@ -290,7 +291,7 @@ class Shift:
     lookup = False
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
-        return [equation.primitive.bind(*values, **equation.params)], ()
+        return bind(equation, values), ()
 
     def matrix(self, x: Any) -> Any:
         return x.reshape(x.shape[0], 1, 1, -1)
@@ -310,41 +311,36 @@ class Operand:
     side: int
 
     def bind(self, equation: Any, values: list[Any], probe: Any) -> tuple[list[Any], Any]:
-        return [equation.primitive.bind(*values, **equation.params)], values[self.side]
+        return bind(equation, values), values[self.side]
 
 
 def recognised(equation: Any, side: int) -> Geometry | None:
     """How an equation meets parameters that are its operand number `side`; None if no rule is known."""
-    name, p, shape = equation.primitive.name, equation.params, tuple(equation.invars[side].aval.shape)
+    name, shape = equation.primitive.name, tuple(equation.invars[side].aval.shape)
     if name == "dot_general":
-        contracted, batch = (tuple(tuple(map(int, axes)) for axes in pair) for pair in p["dimension_numbers"])
-        own, other = (_axes(equation.invars[i].aval.ndim, batch[i], contracted[i]) for i in (side, 1 - side))
+        dot = dot_of(equation)
+        own, other = (_axes(equation.invars[i].aval.ndim, dot.batch[i], dot.contracted[i]) for i in (side, 1 - side))
         return Product(side, shape, own, other)
-    if name == "conv_general_dilated" and side == 1 and p["batch_group_count"] == 1:
-        return Convolution(
-            shape,
-            p["dimension_numbers"],
-            tuple(p["window_strides"]),
-            tuple(map(tuple, p["padding"])),
-            tuple(p["lhs_dilation"]),
-            tuple(p["rhs_dilation"]),
-            p["feature_group_count"],
-        )
+    if name == "conv_general_dilated" and side == 1:
+        rule = convolution_of(equation)
+        if rule.batch_groups != 1:
+            return None
+        return Convolution(shape, rule.numbers, rule.strides, rule.padding, *rule.dilation, rule.groups)
     if name in ("gather", "dynamic_slice") and side == 0:
-        sizes = p["slice_sizes"]
+        picked = gather_of(equation) if name == "gather" else None
+        sizes = sizes_of(equation) if picked is None else picked.sizes
         moving = [axis for axis, (part, whole) in enumerate(zip(sizes, shape)) if part != whole]
         if len(moving) != 1 or sizes[moving[0]] != 1:
             return None
         (axis,) = moving
-        if name == "dynamic_slice":
+        if picked is None:
             return Lookup(shape, axis, axis, tuple(range(len(shape))), True)
-        numbers, mode = p["dimension_numbers"], str(p["mode"]).upper()
-        columns, clip = tuple(numbers.start_index_map), "CLIP" in mode
-        if numbers.operand_batching_dims or axis not in columns or (len(columns) > 1 and not clip):
+        columns, clip = tuple(picked.numbers.start_index_map), "CLIP" in picked.mode
+        if picked.numbers.operand_batching_dims or axis not in columns or (len(columns) > 1 and not clip):
             return None  # another index might throw a row away
-        if not (clip or "FILL" in mode or "PROMISE" in mode):
+        if not (clip or "FILL" in picked.mode or "PROMISE" in picked.mode):
             return None
-        return Lookup(shape, axis, columns.index(axis), tuple(numbers.offset_dims), clip)
+        return Lookup(shape, axis, columns.index(axis), tuple(picked.numbers.offset_dims), clip)
     return None
 
 

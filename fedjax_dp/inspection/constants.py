@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 
 from fedjax_dp import errors, own_code
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection.reach import insides
+from fedjax_dp.gradients import equations
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.rounds.simulation import run_key
@@ -81,13 +81,12 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
         yield from ((where, constant) for constant in _inside(program))
 
 
-def _inside(program: Any) -> Iterator[np.ndarray]:
+def _inside(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
     """Arrays in a traced program, and in the programs in it."""
-    closed = isinstance(program, core.ClosedJaxpr)
-    found = list(program.consts) if closed else []
-    for equation in (program.jaxpr if closed else program).eqns:
+    found = list(program.consts)
+    for equation in program.jaxpr.eqns:
         found += [read.val for read in equation.invars if isinstance(read, core.Literal)]
-        for inside in insides(equation):
+        for inside in equations.programs(equation):
             yield from _inside(inside)
     for constant in found:
         if np.ndim(constant) and np.dtype(constant.dtype).kind in "fiub":

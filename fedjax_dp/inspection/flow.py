@@ -20,7 +20,9 @@ from jax.ad_checkpoint import checkpoint_name
 from fedjax_dp import errors, own_code
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.inspection.reach import Marks, Reached, programs, reach, stored
+from fedjax_dp.gradients import equations
+from fedjax_dp.gradients.record_independence import require_own_operations
+from fedjax_dp.inspection.reach import Marks, Reached, reach, stored
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import Sent, Upload
@@ -244,6 +246,7 @@ def _clean(
                 "one in which records act through the privatized gradient (or the noised mean of updates) alone",
                 "use that gradient only, made with what is public or noised, or say by `leak` why there is no epsilon",
             )
+    require_own_operations("algorithm", traced.jaxpr, derivatives=False)  # others could bring records from anywhere
     return shapes
 
 
@@ -274,12 +277,12 @@ class _Mark(NamedTuple):
 
 def _marks(jaxpr: Any, marks: Marks, times: float = 1, looped: bool = False) -> Iterator[_Mark]:
     for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name == "name" and params["name"] == marks.released:
+        name = equation.primitive.name
+        if name == "name" and equations.label(equation) == marks.released:
             yield _Mark(times, looped, equation.outvars[0].aval.shape)
-        more = params["length"] if name == "scan" else np.inf if name == "while" else 1
-        for inside in programs(equation):
-            yield from _marks(inside, marks, times * more, looped or name in ("scan", "while"))
+        more = equations.scan_of(equation).length if name == "scan" else np.inf if name == "while" else 1
+        for inside in equations.programs(equation):
+            yield from _marks(inside.jaxpr, marks, times * more, looped or name in ("scan", "while"))
 
 
 def _asks(function: Callable[..., Any], arguments: tuple[Any, ...], marks: Marks) -> bool:

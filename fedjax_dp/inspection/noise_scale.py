@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fedjax_dp.inspection.reach import ENTERED, programs
+from fedjax_dp.gradients import equations
+from fedjax_dp.inspection.reach import ENTERED
 
 Names = frozenset[str]
 NONE: Names = frozenset()
@@ -71,14 +72,12 @@ def _through(equation: Any, reads: list[Trace]) -> list[Trace]:
     if name == "cond":
         return _branch(equation, reads)
     if name in ENTERED:
-        for inside in programs(equation):
-            if len(inside.invars) == len(reads) and len(inside.outvars) == count:
-                return _follow(inside, reads)
+        return _follow(equations.inner(equation).jaxpr, reads)
     return [_one(name, equation, reads)] * count
 
 
 def _branch(equation: Any, reads: list[Trace]) -> list[Trace]:
-    branches = list(programs(equation))
+    branches = [branch.jaxpr for branch in equations.branches_of(equation)]
     if reads[0].values == {_PLATFORM}:  # the same numbers on every platform: the last is everybody's
         return _follow(branches[-1], reads[1:])
     each = [_follow(branch, reads[1:]) for branch in branches]

@@ -4,15 +4,12 @@ What is not known to keep records apart, or to be free of them, is taken to depe
 """
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend import core
 
 from fedjax_dp import errors
-from fedjax_dp.gradients import program
-from fedjax_dp.gradients.program import CALLS
+from fedjax_dp.gradients import equations
 
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
@@ -55,35 +52,33 @@ def reach(jaxpr: Any, inputs: list[Reached], marks: Marks) -> list[Reached]:
 
 
 def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]:
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
     if name == "name":
-        return [_named(params["name"], equation.invars[0].aval.ndim, reads[0], marks)]
+        return [_named(equations.label(equation), equation.invars[0].aval.ndim, reads[0], marks)]
     if name == "scan":
-        fixed, carried = params["num_consts"], params["num_carry"]
-        ends = _repeated(
-            params["jaxpr"].jaxpr, reads[:fixed], reads[fixed : fixed + carried], reads[fixed + carried :], marks
-        )
-        return [*ends[:carried], *(Rows(r.axes + 1, object()) if isinstance(r, Rows) else r for r in ends[carried:])]
+        scan = equations.scan_of(equation)
+        ends = _repeated(scan.body.jaxpr, *scan.parts(reads), marks)
+        made = ends[scan.carry :]
+        return [*ends[: scan.carry], *(Rows(r.axes + 1, object()) if isinstance(r, Rows) else r for r in made)]
     if name == "while":
-        asks, does = params["cond_nconsts"], params["body_nconsts"]
-        ends = _repeated(params["body_jaxpr"].jaxpr, reads[asks : asks + does], reads[asks + does :], [], marks)
-        told = reach(params["cond_jaxpr"].jaxpr, [*reads[:asks], *ends], marks)[0]
+        loop = equations.while_of(equation)
+        asks, does = loop.condition_consts, loop.body_consts
+        ends = _repeated(loop.body.jaxpr, reads[asks : asks + does], reads[asks + does :], [], marks)
+        told = reach(loop.condition.jaxpr, [*reads[:asks], *ends], marks)[0]
         return ends if told is None else _mixed(equation, [told, *ends])
     if name == "cond":
         if reads[0] is not None:
             return _mixed(equation, reads)
-        each = [reach(branch.jaxpr, reads[1:], marks) for branch in params["branches"]]
+        each = [reach(branch.jaxpr, reads[1:], marks) for branch in equations.branches_of(equation)]
         return [made[0] if all(one == made[0] for one in made) else place_of(made) for made in zip(*each, strict=True)]
     if name in ENTERED:
-        for inside in programs(equation):
-            if len(inside.invars) == len(reads) and len(inside.outvars) == len(equation.outvars):
-                return reach(inside, reads, marks)
+        return reach(equations.inner(equation).jaxpr, reads, marks)
     rows = _row_by_row(equation, reads)
     return _mixed(equation, reads) if rows is None else [rows] * len(equation.outvars)
 
 
 # Calls whose program is what is computed. Of others (a solver, a root) it is only a part.
-ENTERED = {*CALLS, "shard_map", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+ENTERED = {*equations.CALLS, *equations.CUSTOM, "shard_map"}
 
 
 def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
@@ -141,7 +136,7 @@ _REDUCTIONS = "reduce_and reduce_max reduce_min reduce_or reduce_sum"
 def _row_by_row(equation: Any, reads: list[Reached]) -> Rows | None:
     """Rows again, where each place of the output depends on one record alone; else None."""
     dirty = [read for read in reads if read is not None]
-    rows, name, params = dirty[0], equation.primitive.name, equation.params
+    rows, name = dirty[0], equation.primitive.name
     if not isinstance(rows, Rows) or any(read != rows for read in dirty) or equation.effects:
         return None
     if name in _ELEMENTWISE.split():
@@ -151,30 +146,25 @@ def _row_by_row(equation: Any, reads: list[Reached]) -> Rows | None:
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     lead = tuple(range(rows.axes))
     if name == "gather" and len(dirty) == 1:
-        return _gathered(params, before, len(after), rows)
-    if name in _REDUCTIONS.split():
-        return rows if min(params["axes"]) >= rows.axes else None
-    if name == "squeeze":
-        return rows if min(params["dimensions"]) >= rows.axes else None
+        return _gathered(equations.gather_of(equation), before, len(after), rows)
+    if name in (*_REDUCTIONS.split(), "squeeze", "rev"):
+        return rows if min(equations.axes_of(equation), default=rows.axes) >= rows.axes else None
     if name == "reshape":
-        kept = params["dimensions"] is None and after[: rows.axes] == before[: rows.axes]
-        return rows if kept else None
+        return rows if equations.keeps_order(equation) and after[: rows.axes] == before[: rows.axes] else None
     if name == "broadcast_in_dim":
-        kept = params["broadcast_dimensions"][: rows.axes] == lead and after[: rows.axes] == before[: rows.axes]
+        kept = equations.axes_of(equation)[: rows.axes] == lead and after[: rows.axes] == before[: rows.axes]
         return rows if kept else None
     if name == "transpose":
-        first = tuple(params["permutation"][: rows.axes])
+        first = equations.axes_of(equation)[: rows.axes]
         return rows if first == lead else Rows(rows.axes, object()) if sorted(first) == list(lead) else None
-    if name == "rev":
-        return rows if min(params["dimensions"]) >= rows.axes else None
     return None
 
 
-def _gathered(params: Any, before: tuple[int, ...], rank: int, rows: Rows) -> Rows | None:
+def _gathered(picked: equations.Gather, before: tuple[int, ...], rank: int, rows: Rows) -> Rows | None:
     """Whole records at the given places of the last leading axis."""
-    shape, last, rest = params["dimension_numbers"], rows.axes - 1, before[rows.axes :]
+    shape, last, rest = picked.numbers, rows.axes - 1, before[rows.axes :]
     whole = (
-        tuple(params["slice_sizes"]) == (*[1] * rows.axes, *rest)
+        picked.sizes == (*[1] * rows.axes, *rest)
         and tuple(shape.operand_batching_dims) == tuple(range(last))
         and tuple(shape.start_indices_batching_dims) == tuple(range(last))
         and tuple(shape.collapsed_slice_dims) == (last,)
@@ -185,20 +175,6 @@ def _gathered(params: Any, before: tuple[int, ...], rank: int, rows: Rows) -> Ro
     return Rows(rank - len(rest), object()) if whole else None
 
 
-def programs(equation: Any) -> Iterator[Any]:
-    """The programs inside an equation."""
-    for inside in insides(equation):
-        yield inside.jaxpr if isinstance(inside, core.ClosedJaxpr) else inside
-
-
-def insides(equation: Any) -> Iterator[Any]:
-    """The same, with what they close over where that is known."""
-    kinds = core.ClosedJaxpr | core.Jaxpr
-    found = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda a: isinstance(a, kinds))
-    yield from (inside for inside in found if isinstance(inside, kinds))
-
-
 def _where(equation: Any) -> str:
-    trace = equation.source_info.traceback
-    frames = [] if trace is None else [(f.file_name, f.line_num, f.function_name) for f in trace.frames]
-    return program.place_of(frame for frame in frames if not frame[0].startswith(_PACKAGE))
+    frames = (frame for frame in equations.frames_of(equation) if not frame[0].startswith(_PACKAGE))
+    return equations.place_of(frames)

@@ -5,22 +5,25 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from fedjax_dp import errors
-from fedjax_dp.gradients import program
+from fedjax_dp.gradients import equations, program
 
-# Parameters of primitives that hold the axes over which entries meet each other.
-OVER = {
-    "cumsum": "axis",
-    "cumprod": "axis",
-    "cummax": "axis",
-    "cummin": "axis",
-    "cumlogsumexp": "axis",
-    "sort": "dimension",
-    "rev": "dimensions",
-    "split": "axis",
-}
+# Primitives, beside reductions, in which entries along their axes meet each other.
+OVER = (
+    "cumsum",
+    "cumprod",
+    "cummax",
+    "cummin",
+    "cumlogsumexp",
+    "sort",
+    "top_k",
+    "rev",
+    "split",
+    "reduce",
+    "argmax",
+    "argmin",
+)
 
 
 def require_records_apart(name: str, batched: Callable[..., Any], params: Any, record: Any) -> None:
@@ -47,7 +50,7 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
     if found is not None:
         raise errors.refuse(
             "model",
-            f"{name}, in which {found.primitive.name}{program.place(found)} runs over the records of a batch",
+            f"{name}, in which {found.primitive.name}{equations.place(found)} runs over the records of a batch",
             "one that treats each record alone",
             "leave out means and norms over the batch: use GroupNorm or LayerNorm instead of BatchNorm",
         )
@@ -63,8 +66,8 @@ def _mixing(two: Any, three: Any) -> Any | None:
     for one, other in pairs:
         if _runs_over(one, other, [_longer(a, b) for a, b in zip(one.invars, other.invars)]):
             return one
-        for a, b in zip(core.jaxprs_in_params(one.params), core.jaxprs_in_params(other.params)):
-            found = _mixing(a, b)
+        for a, b in zip(equations.programs(one), equations.programs(other)):
+            found = _mixing(a.jaxpr, b.jaxpr)
             if found is not None:
                 return found
     return None
@@ -77,25 +80,25 @@ def _longer(a: Any, b: Any) -> set[int]:
 
 
 def _runs_over(one: Any, other: Any, longer: list[set[int]]) -> bool:
-    name, p = one.primitive.name, one.params
+    name = one.primitive.name
     if name == "dot_general":
-        return any(longer[side] & set(axes) for side, axes in enumerate(p["dimension_numbers"][0]))
+        return any(longer[side] & set(axes) for side, axes in enumerate(equations.dot_of(one).contracted))
     if name == "conv_general_dilated":
-        numbers = p["dimension_numbers"]
+        numbers = equations.convolution_of(one).numbers
         return bool(longer[0] - {numbers.lhs_spec[0]}) or bool(longer[1] - {numbers.rhs_spec[0]})
     if name == "scan":
-        return bool(p["num_carry"] > 0 and p["length"] != other.params["length"])
+        loop = equations.scan_of(one)
+        return loop.carry > 0 and loop.length != equations.scan_of(other).length
     if name.startswith("reduce_window") or name in ("select_and_scatter_add", "select_and_gather_add"):
-        return any(p["window_dimensions"][axis] > 1 for axis in longer[0])
+        return any(equations.window_of(one)[axis] > 1 for axis in longer[0])
     if name == "slice":
-        whole = zip(p["start_indices"], p["limit_indices"], one.invars[0].aval.shape)
-        return any(end - start != size for axis, (start, end, size) in enumerate(whole) if axis in longer[0])
+        parts = zip(equations.slices_of(one), one.invars[0].aval.shape)
+        return any(part.stop - part.start != size for axis, (part, size) in enumerate(parts) if axis in longer[0])
     if name == "dynamic_slice":
-        return any(p["slice_sizes"][axis] != one.invars[0].aval.shape[axis] for axis in longer[0])
-    axes = p.get(OVER[name]) if name in OVER else p.get("axes") if name.startswith(("reduce_", "arg")) else None
-    if axes is None:
-        return False
-    return any(axis in over for over in longer for axis in ((axes,) if isinstance(axes, int) else axes))
+        return any(equations.sizes_of(one)[axis] != one.invars[0].aval.shape[axis] for axis in longer[0])
+    if name in OVER or (name.startswith("reduce_") and name != "reduce_precision"):
+        return any(axis in over for over in longer for axis in equations.axes_of(one))
+    return False
 
 
 def first_row(name: str, out: Any) -> Any:

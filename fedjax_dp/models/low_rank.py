@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.gradients import program
 from fedjax_dp.gradients.analysis import GradientPlan, Unit, Use, merged
+from fedjax_dp.gradients.equations import dot_of
 from fedjax_dp.gradients.walls import Product
 
 A, B = "lora_a", "lora_b"
@@ -104,7 +105,7 @@ class _Beside:
         if self.turned:
             a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
         x = self.product.rows(read)
-        multiplied = functools.partial(jnp.matmul, precision=equation.params["precision"])
+        multiplied = functools.partial(jnp.matmul, precision=dot_of(equation).precision)
         if a.ndim == 2:
             x = x[0]
         term = multiplied(multiplied(x, a.astype(x.dtype)), b.astype(x.dtype))

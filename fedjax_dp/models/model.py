@@ -14,7 +14,7 @@ from fedjax_dp import doors, errors
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.data.targets import MOST_CLASSES
-from fedjax_dp.gradients import Explanation, Model, explain, losses, program, require_model
+from fedjax_dp.gradients import Explanation, Model, equations, explain, losses, require_model
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Params
 from fedjax_dp.models import low_rank
@@ -359,4 +359,4 @@ def _remedy(error: Exception) -> str:
 def _place(error: Exception) -> str:
     """The last line of the user's own code before an error."""
     frames = traceback.extract_tb(error.__traceback__)
-    return program.place_of((frame.filename, frame.lineno, frame.name) for frame in reversed(frames))
+    return equations.place_of((frame.filename, frame.lineno, frame.name) for frame in reversed(frames))

@@ -131,10 +131,13 @@ def _check_scores(model: NetworkModel, data: FederatedData) -> None:
 def _check_loss(
     model: Model, record_shape: tuple[int, ...], tokens: bool, structure: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]
 ) -> None:
-    """Refuse a loss of which no gradient of a single record can be made: traced here, where no devices are in sight."""
+    """Refuse a loss of which no gradient of a single record can be made, or an `init` that does more than compute.
+
+    Traced here, where no devices are in sight.
+    """
     x = jax.ShapeDtypeStruct((1, *record_shape), jnp.int32 if tokens else jnp.float32)
     y, keys = jax.tree.unflatten(structure, leaves), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
-    gradients.loss_plan(model, jax.eval_shape(model.init, jax.random.key(0)), x, y, keys)
+    gradients.loss_plan(model, gradients.start_shapes(model), x, y, keys)
 
 
 def numbers(algorithm: Algorithm) -> Algorithm:
