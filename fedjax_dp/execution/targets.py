@@ -4,6 +4,7 @@ What a device is like is told to XLA as text (GPU) or by the name of a topology 
 makers' data sheets; the time of a launch is measured by nobody here, and is said to be assumed.
 """
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -178,8 +179,15 @@ dnn_version_info {{ major: 9 minor: 8 }}
 runtime_version {{ major: 12 minor: 9 }}
 device_description_str: "{target.name.upper()}"
 """
-    name = f"{target.name} {devices}"
-    made = topologies.get_topology_desc(name, "cuda", target_config=described, topology=f"1x1x{devices}")
+    def make() -> Any:
+        name, topology = f"{target.name} {devices}", f"1x1x{devices}"
+        return topologies.get_topology_desc(name, "cuda", target_config=described, topology=topology)
+
+    try:
+        made = make()
+    except NotImplementedError:  # JAX was used before, and turned the plugin away as there is no driver
+        importlib.import_module(PACKAGES["cuda"][1]).initialize()
+        made = make()
     return list(made.devices)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 import types
 
 import jax
@@ -330,6 +331,24 @@ def test_products_that_no_tiles_suit_are_left_to_the_library():
         return options
 
     assert targets.compiled_for(targets.TARGETS["h200"], compile_with)["xla_gpu_enable_triton_gemm"] is False
+
+
+def test_a_plugin_that_jax_turned_away_for_want_of_a_driver_is_called_again(monkeypatch):
+    """JAX does so when it is first used, before anybody asks for a program for a GPU that is not here."""
+    module = types.ModuleType(targets.PACKAGES["cuda"][1])
+    registered = []
+    module.initialize = lambda: registered.append("cuda")
+
+    def topology(*_, **__):
+        if not registered:
+            raise NotImplementedError("topology not implemented for cuda")
+        return types.SimpleNamespace(devices=("a gpu",))
+
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(targets.topologies, "get_topology_desc", topology)
+    assert targets.devices_of(targets.TARGETS["h200"], 1) == ["a gpu"]
+    assert targets.devices_of(targets.TARGETS["h200"], 1) == ["a gpu"]
+    assert registered == ["cuda"]
 
 
 needs = pytest.mark.skipif(
