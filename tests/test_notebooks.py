@@ -49,7 +49,7 @@ def test_committed_notebooks_show_results_and_no_machine(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual([path.stem for path in NOTEBOOKS], ("own", "personal", "quickstart")))
+@pytest.mark.parametrize("name", usual([path.stem for path in NOTEBOOKS], ("own", "quickstart")))
 def test_it_runs_at_tiny_scale(name, tmp_path, monkeypatch):
     import nbclient
     import nbformat

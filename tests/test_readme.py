@@ -46,6 +46,17 @@ def test_set_up_is_exactly_two_commands():
     assert commands == ["pip install . && fedjax-dp run", 'pip install ".[test]" && pytest']
 
 
+def test_pythons_and_jaxes_that_it_names_are_those_that_are_tested():
+    named = dict(re.findall(r"JAX (\d\.\d+)\s+on\s+Python\s+(\d\.\d+)", README))
+    project = (ROOT / "pyproject.toml").read_text()
+    assert re.findall(r"Python :: (\d\.\d+)", project) == list(named.values())
+    lowest, above = re.search(r'"jax>=(\d\.\d+),<(\d\.\d+)"', project).groups()
+    assert [*named] == [lowest, f"0.{int(above.partition('.')[2]) - 1}"]
+    run = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^(?:lowest|newest)=(.*)$", run, re.M) == list(named.values())
+    assert f"'jax=={lowest}.*' 'jaxlib=={lowest}.*'" in run
+
+
 def test_picture_of_the_run_is_the_committed_run():
     told = json.loads((ROOT / "benchmarks" / "results" / "mnist_dpnfl.json").read_text())
     assert f"{100 * told['test_accuracy']:.1f}%" in README

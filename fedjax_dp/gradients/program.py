@@ -1,6 +1,7 @@
 """A function of one record as a traced program, and running it with some of its equations done another way.
 
-Records are put back by `vmap`, so they are apart by construction: nothing has to recognise which axis they are.
+Records are put back by `vmap`, which keeps them apart where a program is made of JAX's own operations, and no other is
+run (`record_independence`): nothing has to recognise which axis they are.
 """
 
 import itertools

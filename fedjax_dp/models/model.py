@@ -231,7 +231,10 @@ def model(
     dtype: Any = jnp.float32,
     trained: str | None = None,
 ) -> NetworkModel:
-    """A model of a network from anywhere, used unchanged; its records are apart by construction.
+    """A model of a network from anywhere, used unchanged.
+
+    It is traced as a function of one record and batched by `vmap`. What is made of other operations than JAX's own, by
+    which records of a batch could meet, is refused before it is trained.
 
     network  a Flax module (linen or nnx) or a transformed Haiku function that maps `(records, ...)` to scores
              `(records, ...)`; an Equinox module, which maps one record to scores; a function of a key that makes an nnx

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, refusal, usual
+from helpers import quick, refusal, thinned, usual
 from jax import lax
 
 import fedjax_dp as fdp
@@ -40,7 +40,7 @@ def made(name, **more):
     return entry(**MADE | private | ({"local_steps": 1} if name == "dp_sgd" else {}) | more)
 
 
-@pytest.mark.parametrize("name", quick(fdp.CATALOGUE, ["dpnfl", "scaffold", "cpfed", "dp_ftrl", "rfedavg_plus"]))
+@pytest.mark.parametrize("name", thinned(fdp.CATALOGUE, ["dpnfl", "scaffold", "cpfed", "dp_ftrl", "rfedavg_plus"], 3))
 def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
     algorithm = simulation.numbers(made(name))

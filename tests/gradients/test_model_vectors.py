@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from helpers import quick
+from helpers import quick, thinned
 from jax import lax
 
 import fedjax_dp as fdp
@@ -148,10 +148,7 @@ GIVEN = [f"{kind} {name}" for kind in HOLDERS for name in CASES]
     "given",
     [
         *quick(GIVEN[: len(CASES)], {f"functions {name}" for name in set(CASES) - LATER}),
-        *(
-            pytest.param(given, marks=pytest.mark.exhaustive if place % 6 else pytest.mark.slow)
-            for place, given in enumerate(GIVEN[len(CASES) :])
-        ),
+        *thinned(GIVEN[len(CASES) :], (), 6),
     ],
 )
 def test_gradients_equal_the_given_ones(given):

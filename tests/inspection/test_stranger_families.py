@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 import own_parts as own
 import pytest
-from helpers import ragged_data, usual
+from helpers import ragged_data, thinned, usual
 from own_parts import lying
 
 import fedjax_dp as fdp
@@ -797,13 +797,7 @@ LIES |= {
 QUICK = ("cohort hidden as independent", "bound that does not clip")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive if place % 4 else pytest.mark.slow)
-        for place, name in enumerate(LIES)
-    ],
-)
+@pytest.mark.parametrize("name", thinned(LIES, QUICK, 4))
 def test_a_part_that_says_what_is_not_so_is_refused_in_one_line(name):
     with pytest.raises(errors.ConfigurationError) as caught:
         epsilon(LIES[name])
