@@ -117,7 +117,8 @@ def uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> list[Report]:
     a, b = np.unravel_index(np.argmax(np.abs(products)), products.shape)
     pairs = len(rows) * (len(rows) - 1) // 2
     # products of normals have heavier tails than a normal: r with Student's law, as for a correlation coefficient
-    r = products[a, b] / math.sqrt(max(np.mean(rows[a] ** 2) * np.mean(rows[b] ** 2), 1e-300))
+    size = math.sqrt(float(np.mean(rows[a] ** 2)) * float(np.mean(rows[b] ** 2)))  # 0 where there is no noise
+    r = float(products[a, b]) / max(size, 1e-150)
     bound = 1 / math.sqrt(1 + (length - 1) / scipy.stats.t.isf(0.5e-6 / pairs, length - 1) ** 2)
     return [
         require(
