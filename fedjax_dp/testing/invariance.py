@@ -162,7 +162,7 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     poisons = (
         [data.x[0]] if data.tokens else [1e4 * (1 + np.abs(data.x[0]))] + [np.full_like(data.x[0], np.nan)] * clips
     )
-    # Each with several targets, and a model of its own: an enormous record of the class that a model is sure of weighs 0.
+    # Each with several targets and models: an enormous record of the class that a model is sure of weighs nothing.
     targets = np.arange(min(TRIALS, len(data.x)))
     x = np.stack([np.concatenate([data.x, p[None]]).astype(data.x.dtype) for p in poisons for _ in targets])
     y = jax.tree.map(lambda a: np.stack([np.concatenate([a, a[i : i + 1]]) for _ in poisons for i in targets]), data.y)

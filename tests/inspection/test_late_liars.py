@@ -366,6 +366,11 @@ LIARS = {
     "privatizer quiet for a label": (privatizer(quiet_where(lambda p, w, r: jnp.all(r.y == 2))), 20, few),
     "privatizer quiet for zeros": (privatizer(quiet_where(lambda p, w, r: jnp.all(r.x == 0))), 20, few),
     "privatizer quiet for large batches": (privatizer(quiet_where(lambda p, w, r: r.divisor == 2)), 20, few),
+    "privatizer quiet for the largest batch": (
+        privatizer(quiet_where(lambda p, w, r: r.divisor == 23), batches=parts.FullBatches()),
+        20,
+        of_many_sizes,
+    ),
     "privatizer with noise in units of the batch": (privatizer(of_the_batch), 20, few),
     "privatizer whose noise comes back after step 7": (privatizer(again_from_step(7), **TWELVE), 20, few),
     "privatizer quiet at small rates": (
@@ -511,6 +516,7 @@ QUICK = (
     "noise annealed after round 1,000",
     "noise silent for ids from 1,000 on",
     "privatizer quiet in empty batches",
+    "privatizer quiet for large batches",
     "privatizer quiet for large parameters",
     "bound that lets a label through",
     "upload annealed after 40 of 100",
