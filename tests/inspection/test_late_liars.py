@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import own_parts as own
 import pytest
 from helpers import quick, ragged_data
@@ -12,6 +13,7 @@ from own_parts import lying
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
 from fedjax_dp.pytrees import changed
+from fedjax_dp.statistics.noise import examine_sizes
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
@@ -542,3 +544,13 @@ def test_a_late_or_rare_lie_gets_no_epsilon(name):
 
 def test_there_are_enough_of_them():
     assert len(LIARS) >= 60
+
+
+@pytest.mark.parametrize("least", [True, False])
+def test_noise_of_the_stated_size_passes_at_any_number_of_places(least):
+    rng = np.random.default_rng(0)
+    for places in (1, 3, 12, 1_500):
+        squares = (rng.normal(size=(places, 64)) ** 2).sum(1)
+        examine_sizes(squares, 64, str, least)
+        with pytest.raises(AssertionError, match="standard deviation"):
+            examine_sizes(0.1 * squares, 64, str, least)
