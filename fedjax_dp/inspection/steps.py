@@ -261,14 +261,15 @@ def _examine_everywhere(
     wanted  the standard deviation for each client, for the divisor that was looked at.
     """
     divisors = sorted({DIVISOR, *(algorithm.local.batches.divisor(int(n)) for n in np.unique(np.asarray(data.sizes)))})
-    for divisor in np.resize(divisors, min(len(divisors), 8)) if "divisor" in depends else [DIVISOR]:
+    spread = np.unique(np.linspace(0, len(divisors) - 1, 8).astype(int))  # of many some, from the least to the largest
+    for divisor in np.take(divisors, spread) if "divisor" in depends else [DIVISOR]:
 
         def draw(key: jax.Array, place: Place, size: int, divisor: int = int(divisor)) -> jax.Array:
             return of(key, places.arrays(place), jnp.int32(divisor), *usual)[:size]
 
         share = privatizer.unit(int(divisor)) / privatizer.unit(DIVISOR)
         every = places.of_client(algorithm, data, rounds, depends)
-        places.examine(draw, every, np.ones(1), usual[0].size, depends - {"divisor"}, wanted * share)
+        places.examine(draw, every, np.ones(1), usual[0].size, depends, wanted * share)
 
 
 def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> float:

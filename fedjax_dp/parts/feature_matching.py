@@ -129,7 +129,8 @@ class FeatureMatching(Correction):
         if self.scope == "all":
             total, others = table.sum(0), jnp.float32(table.shape[0])
         else:
-            total, others = members.present.astype(jnp.float32) @ own, members.present.sum(dtype=jnp.float32)
+            total = jnp.where(members.present[:, None], own, 0.0).sum(0)  # a product would keep their NaN
+            others = members.present.sum(dtype=jnp.float32)
         if self.leave_one_out:
             others = others - 1
             total = total[None] - own

@@ -86,9 +86,8 @@ def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str],
     name   of a place;
     least  whether larger ones are right, too.
     """
-    found, blocks = [], squares
+    found, blocks, length = [], squares, 1
     while True:
-        length = 2 ** int(math.log2(squares.size / blocks.size) + 0.5)
         away = np.asarray(square_deviate(blocks, numbers * length))
         worst = int(np.argmin(away) if least else np.argmax(np.abs(away)))
         found.append(
@@ -102,7 +101,7 @@ def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str],
         )
         if blocks.size < 2:
             return found
-        blocks = blocks[: blocks.size // 2 * 2].reshape(-1, 2).sum(1)
+        blocks, length = blocks[: blocks.size // 2 * 2].reshape(-1, 2).sum(1), 2 * length
 
 
 def uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> list[Report]:
@@ -117,7 +116,8 @@ def uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> list[Report]:
     a, b = np.unravel_index(np.argmax(np.abs(products)), products.shape)
     pairs = len(rows) * (len(rows) - 1) // 2
     # products of normals have heavier tails than a normal: r with Student's law, as for a correlation coefficient
-    r = products[a, b] / math.sqrt(max(np.mean(rows[a] ** 2) * np.mean(rows[b] ** 2), 1e-300))
+    size = math.sqrt(float(np.mean(rows[a] ** 2)) * float(np.mean(rows[b] ** 2)))  # 0 where there is no noise
+    r = float(products[a, b]) / max(size, 1e-150)
     bound = 1 / math.sqrt(1 + (length - 1) / scipy.stats.t.isf(0.5e-6 / pairs, length - 1) ** 2)
     return [
         require(

@@ -162,8 +162,10 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     poisons = (
         [data.x[0]] if data.tokens else [1e4 * (1 + np.abs(data.x[0]))] + [np.full_like(data.x[0], np.nan)] * clips
     )
-    x = np.stack([np.concatenate([data.x, poison[None]]).astype(data.x.dtype) for poison in poisons])
-    y = jax.tree.map(lambda a: np.repeat(np.concatenate([a, a[:1]])[None], len(x), 0), data.y)
+    # Each with several targets and models: an enormous record of the class that a model is sure of weighs nothing.
+    targets = np.arange(min(TRIALS, len(data.x)))
+    x = np.stack([np.concatenate([data.x, p[None]]).astype(data.x.dtype) for p in poisons for _ in targets])
+    y = jax.tree.map(lambda a: np.stack([np.concatenate([a, a[i : i + 1]]) for _ in poisons for i in targets]), data.y)
     longer = changed(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
     setup = Setup(instruments.keys_of(seed, len(x)), x, y)
     seen = [

@@ -82,6 +82,8 @@ def undeclared_gradient(algorithm: Algorithm) -> Algorithm:
 
 def repeated_gradient(algorithm: Algorithm) -> Algorithm:
     """Two more privatized gradients are stated, and asked for in a loop: with one batch and one noise."""
+    if not algorithm.local.batches.even:
+        raise errors.refuse("batches", "epochs", "of equal number for every client", "these have no further gradients")
     return _of_records(algorithm, _AsksInALoop())
 
 

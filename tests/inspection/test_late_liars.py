@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import own_parts as own
 import pytest
 from helpers import ragged_data, thinned
@@ -12,6 +13,7 @@ from own_parts import lying
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
 from fedjax_dp.pytrees import changed
+from fedjax_dp.statistics.noise import examine_sizes
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
@@ -366,6 +368,11 @@ LIARS = {
     "privatizer quiet for a label": (privatizer(quiet_where(lambda p, w, r: jnp.all(r.y == 2))), 20, few),
     "privatizer quiet for zeros": (privatizer(quiet_where(lambda p, w, r: jnp.all(r.x == 0))), 20, few),
     "privatizer quiet for large batches": (privatizer(quiet_where(lambda p, w, r: r.divisor == 2)), 20, few),
+    "privatizer quiet for the largest batch": (
+        privatizer(quiet_where(lambda p, w, r: r.divisor == 23), batches=parts.FullBatches()),
+        20,
+        of_many_sizes,
+    ),
     "privatizer with noise in units of the batch": (privatizer(of_the_batch), 20, few),
     "privatizer whose noise comes back after step 7": (privatizer(again_from_step(7), **TWELVE), 20, few),
     "privatizer quiet at small rates": (
@@ -511,6 +518,7 @@ QUICK = (
     "noise annealed after round 1,000",
     "noise silent for ids from 1,000 on",
     "privatizer quiet in empty batches",
+    "privatizer quiet for large batches",
     "privatizer quiet for large parameters",
     "bound that lets a label through",
     "upload annealed after 40 of 100",
@@ -536,3 +544,13 @@ def test_a_late_or_rare_lie_gets_no_epsilon(name):
 
 def test_there_are_enough_of_them():
     assert len(LIARS) >= 60
+
+
+@pytest.mark.parametrize("least", [True, False])
+def test_noise_of_the_stated_size_passes_at_any_number_of_places(least):
+    rng = np.random.default_rng(0)
+    for places in (1, 3, 12, 1_500):
+        squares = (rng.normal(size=(places, 64)) ** 2).sum(1)
+        examine_sizes(squares, 64, str, least)
+        with pytest.raises(AssertionError, match="standard deviation"):
+            examine_sizes(0.1 * squares, 64, str, least)

@@ -31,7 +31,7 @@ from fedjax_dp.testing.invariance import drops_first
 from fedjax_dp.testing.keys import noise_every_four_rounds
 from fedjax_dp.testing.masks import same_masks, unmasked_first
 from fedjax_dp.testing.sensitivity import loose_clip
-from fedjax_dp.testing.statements import LEAKS
+from fedjax_dp.testing.statements import LEAKS, repeated_gradient
 
 COMMON = {"cohort_size": 2, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 NOISE = {"clip_norm": 0.7, "noise_multiplier": 1.3}
@@ -126,6 +126,7 @@ def test_wrong_programs_refuse_what_they_would_not_make_wrong():
     assert "fixed size" in refusal(WRONG["missing_factor_two"], right("poisson"))
     assert "at least 2" in refusal(MORE_WRONG["reused_step_key"], right(local_steps=1))
     assert "drawn afresh" in refusal(WRONG["first_records"], right("full", batch_size=None))
+    assert "equal number" in refusal(repeated_gradient, right("epochs"))
 
 
 @pytest.mark.slow

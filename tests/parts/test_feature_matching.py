@@ -1,0 +1,53 @@
+"""Feature matching: whose features make a target."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import TwoLayerModel, ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.feature_matching import FeatureMatching
+from fedjax_dp.pytrees import changed
+
+
+def without_the_first(ids):
+    """A cohort of these clients whose position of client 0 is empty."""
+    there = ids > 0
+    return Members(ids, there.astype(jnp.float32), jnp.zeros_like(ids), there)
+
+
+@fdp.value
+class NeverTheFirst(fdp.parts.PoissonCohort):
+    def sample(self, key, round_index, shares):
+        return without_the_first(jnp.array([1, 0, 2], jnp.int32))
+
+
+@pytest.mark.parametrize("leave_one_out", [True, False])
+def test_a_target_is_the_mean_over_who_is_present(leave_one_out):
+    table = jnp.array([[np.nan, np.inf], [1.0, 2.0], [3.0, 8.0]])
+    members = without_the_first(jnp.array([1, 0, 2], jnp.int32))
+    target, exists = FeatureMatching(strength=1.0, leave_one_out=leave_one_out).send(Memory(clients=table), members)
+    wanted = [[3.0, 8.0], [1.0, 2.0]] if leave_one_out else [[2.0, 5.0]] * 2
+    np.testing.assert_array_equal(target[jnp.array([0, 2])], wanted)
+    assert exists.all()
+
+
+def test_records_of_a_client_that_is_not_invited_reach_no_model():
+    data = ragged_data([4, 4, 4])
+    algorithm = changed(
+        fdp.rfedavg_plus(cohort_size=2, batch_size=2, local_steps=2, learning_rate=0.1, feature_strength=0.5),
+        cohort=NeverTheFirst(size=2),
+    )
+    spoiled = np.array(data.x)
+    spoiled[:4] = np.nan
+    ends = [
+        fdp.simulate(algorithm, held, rounds=2, model=TwoLayerModel(3, 4)).params
+        for held in (data, dataclasses.replace(data, x=spoiled))
+    ]
+    for usual, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_array_equal(usual, other)
