@@ -86,9 +86,8 @@ def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str],
     name   of a place;
     least  whether larger ones are right, too.
     """
-    found, blocks = [], squares
+    found, blocks, length = [], squares, 1
     while True:
-        length = 2 ** int(math.log2(squares.size / blocks.size) + 0.5)
         away = np.asarray(square_deviate(blocks, numbers * length))
         worst = int(np.argmin(away) if least else np.argmax(np.abs(away)))
         found.append(
@@ -102,7 +101,7 @@ def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str],
         )
         if blocks.size < 2:
             return found
-        blocks = blocks[: blocks.size // 2 * 2].reshape(-1, 2).sum(1)
+        blocks, length = blocks[: blocks.size // 2 * 2].reshape(-1, 2).sum(1), 2 * length
 
 
 def uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> list[Report]:
