@@ -37,8 +37,7 @@ def words_of(model: Model) -> list[str]:
 
 
 def _known(thing: Any) -> bool:
-    kind = thing if isinstance(thing, type) or hasattr(thing, "__module__") else type(thing)
-    return facts.of_known_origin(thing) or getattr(kind, "__module__", "").startswith("flax.")
+    return facts.of_known_origin(thing) or facts.home_of(thing).startswith("flax.")
 
 
 def require_no_records(model: Model, data: FederatedData) -> None:
