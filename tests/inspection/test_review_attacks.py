@@ -212,3 +212,10 @@ def test_true_noise_has_its_size_in_whatever_number_of_places(count):
     squares[: -(-count // 3)] *= 0.25
     with pytest.raises(AssertionError, match="standard deviation"):
         noise.examine_sizes(squares, 64, str)
+
+
+@pytest.mark.parametrize("begun", [lambda w: w, lambda w: (w, {"b": [w]})], ids=["an array", "nested"])
+def test_parameters_of_any_structure_that_stand_are_of_unknown_origin(begun):
+    values = np.random.default_rng(7).normal(size=(20, 3)).astype(np.float32)
+    model = fdp.model((lambda key: begun(jnp.asarray(values)), lambda p, x: x @ jax.tree.leaves(p)[0]), DATA)
+    assert "unknown origin" in promise(model).caveat
