@@ -218,6 +218,11 @@ def axes_of(equation: Any) -> tuple[int, ...]:
     return tuple(map(int, axes)) if isinstance(axes, tuple | list) else (int(axes),)
 
 
+def sees_zeros(equation: Any) -> bool:
+    """Whether the rule of a function with its own derivative is told which derivatives are zero."""
+    return bool(_read(equation, "symbolic_zeros")[0])
+
+
 def keeps_order(equation: Any) -> bool:
     """Whether a reshape takes the entries as they stand."""
     return _read(equation, "dimensions")[0] is None

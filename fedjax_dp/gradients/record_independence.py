@@ -63,6 +63,13 @@ def require_own_operations(what: str, jaxpr: Any, derivatives: bool = True, arou
                 "write it with jax.numpy and jax.lax",
             )
         if derivatives and primitive.name in equations.CUSTOM:
+            if equations.sees_zeros(equation):
+                raise errors.refuse(
+                    what,
+                    f"a rule for a derivative that is told which derivatives are zero{place}, and may differ by them",
+                    "one that is the same for all",
+                    "leave out symbolic_zeros",
+                )
             require_own_operations(f"a derivative in the {what}", _derivative(what, equation), False, place)
 
 

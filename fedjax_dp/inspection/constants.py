@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from scipy.spatial import cKDTree
@@ -37,8 +38,7 @@ def words_of(model: Model) -> list[str]:
 
 
 def _known(thing: Any) -> bool:
-    kind = thing if isinstance(thing, type) or hasattr(thing, "__module__") else type(thing)
-    return facts.of_known_origin(thing) or getattr(kind, "__module__", "").startswith("flax.")
+    return facts.of_known_origin(thing) or facts.home_of(thing).startswith("flax.")
 
 
 def require_no_records(model: Model, data: FederatedData) -> None:
@@ -88,8 +88,12 @@ def _inside(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
         found += [read.val for read in equation.invars if isinstance(read, core.Literal)]
         for inside in equations.programs(equation):
             yield from _inside(inside)
-    for constant in found:
-        if np.ndim(constant) and np.dtype(constant.dtype).kind in "fiub":
+    for constant in filter(np.ndim, found):
+        if jnp.iscomplexobj(constant):
+            yield from (np.asarray(constant).real, np.asarray(constant).imag)
+        elif jnp.issubdtype(constant.dtype, jnp.floating):  # short ones are none of NumPy's
+            yield np.asarray(constant, np.promote_types(np.float32, constant.dtype))
+        elif np.dtype(constant.dtype).kind in "iub":
             yield np.asarray(constant)
 
 

@@ -2,7 +2,8 @@
 
 Bits that are drawn with a key depend on nothing else, whatever is folded into the key, and a uniform word stays uniform
 when anything is added to it. From there on each equation is followed: what is added to a noise leaves its size as it
-is, what it is multiplied by, or chosen by, does not. What is not known to keep a noise apart is taken to scale it.
+is, what it is multiplied by, or chosen by, does not. Where two noises meet, which bits each was drawn from decides
+whether they add up or cancel. What is not known to keep a noise apart is taken to scale it.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ class Trace(NamedTuple):
     uniform: bool = False  # an integer of which every bit is a fair coin
     values: Names = NONE  # names of inputs that it depends on, but through drawn bits
     scale: Names = NONE  # of those that its noise is multiplied or chosen by
+    bits: Names = NONE  # of those that decide which bits it is made of
 
 
 KEY = Trace(noise=True, uniform=True)
@@ -61,9 +63,10 @@ def _through(equation: Any, reads: list[Trace]) -> list[Trace]:
     name, count = equation.primitive.name, len(equation.outvars)
     if name in _DRAWS:  # what is folded into a key acts on the bits alone that it draws
         key, folded = reads[0], any(read.noise for read in reads[1:])
-        scale = _union(read.scale for read in reads)
+        scale, bits = (_union(names) for names in ([read.scale for read in reads], [read.bits for read in reads]))
+        bits |= _union(read.values for read in reads[1:])
         return [
-            Trace(True, key.uniform, NONE if key.noise else key.values, scale)
+            Trace(True, key.uniform, NONE if key.noise else key.values, scale, bits)
             if key.noise or folded
             else Trace(values=key.values)
         ] * count
@@ -89,34 +92,37 @@ def _one(name: str, equation: Any, reads: list[Trace]) -> Trace:
     values, scale = _union(read.values for read in reads), _union(read.scale for read in reads)
     if not noisy:
         return Trace(values=values)
-    whole = _keeps_coins(equation)
+    whole, bits = _keeps_coins(equation), _union(read.bits for read in noisy)
+    if len(noisy) > 1:
+        scale |= bits
     if name in (*_MOVES, *_SUMS) and reads[0].noise and len(noisy) == 1:  # where it is read from is a choice of it
         kept = reads[0].uniform and whole and name in _MOVES
-        return Trace(True, kept, reads[0].values, scale | _union(read.values for read in reads[1:]))
+        return Trace(True, kept, reads[0].values, scale | _union(read.values for read in reads[1:]), bits)
     if name in _JOINS:
-        return Trace(True, whole and all(read.uniform for read in reads), values, scale)
+        return Trace(True, whole and all(read.uniform for read in reads), values, scale, bits)
     if name in _ADDS:
         if whole and len(noisy) == 1 and noisy[0].uniform:
-            return Trace(True, True, NONE, scale)
-        return Trace(True, False, values, scale)
+            return Trace(True, True, NONE, scale, bits | values)
+        return Trace(True, False, values, scale, bits)
     if name in _TIMES and len(noisy) == 1:
-        return Trace(True, False, values, scale | _union(read.values for read in reads if not read.noise))
+        return Trace(True, False, values, scale | _union(read.values for read in reads if not read.noise), bits)
     if name == "div" and not reads[1].noise:
-        return Trace(True, False, values, scale | reads[1].values)
+        return Trace(True, False, values, scale | reads[1].values, bits)
     if name == "select_n":
         return _chosen(reads[0], reads[1:])
-    return Trace(True, False, values, scale | values)
+    return Trace(True, False, values, scale | values, bits)
 
 
 def _chosen(by: Trace, made: list[Trace]) -> Trace:
     """One of several."""
     every = [by, *made]
     values, scale = _union(read.values for read in every), _union(read.scale for read in every)
+    bits = _union(read.bits for read in every)
     if not any(read.noise for read in every):
         return Trace(values=values)
     if by.noise:
-        return Trace(True, False, values, scale | values)
-    return Trace(True, all(read.uniform for read in made) and not by.values, values, scale | by.values)
+        return Trace(True, False, values, scale | values | bits, bits)
+    return Trace(True, all(read.uniform for read in made) and not by.values, values, scale | by.values, bits)
 
 
 def _union(names: Any) -> Names:

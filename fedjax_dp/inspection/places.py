@@ -14,7 +14,7 @@ from fedjax_dp.parts.noise import Place
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.noise import examine_sizes, uncorrelated
-from fedjax_dp.statistics.verdict import require
+from fedjax_dp.statistics.verdict import certainty, limit, require
 
 NUMBERS = 2**21  # of noise that are looked at where the size depends on the place, unless a place has more
 MOST = 2**30  # beyond that a noise is refused whose size depends on the place
@@ -87,25 +87,37 @@ def whitened(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
 
 
 def examine(
-    draw: Callable[..., jax.Array], every: Place, bands: np.ndarray, size: int, depends: Names, std: Any = 1.0
+    draw: Callable[..., jax.Array],
+    every: Place,
+    bands: np.ndarray,
+    size: int,
+    depends: Names,
+    bits: Names,
+    std: Any = 1.0,
 ) -> None:
     """The noise in `draw(key, place, size)` is as large as is said at all places `(visits, steps)`, and new in each.
 
     A visit has one key, as a client's round has, or the sums of a run.
+    depends, bits  what its size depends on, and which bits it is made of; for the latter alone some places are enough.
     std  its standard deviation under the bands, for each client where it is one for each; more of it is no lie where
          there are several numbers.
     """
     visits, steps = every.step.shape
     of_each = int(np.clip(NUMBERS // (visits * steps), min(LEAST, size), size))
     times = -(-LEAST // of_each)
-    if visits * steps * times * size > MOST and depends:
+    most = MOST // (steps * times * size)
+    if visits > most and depends:
         told = ", ".join(sorted(depends))
         require(False, "the size of its noise", f"one that depends on {told}", "one that can be tried everywhere", "")
-    some = every if depends else Place(*[a[:1] for a in arrays(every)])
-    noise = _drawn(draw, some, times if depends else 1, of_each)  # (times, visits, steps, of_each)
+    if not depends:
+        tried = np.unique(np.linspace(0, visits - 1, min(visits, max(most, 1)) if bits else 1).astype(int))
+        every, times = Place(*[a[tried] for a in arrays(every)]), times if bits else 1
+    noise = _drawn(draw, every, times, of_each)  # (times, visits, steps, of_each)
     white = whitened(noise, bands)
     names = [f"step {step}" for step in range(steps)]
     uncorrelated("steps", white[0, 0, :, :ROWS], names)
+    if depends or bits:
+        _require_new(white.transpose(1, 2, 0, 3).reshape(-1, steps, times * of_each))
     if depends:
         wanted = np.asarray(std)
         scale = wanted[np.asarray(every.client)] if wanted.ndim else wanted
@@ -116,6 +128,25 @@ def examine(
             return f"round {rounds[at]}, client {clients[at]}, step {at % steps}"
 
         examine_sizes(squares.ravel(), times * of_each, name, least=bool(wanted.ndim))
+
+
+def _require_new(white: np.ndarray) -> None:
+    """Refuse noise `(visits, steps, numbers)` where some step repeats its own numbers, or is like another of its visit.
+
+    Random numbers of 23 bits rarely agree; where a tenth of them does, they are drawn again.
+    """
+    sizes = np.sort(np.abs(white), axis=-1)
+    again = np.mean(np.diff(sizes, axis=-1) <= 1e-6 * sizes[..., 1:], -1)
+    require(again.max(initial=0) < 0.1, "the numbers of a step", "some that come again", "new ones each", "exact")
+    visits, steps, numbers = white.shape
+    if steps == 1 or visits == 1:
+        return  # one visit is compared in `uncorrelated`
+    tests, worst = visits * steps**2, 0.0
+    for some in np.array_split(white, -(-tests // 2**22)):
+        unit = some / (np.linalg.norm(some, axis=-1, keepdims=True) + 1e-30)
+        worst = max(worst, float(np.abs(np.triu(unit @ unit.swapaxes(-1, -2), 1)).max(initial=0)))
+    what = "noise of a round's steps is independent"
+    require(worst < limit(tests) / np.sqrt(numbers), what, f"correlation {worst:.3g}", "0", certainty(tests))
 
 
 def _drawn(draw: Callable[..., jax.Array], place: Place, times: int, size: int) -> np.ndarray:

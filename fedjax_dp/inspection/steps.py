@@ -53,8 +53,8 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
     (found,) = scale_names(lambda key, **where: source.draw(key, Place(**where), size), run_key(0), places.blank())
     depends = found.values | found.scale
     by_client = algorithm.upload.unit is Unit.CLIENT
-    every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends)
-    places.examine(source.draw, every, bands, size_of(model), depends)
+    every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends | found.bits)
+    places.examine(source.draw, every, bands, size_of(model), depends, found.bits)
 
 
 class _Batches(NamedTuple):
@@ -184,7 +184,7 @@ def examine_privatizer(
         return privatizer.gradient(key, Place(*place), model, found.unravel(params), records)[0]
 
     usual, divisor = tuple(a[1] for a in found.own), jnp.int32(DIVISOR)
-    depends = _scale_of_noise(of, (found.params[1], *usual))
+    depends, bits = _scale_of_noise(of, (found.params[1], *usual))
     draw = jax.jit(jax.vmap(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5)), compiler_options=QUICK)
     run = jax.jit(jax.vmap(of, (0, None, None, 0, 0, 0, 0)), compiler_options=QUICK)
     own_keys, least = keys_of(NEIGHBOURS, "privatizer"), np.inf
@@ -222,11 +222,11 @@ def examine_privatizer(
                 "exact",
             )
             least = min(least, float(spread.min()) / told[client])
-    _examine_everywhere(of, privatizer, algorithm, data, rounds, (found.params[1], *usual), least * told, depends)
+    _examine_everywhere(of, privatizer, algorithm, data, rounds, (found.params[1], *usual), least * told, depends, bits)
 
 
-def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> Names:
-    """What the size of the noise depends on; refused where that is no place in the run."""
+def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
+    """What the size of the noise depends on, and its bits; refused where that is no place in the run."""
 
     def named(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
         return of(key, places.arrays(Place(**where)), divisor, params, *records)
@@ -237,13 +237,13 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> Nam
     require(found.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
         require(
-            name not in found.scale,
+            name not in found.scale | found.bits,
             "the size of its noise",
             f"one that may depend on {what}",
             "one of public numbers: multiply noise by these alone, and add it last",
             "the trace is exact",
         )
-    return found.scale
+    return found.scale, found.bits
 
 
 def _examine_everywhere(
@@ -255,6 +255,7 @@ def _examine_everywhere(
     usual: tuple[Any, ...],
     wanted: np.ndarray,
     depends: Names,
+    bits: Names,
 ) -> None:
     """Its noise at every place that the size depends on, and that no step's comes back.
 
@@ -268,8 +269,8 @@ def _examine_everywhere(
             return of(key, places.arrays(place), jnp.int32(divisor), *usual)[:size]
 
         share = privatizer.unit(int(divisor)) / privatizer.unit(DIVISOR)
-        every = places.of_client(algorithm, data, rounds, depends)
-        places.examine(draw, every, np.ones(1), usual[0].size, depends, wanted * share)
+        every = places.of_client(algorithm, data, rounds, depends | bits)
+        places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share)
 
 
 def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> float:

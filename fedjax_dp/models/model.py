@@ -74,7 +74,7 @@ class NetworkModel:
             return self.adaptation.origins
         if not self.network.stands:
             return ()
-        values = self.network.init(jax.random.key(0), jnp.zeros(self.blank.shape, self.blank.dtype))
+        values = named(self.network.init(jax.random.key(0), jnp.zeros(self.blank.shape, self.blank.dtype)))
         return (Origin(f"{self.network.name} as it was given", values_digest(values)),)
 
     @property

@@ -4,12 +4,16 @@ The Guarantee rests on the members of FACTS. What no program can find out about 
 say) it has to state; what can be found out, `inspection` finds out, whatever it states.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+
+import jax
+import numpy as np
 
 from fedjax_dp import doors, errors
 from fedjax_dp.parts.aggregation import Aggregate
@@ -25,6 +29,7 @@ from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.parts.transport import Transport
 
 T = TypeVar("T", bound=type)
+SHORT = 16  # numbers of a list that cannot hold much
 
 SLOTS: dict[str, type] = {
     "cohort": Cohort,
@@ -134,26 +139,70 @@ def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:
     yield "transport", algorithm.transport
 
 
-def things_of(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """All values, classes and functions that something is made of, with the names of the fields that hold them."""
-    if isinstance(thing, functools.partial):
-        thing = (thing.func, thing.args, thing.keywords)
-    if isinstance(thing, dict):
-        thing = tuple(thing.values())
-    if isinstance(thing, tuple | list):
-        for each in thing:
-            yield from things_of(name, each)
-    elif dataclasses.is_dataclass(thing) or callable(thing):
+def things_of(name: str, thing: Any, inside: bool = False) -> Iterator[tuple[str, Any]]:
+    """All values, classes and functions that something is made of, with the names of the fields that hold them.
+
+    What functions close over, have as defaults or are bound to is theirs, too; arrays and long lists count there, and
+    in classes that are not the project's (inside).
+    """
+    yield from _things(name, thing, inside, set())
+
+
+def _things(name: str, thing: Any, inside: bool, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if inside and _is_data(thing):
         yield name, thing
-        for field in (
-            () if isinstance(thing, type) or not dataclasses.is_dataclass(thing) else dataclasses.fields(thing)
-        ):
-            yield from things_of(field.name, getattr(thing, field.name))
+    elif isinstance(thing, dict | tuple | list):
+        for each in thing.values() if isinstance(thing, dict) else thing:
+            yield from _things(name, each, inside, seen)
+    elif isinstance(thing, functools.partial):
+        yield from _things(name, (thing.func, thing.args, thing.keywords), True, seen)
+    elif (dataclasses.is_dataclass(thing) or callable(thing)) and id(thing) not in seen:
+        seen.add(id(thing))
+        yield name, thing
+        if isinstance(thing, type):
+            return
+        if dataclasses.is_dataclass(thing):
+            for field in dataclasses.fields(thing):
+                yield from _things(
+                    field.name, getattr(thing, field.name, None), inside or not of_the_project(thing), seen
+                )
+        else:
+            yield from _things(name, _held_by(thing), True, seen)
+
+
+def _held_by(function: Any) -> list[Any]:
+    """What a function closes over, wraps, has as defaults and is bound to."""
+    names = ("__wrapped__", "__defaults__", "__kwdefaults__", "__self__")
+    held = [getattr(function, name, None) for name in names]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            held.append(cell.cell_contents)
+    return held
+
+
+def _is_data(thing: Any) -> bool:
+    """Whether this may hold records: an array, or a long list of numbers."""
+    if isinstance(thing, list | tuple):
+        return _count(thing) > SHORT
+    return isinstance(thing, np.ndarray | jax.Array) and thing.size > 1
+
+
+def _count(thing: Any) -> int:
+    """Numbers in lists of lists."""
+    return sum(map(_count, thing)) if isinstance(thing, list | tuple) else isinstance(thing, float | int)
 
 
 def of_known_origin(thing: Any) -> bool:
-    """Whether this is of the project or of optax, which know no records."""
-    return of_the_project(thing) or getattr(thing, "__module__", "").startswith(("optax.", "jax."))
+    """Whether this is of the project, of optax or of JAX, which know no records."""
+    return of_the_project(thing) or home_of(thing).startswith(("optax.", "jax."))
+
+
+def home_of(thing: Any) -> str:
+    """The module in which a function, a class or the class of a value was written, whatever a wrapper says of it."""
+    if _is_data(thing):
+        return ""
+    written = getattr(thing, "__globals__", None)
+    return str(written.get("__name__", "") if isinstance(written, dict) else getattr(thing, "__module__", ""))
 
 
 _INNER = {"cohort": "cohort", "bound": "bound", "source": "noise source"}

@@ -88,6 +88,8 @@ HOLDERS = {
     "of unit length": held(FLAT / np.linalg.norm(FLAT, axis=1, keepdims=True)),
     "as bytes": held(np.clip(FLAT * 32 + 128, 0, 255).astype(np.uint8)),
     "in half precision": held(FLAT.astype(np.float16)),
+    "in bfloat16": held(FLAT.astype(jnp.bfloat16)),
+    "as complex numbers": Own(beside=lambda: jnp.asarray(1j * FLAT).imag),
     "blurred": held(FLAT + 0.05 * RNG.normal(size=FLAT.shape)),
     "by column": held(FLAT.T),
     "columns in another order": held(FLAT[:, RNG.permutation(SIZE)]),
