@@ -179,6 +179,7 @@ dnn_version_info {{ major: 9 minor: 8 }}
 runtime_version {{ major: 12 minor: 9 }}
 device_description_str: "{target.name.upper()}"
 """
+
     def make() -> Any:
         name, topology = f"{target.name} {devices}", f"1x1x{devices}"
         return topologies.get_topology_desc(name, "cuda", target_config=described, topology=topology)

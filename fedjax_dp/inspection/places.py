@@ -20,7 +20,7 @@ NUMBERS = 2**21  # of noise that are looked at where the size depends on the pla
 MOST = 2**30  # beyond that a noise is refused whose size depends on the place
 LEAST = 64  # numbers by place
 ROWS = 256  # coordinates of each step that are compared with those of others
-OF_A_CLIENT = frozenset({"client", "round", "rate", "drift"})
+OF_A_CLIENT = frozenset({"client", "round", "rate", "drift", "divisor"})
 
 
 def blank() -> dict[str, Any]:
@@ -44,12 +44,25 @@ def of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, ste
     return Place(client * ones, t * ones, at, rates[at], jnp.broadcast_to(rates.sum(), at.shape), last)
 
 
+def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
+    """What each client's batches are divided by `(num_clients,)`."""
+    sizes, at = np.unique(np.asarray(data.sizes), return_inverse=True)
+    of_size = np.array([algorithm.local.batches.divisor(int(size)) for size in sizes])
+    by_client: np.ndarray = of_size[at]
+    return by_client
+
+
 def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> Place:
-    """Places `(visits, steps)`: all steps; and, where it matters, every round, every client, and pairs of them."""
+    """Places `(visits, steps)`: all steps; and, where it matters, every round, every client, and pairs of them.
+
+    Where clients matter by the divisor of their batches alone, one of each divisor stands for all.
+    """
     tau = algorithm.local.batches.count(algorithm.local.steps, data.largest)
-    visits, times = 1, 1
+    visits, times, ids = 1, 1, np.arange(data.num_clients)
+    if "client" not in depends and "divisor" in depends:
+        ids = np.unique(divisors(algorithm, data), return_index=True)[1]
     if depends & OF_A_CLIENT:
-        visits = max(rounds if depends & {"round", "rate", "drift"} else 1, data.num_clients)
+        visits = max(rounds if depends & {"round", "rate", "drift"} else 1, ids.size)
         times = int(np.clip(NUMBERS // (visits * tau * LEAST), 1, 8))
     rng = np.random.default_rng(0)
     at = np.arange(visits)
@@ -61,8 +74,8 @@ def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: N
     )
     client = np.concatenate(
         [
-            (at + rng.integers(data.num_clients)) % data.num_clients,
-            *(rng.integers(0, data.num_clients, visits) for _ in range(times - 1)),
+            ids[(at + rng.integers(ids.size)) % ids.size],
+            *(rng.choice(ids, visits) for _ in range(times - 1)),
         ]
     )
     steps = jnp.arange(tau)

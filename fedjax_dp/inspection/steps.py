@@ -257,20 +257,20 @@ def _examine_everywhere(
     depends: Names,
     bits: Names,
 ) -> None:
-    """Its noise at every place that the size depends on, and that no step's comes back.
+    """Its noise at every place that the size depends on, with the client's own divisor, and that no step's comes back.
 
     wanted  the standard deviation for each client, for the divisor that was looked at.
     """
-    divisors = sorted({DIVISOR, *(algorithm.local.batches.divisor(int(n)) for n in np.unique(np.asarray(data.sizes)))})
-    spread = np.unique(np.linspace(0, len(divisors) - 1, 8).astype(int))  # of many some, from the least to the largest
-    for divisor in np.take(divisors, spread) if "divisor" in depends else [DIVISOR]:
+    own = places.divisors(algorithm, data)
+    share = np.array([privatizer.unit(int(divisor)) for divisor in own]) / privatizer.unit(DIVISOR)
+    if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
+        depends |= {"divisor"}
 
-        def draw(key: jax.Array, place: Place, size: int, divisor: int = int(divisor)) -> jax.Array:
-            return of(key, places.arrays(place), jnp.int32(divisor), *usual)[:size]
+    def draw(key: jax.Array, place: Place, size: int) -> jax.Array:
+        return of(key, places.arrays(place), jnp.asarray(own, jnp.int32)[place.client], *usual)[:size]
 
-        share = privatizer.unit(int(divisor)) / privatizer.unit(DIVISOR)
-        every = places.of_client(algorithm, data, rounds, depends | bits)
-        places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share)
+    every = places.of_client(algorithm, data, rounds, depends | bits)
+    places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share)
 
 
 def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> float:
