@@ -25,16 +25,16 @@ class Frozen:
         self.values = values
 
     def __repr__(self) -> str:  # the same for the same numbers
-        return f"Frozen({self._checksum})"
+        return f"Frozen({self.checksum})"
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Frozen) and same(self.values, other.values))
 
     def __hash__(self) -> int:
-        return hash(self._checksum)
+        return hash(self.checksum)
 
     @functools.cached_property
-    def _checksum(self) -> str:
+    def checksum(self) -> str:
         return checksum(self.values)
 
 
@@ -44,9 +44,11 @@ class Adaptation:
 
     trained   names of parameters that are trained as they are;
     low_rank  kernels that are frozen and have a low-rank term beside them;
-    origins   of the values that training begins with, frozen ones too; none: all are random.
+    origins   of the values that training begins with, frozen ones too; none: all are random;
+    checksum  of the values that `origins` are about: of others put in their place nothing is known.
     """
 
     trained: tuple[str, ...]
     low_rank: LowRank | None = None
     origins: tuple[Origin, ...] = dataclasses.field(default=(), compare=False)  # another one is no other program
+    checksum: str = dataclasses.field(default="", compare=False)

@@ -90,20 +90,22 @@ def freeze(
         errors.require_positive("lora_alpha", alpha)
         if asked is None:
             raise errors.refuse("lora_alpha", alpha, f"left out unless trainable has {LORA} or {FFA_LORA}", "drop it")
-    held = FrozenValues(
-        values,
-        {name: jnp.asarray(begun[name]) for name in trained if name in begun},
-        jnp.float32(1.0 if alpha is None else alpha / rank),
+    held = Frozen(
+        FrozenValues(
+            values,
+            {name: jnp.asarray(begun[name]) for name in trained if name in begun},
+            jnp.float32(1.0 if alpha is None else alpha / rank),
+        )
     )
     origins = [*(before if already or set(shapes) - set(begun) else ()), *(() if start is None else (start.origin,))]
-    return dataclasses.replace(model, adaptation=Adaptation(trained, asked, tuple(origins)), held=Frozen(held))
+    return dataclasses.replace(model, adaptation=Adaptation(trained, asked, tuple(origins), held.checksum), held=held)
 
 
 def with_frozen(model: NetworkModel, values: Mapping[str, Any], origins: tuple[Origin, ...] = ()) -> NetworkModel:
     """The model with these values, by path, of parameters that are never trained."""
     trained = tuple(name for name in named(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
-    held = FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0))
-    return dataclasses.replace(model, adaptation=Adaptation(trained, None, origins), held=Frozen(held))
+    held = Frozen(FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0)))
+    return dataclasses.replace(model, adaptation=Adaptation(trained, None, origins, held.checksum), held=held)
 
 
 def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:

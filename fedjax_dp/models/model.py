@@ -71,7 +71,11 @@ class NetworkModel:
     def origins(self) -> tuple[Origin, ...]:
         """Of all values that it begins with or uses and that no key draws."""
         if self.adaptation is not None:
-            return self.adaptation.origins
+            held = self.held
+            if held is None or held.checksum == self.adaptation.checksum:
+                return self.adaptation.origins
+            other = Origin("values put in the place of others", values_digest(held.values.values))
+            return (*self.adaptation.origins, other)
         if not self.network.stands:
             return ()
         values = named(self.network.init(jax.random.key(0), jnp.zeros(self.blank.shape, self.blank.dtype)))

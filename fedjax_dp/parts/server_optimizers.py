@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
@@ -79,6 +80,11 @@ class Server:
         if "learning_rate" not in self.hyperparameters:
             told = dict(self.hyperparameters)
             raise errors.refuse("hyperparameters of the server", told, "with a learning_rate", "add one")
+        for name, given in self.hyperparameters.items():
+            for leaf in jax.tree.leaves(given):
+                if np.ndim(leaf):
+                    wanted = "a number: what depends on records may not be in it"
+                    raise errors.refuse(f"{name} of the server", f"an array {np.shape(leaf)}", wanted)
         errors.require_positive("server_learning_rate", self.hyperparameters["learning_rate"])
         _ = self.corrects
         for name in ("b1", "b2", "momentum"):

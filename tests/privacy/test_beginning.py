@@ -79,6 +79,15 @@ def test_a_budget_is_refused_for_such_a_start(made):
         fdp.calibrate(private(), DATA, rounds=2, epsilon=1.0, delta=1e-3, model=model)
 
 
+def test_values_put_in_the_place_of_others_are_of_unknown_origin():
+    fresh = freeze(NETWORK, "**kernel")
+    values = {name: jnp.ones_like(value) for name, value in fresh.frozen.values.items()}
+    other = fresh.holding(fresh.frozen._replace(values=values))
+    before, after = (fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=model) for model in (fresh, other))
+    assert before.caveat is None
+    assert "unknown origin" in after.caveat
+
+
 ORDER = np.random.default_rng(1).permutation(len(DIGITS.x_train))
 SAME = {
     "shuffled": (DIGITS.x_train[ORDER], DIGITS.y_train[ORDER]),
