@@ -84,7 +84,7 @@ def _one(origin: Origin, records: _Records) -> Beginning:
             caveat=f"{OF} parameters of unknown origin, {origin}{through}, that may hold records of these clients",
             warnings=(
                 f"nobody says what {unnamed} was trained on: start_data names it, start_private says whether these "
-                "clients' records are in it",
+                "clients' records are in it; a network that is to begin at random is given as a function of a key",
             ),
         )
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, origin.phases)))
