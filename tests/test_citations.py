@@ -47,6 +47,7 @@ def test_every_name_of_a_paper_is_cited():
         assert source.startswith("Best" if paper == BEST else f"{paper}, ")
 
 
+@pytest.mark.slow
 def test_catalogue_and_readme_cite_every_paper(capsys):
     assert f"## Citations\n\n{markdown()}" in printed(capsys, "catalogue")
     cited = json.loads(printed(capsys, "catalogue", "--json"))["citations"]

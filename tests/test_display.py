@@ -33,6 +33,7 @@ def ran():
     return data, fdp.run(value, data, rounds=40, evaluate_every=1, epsilon=5.0, delta=1e-3)
 
 
+@pytest.mark.slow
 def test_everything_that_is_shown_fits_in_twenty_lines(ran):
     data, result = ran
     assert "300" in shown(data)

@@ -33,6 +33,7 @@ def run_page(name):
     return names, told.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(list(PAGES), FIRST))
 def test_a_template_runs_and_has_the_epsilon_of_the_parts_that_it_replaces(name):
     names, told = run_page(name)

@@ -157,6 +157,7 @@ def test_an_own_privatizer_is_priced_by_its_event():
     assert fdp.guarantee(calibrated, DATA, **ASKED).epsilon <= 2.0
 
 
+@pytest.mark.slow
 def test_an_entry_of_ones_own_runs_from_the_command_line(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(CATALOGUE, "somebodys", somebodys)
@@ -167,6 +168,7 @@ def test_an_entry_of_ones_own_runs_from_the_command_line(capsys, monkeypatch, tm
     assert told["guarantee"]["epsilon"] <= 4
 
 
+@pytest.mark.slow
 def test_a_data_set_of_ones_own_runs_from_the_command_line(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(DATASETS, "moons", Reader(read_moons))

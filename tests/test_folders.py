@@ -74,6 +74,7 @@ def test_a_disk_without_room_is_found_at_once(monkeypatch, capsys):
     assert everything() == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_becomes_full_keeps_the_last_checkpoint_and_the_run_goes_on(monkeypatch, capsys):
     assert cli.main(["run", *QUICK, "--out", "whole", "--json"]) == 0
     whole = capsys.readouterr().out

@@ -379,6 +379,7 @@ def test_rdp_is_at_most_tcdp_where_its_conditions_hold(batch, records, count, ex
     assert epsilon_of(event, 1e-3, "rdp") <= epsilon_of(event, 1e-3, "tcdp")
 
 
+@pytest.mark.slow
 @given(settings_of_steps, st.sampled_from(["fixed", "poisson", "poisson-replace", "replacement"]))
 @settings(max_examples=16, deadline=None)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

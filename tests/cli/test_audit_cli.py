@@ -203,6 +203,7 @@ def claimed(found):
     return dataclasses.replace(found, guarantee=promise, claim=0.0, lower=0.5, proved=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [lambda found: found, flawless, blind, claimed], ids=["sound", "flawless", "blind", "claimed"]
 )

@@ -47,6 +47,7 @@ def test_records_stay_on_disk_until_they_are_used(tmp_path):
     assert not back.x.flags.owndata
 
 
+@pytest.mark.slow
 def test_disk_equals_memory_bit_for_bit(tmp_path):
     data = scattered_data()
     save_store(data, tmp_path / "store")

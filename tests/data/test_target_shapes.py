@@ -85,6 +85,7 @@ class ReadsTargets:
         return params["w"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", quick(TARGETS, ["own"]))
 def test_records_on_the_host_bring_their_targets(task):
     data, model = target_data(task), ReadsTargets()

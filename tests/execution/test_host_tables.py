@@ -70,6 +70,7 @@ def test_only_the_rows_of_a_block_are_on_devices(data, monkeypatch):  # noqa: F8
     run.close()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_state_which_stays_the_callers(data):  # noqa: F811
     algorithm, whole = KEEPING["controls"], end(KEEPING["controls"], data, True)
     half = fdp.simulate(algorithm, data, rounds=3, evaluate_every=3, on_host=True).state

@@ -89,6 +89,7 @@ def test_every_part_of_an_entry_says_its_equation(entry):
     assert ("noise source" in slots) == CATALOGUE[entry].private
 
 
+@pytest.mark.slow
 def test_catalogue_command_prints_the_table(capsys):
     assert cli.main(["catalogue", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["catalogue"]

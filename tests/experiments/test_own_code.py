@@ -83,6 +83,7 @@ def test_what_a_name_stands_for_becomes_a_model(name, kind):
     assert made == build_model(configs.resolve({"model": f"net.py:{name}"}), SHAPE)
 
 
+@pytest.mark.slow
 def test_ones_own_network_runs_and_is_held_to_its_files(capsys):
     assert run("--model", "net.py:Net", "--out", "r") == 0
     about = json.loads(pathlib.Path("r/run.json").read_text())

@@ -143,6 +143,7 @@ def test_a_killed_longer_run_may_be_gone_on_with():
     assert fdp.resume("x").config["rounds"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [(), ("run.json",), ("run.json", "guarantee.json")])
 def test_a_run_that_was_killed_before_it_began_says_so_and_starts_in_its_folder(kept, data):
     words = {"rounds": 2, "delta": 1e-3}

@@ -570,6 +570,7 @@ class Mean(nnx.Module):
         return x - x.mean(0, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", quick(FRAMEWORKS, ("linen",)))
 def test_every_framework_runs_privately_with_a_guarantee(framework):
     data = ragged_data([20, 30, 25], shape=(40,))

@@ -125,6 +125,7 @@ def test_the_merged_model_is_the_model_with_low_rank_terms(name):
     assert np.abs(beside - start).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(NETWORKS, ["nnx"]))
 def test_gradients_of_low_rank_terms_are_projections_of_the_dense_gradient(name):
     """dA = s G B^T and dB = s A^T G, with G the gradient by the kernel as a matrix (k, o)."""
@@ -208,6 +209,7 @@ def test_training_the_head_is_softmax_regression_on_what_goes_into_it():
     np.testing.assert_allclose(found["Dense_1/bias"], wanted["layers_0/bias"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_frozen_values_compile_nothing_and_another_factor_neither():
     made = mlp((6,), 4, (8,))
     algorithm = fdp.dpnfl(**PRIVATE, noise_multiplier=0.5)

@@ -59,6 +59,7 @@ def test_features_are_the_layer_before_the_output(model, width):
     assert model.has_features
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
     [

@@ -179,6 +179,7 @@ def test_every_weight_is_factored(name):
     assert all(path.endswith("norm/scale") for path in direct)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick([*SMALL, *list(MADE)[::6]], {"gpt"}))
 def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
     model = (SMALL | MADE)[name]()

@@ -30,10 +30,10 @@ def drawn(rule, seed, records, steps, largest):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_draws_of_a_client_do_not_depend_on_the_size_of_the_largest(rule):
     made = rule(size=4) if "size" in inspect.signature(rule).parameters else rule()
-    for seed in range(3):
+    for seed in range(2):
         alone = drawn(made, seed, 12, 3, 12)
         assert alone
-        for largest in (13, 16, 37):
+        for largest in (13, 37):
             assert drawn(made, seed, 12, 3, largest) == alone
 
 

@@ -303,6 +303,7 @@ def test_parts_combine_freely_and_are_accounted(data):
     assert promise.epsilon == fdp.guarantee(value, data, rounds=4, delta=1e-3, view="uploads").epsilon
 
 
+@pytest.mark.slow
 def test_overflow_of_the_ring_stops_the_run_and_names_the_client():
     data = ragged_data([4, 4, 4])
     spoiled = dataclasses.replace(data, x=np.asarray(data.x) * np.repeat([1, 1e6, 1], 4)[:, None].astype(np.float32))

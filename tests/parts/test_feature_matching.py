@@ -37,6 +37,7 @@ def test_a_target_is_the_mean_over_who_is_present(leave_one_out):
     assert exists.all()
 
 
+@pytest.mark.slow
 def test_records_of_a_client_that_is_not_invited_reach_no_model():
     data = ragged_data([4, 4, 4])
     algorithm = changed(

@@ -68,6 +68,7 @@ def with_own_head(algorithm, kind=OwnHead, head="Dense_1"):
     return dataclasses.replace(algorithm, local=kind(**given, head=head))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [pytest.param(fdp.fedavg(**COMMON), marks=pytest.mark.slow), PRIVATE], ids=["plain", "private"]
 )

@@ -206,6 +206,7 @@ def test_frozen_values_keep_their_origin_when_the_model_is_frozen_anew(made):
     assert "unknown origin" in str(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=again))
 
 
+@pytest.mark.slow
 def test_phases_before_the_last_count_too(made, tmp_path):
     """A round on other records between makes no public start of a model of these."""
     for door, told in (("open npz", "had no privacy"), ("private npz", "composing them")):
@@ -261,6 +262,7 @@ def test_merged_exports_of_low_rank_terms_carry_the_ledger(tmp_path):
 QUICK = ("--rounds", "1", "--noise-multiplier", "4", "--quiet")
 
 
+@pytest.mark.slow
 def test_the_command_line_closes_the_doors_too(capsys):
     """A run on digits as the start of another one, by flags and by TOML; the words of the options are heard."""
     assert cli.main(["run", *QUICK, "--out", "a"]) == 0

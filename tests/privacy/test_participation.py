@@ -62,6 +62,7 @@ def test_what_is_no_guarantee_of_the_run_says_so_first(stated, name):
     assert fdp.accounting.Guarantee.restored(json.loads(json.dumps(promise.saved()))) == promise
 
 
+@pytest.mark.slow
 def test_command_files_and_flags_count_what_they_say(tmp_path, capsys):
     words = "--dataset digits --num-clients 6 --cohort-size 2 --batch-size 2 --local-steps 2 --noise-multiplier 1.5"
     shared = [*words.split(), "--delta", "1e-3", "--rounds", "2", "--json", "--quiet"]
@@ -87,6 +88,7 @@ def test_an_audit_refuses_what_its_seed_does_not_play(name, capsys):
     assert line in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_audit_states_what_it_was_asked_to_count():
     algorithm, options = dpnfl(batches="full", batch_size=None), {"trials": 1000, "lanes": 64, "parameters": 4}
     found = fdp.audit(algorithm, DATA, participation="worst", **options, **TERMS)

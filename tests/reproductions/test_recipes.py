@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import CLASSES, SPECS, refusal, usual
+from helpers import CLASSES, SPECS, quick, refusal, usual
 
 from fedjax_dp import errors
 from fedjax_dp.data import load
@@ -119,7 +119,7 @@ def row_at(rows, place):
     return next(row for row in rows if row.place == place)
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", quick(recipes(), recipes()[::4]))
 def test_every_run_of_a_recipe_resolves_and_is_in_its_sweep(name):
     recipe = read_recipe(name)
     for scale in SCALES:

@@ -97,6 +97,7 @@ def test_what_keeps_nothing_is_federated_averaging():
     assert paid[0] == paid[1]
 
 
+@pytest.mark.slow
 def test_the_server_of_mr_mtl_keeps_the_mean_of_all_models_absent_ones_included():
     algorithm = fdp.algorithms.mr_mtl(**NOISY, strength=1.5)
     state = run(algorithm, 5)
@@ -148,6 +149,7 @@ def test_the_mean_moves_by_the_mean_gradient_whatever_the_pull(strength):
     close(stepped(algorithm, state).params, moved)
 
 
+@pytest.mark.slow
 def test_two_models_in_one_clip_are_ditto_where_nothing_is_clipped_or_noised():
     """Corrections join what is sent alone: l2 and control variates of a model that is as large as one, not as two."""
     loose = {**CLEAN, "clip_norm": 1e6, "strength": 0.4, "l2": 0.3}
@@ -262,6 +264,7 @@ class Returning(fdp.parts.ModelBeside):
         return found._replace(update=found.update + begun.vectors[0] - here.received)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clean", [False, True], ids=["noised", "clean"])
 @pytest.mark.parametrize("kind", [Telling, Returning])
 def test_models_that_say_of_a_gradient_that_it_stays_are_not_believed(kind, clean):

@@ -247,6 +247,7 @@ def number_laws(mean):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(["poisson", "geometric", "logarithmic"], ["geometric"]))
 def test_the_number_of_trials_follows_its_law_and_no_other(name):
     """Chi-square at 1e-6 over up to 6, 7 to 11, and more trials, which the other laws fail with more than 0.999."""

@@ -92,6 +92,7 @@ def test_a_run_of_every_task_tells_its_metrics_draws_them_and_is_reported(task, 
     assert task == "binary" or "accuracy by round" not in page.lower() or "token accuracy by round" in page.lower()
 
 
+@pytest.mark.slow
 def test_the_words_of_a_run_say_what_a_record_is_and_how_far_the_target_was(capsys):
     assert cli.main(["run", *written("sequence"), *RUN, "--target", "perplexity=1"]) == 0
     out = capsys.readouterr().out
