@@ -866,7 +866,8 @@ def priced_or_refused(noise, drawn, kind, count, delta):
     attained = found.pop("attained", 0.0)
     assert all(epsilon >= 0 for epsilon in found.values())
     if math.isfinite(attained):  # infinity: its losses are not resolved
-        assert all(epsilon >= attained * (1 - 1e-3) for epsilon in found.values())
+        # losses of 1e-8 lie far below a step of the grid, whose rounding then is all that there is
+        assert all(epsilon >= attained * (1 - 1e-3) - 1e-4 for epsilon in found.values())
     if "rdp" in found and "pld" in found:
         assert found["pld"] <= found["rdp"] * (1 + 1e-3) + 1e-9
 

@@ -76,6 +76,7 @@ def test_a_stopped_run_of_values_goes_on_bit_for_bit(data):
         "config.toml",
         "run.json",
         "guarantee.json",
+        "ledger.jsonl",
         "metrics.json",
         "result.json",
         "run.png",
