@@ -892,7 +892,7 @@ def test_extreme_noise_has_a_price(noise, drawn, kind, count, delta):
     st.sampled_from(["alone", "mixed", "random", "skellam", "range"]),
     st.sampled_from([10, 1000]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_every_accountant_prices_extreme_noise_or_refuses(noise, drawn, kind, count):
     priced_or_refused(noise, drawn, kind, count, 1e-5)
 
