@@ -15,7 +15,7 @@ from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.gradients import equations
 
 ROOT = pathlib.Path(fdp.__file__).parent
-PROJECT = ROOT.parent / "pyproject.toml"
+PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
 
 
 def named(name, function, *arguments):
