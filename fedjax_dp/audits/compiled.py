@@ -51,7 +51,7 @@ def compiled_audit(
     chosen = target_of(target)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
     _, scene = staged(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
-    mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.members(data.num_clients)
+    mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
     game = next(iter(scene.games.values()))
     portion = execution_on(chosen).portion(members, size_of(game.model))
     game = changed(game, execution=Execution(chunk_size=portion))

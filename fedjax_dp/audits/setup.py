@@ -147,7 +147,7 @@ def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData,
 
 def _release(algorithm: Algorithm, event: Event, client: int) -> Release:
     """What one noisy sum of the run is to the accountants."""
-    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.paid]
+    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.prior_event]
     if not steps:
         raise errors.refuse("client", client, "one that takes part", "it is in no cohort of this seed")
     return steps[-1]

@@ -138,7 +138,7 @@ def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData
 
 def check_execution(asked: ExecutionConfig, algorithm: Algorithm, data: FederatedData) -> None:
     """Refuse more devices, or parts of a sum, than a cohort has clients."""
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
     if asked.devices != "auto" and int(asked.devices) > members * asked.model_devices:
         together = f", {asked.model_devices} for each" if asked.model_devices > 1 else ""
         wanted = f"at most the {members} clients of a cohort{together}"
@@ -152,7 +152,7 @@ def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:
     if config.execution.records != "auto":
         return config.execution.records == "host"
     apart = kind_of(config.data.dataset) == "store" or jax.process_count() > 1
-    return apart and not (config.output.train_metrics or algorithm.local.looks)
+    return apart and not (config.output.train_metrics or algorithm.local.reads_records_outside_round)
 
 
 def _widths(hidden: str) -> tuple[int, ...]:

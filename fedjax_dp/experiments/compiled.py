@@ -141,7 +141,7 @@ def compiled_round(
     model = usual_model(data) if model is None else model
     execution = execution_on(chosen, devices, chunk_size, parts=parts, model_devices=model_devices)
     require_room(chosen, model, model_devices)
-    members, size = algorithm.cohort.members(data.num_clients), size_of(model)
+    members, size = algorithm.cohort.capacity(data.num_clients), size_of(model)
 
     def compile_on(tried: Execution) -> Any:
         made = lowered(algorithm, data, model, tried)

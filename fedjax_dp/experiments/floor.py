@@ -59,7 +59,7 @@ def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution:
 
 def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> Work:
     """What a usual round of an algorithm cannot do without; forward and backward are counted by the compiler."""
-    local, members = algorithm.local, algorithm.cohort.usual(data.num_clients)
+    local, members = algorithm.local, algorithm.cohort.expected_size(data.num_clients)
     shapes = jax.eval_shape(
         lambda key: local.batches.sample(
             key, jnp.int32(data.largest), local.batches.count(local.steps, data.largest), data.largest

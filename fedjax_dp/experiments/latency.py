@@ -28,7 +28,7 @@ from fedjax_dp.experiments.floor import Floor, floor_of, repeated, size_of
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Unbounded
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import changed, structure, value
 from fedjax_dp.rounds import metrics, simulation
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -45,7 +45,7 @@ class Silence:
 
     fresh, bands = True, (1.0,)
 
-    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+    def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:
         return jnp.zeros(size)
 
     def variance(self, step: jax.Array) -> float:
@@ -138,7 +138,7 @@ class Idle:
 
 
 class Change(NamedTuple):
-    """A setting, and what changing it would save of a round."""
+    """A run, and what changing it would save of a round."""
 
     setting: str
     told: str
@@ -237,7 +237,7 @@ def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, M
     """The round, and the round without one part after another; each lacks what those before it lack too."""
     local, privatizer, upload = algorithm.local, algorithm.local.privatizer, algorithm.upload
     found = {"whole": (algorithm, model)}
-    if hasattr(privatizer, "bound") and not privatizer.bound.gap:
+    if hasattr(privatizer, "bound") and not privatizer.bound.no_epsilon_reason:
         local = changed(local, privatizer=changed(privatizer, bound=Unbounded()))
         algorithm = changed(algorithm, local=local)
         found["clipping"] = (algorithm, model)
@@ -325,9 +325,9 @@ def _portions(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution
 ) -> dict[str, tuple[Algorithm, Model, Execution]]:
     """The round with the other portion of clients at once."""
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
     share = -(-members // execution.shares)
-    used = execution.portion(members, size_of(model), algorithm.cohort.usual(data.num_clients))
+    used = execution.portion(members, size_of(model), algorithm.cohort.expected_size(data.num_clients))
     other = share if used == 1 else 1
     if share == 1:
         return {}
@@ -351,8 +351,6 @@ def _changes(parts: dict[str, float], middle: dict[str, float], evaluate_every: 
     ]
     for name, ms in middle.items():
         if name.startswith("chunk_size"):
-            setting, number = name.split()
-            found.append(
-                Change(setting, f"{number}: so many clients at once on a device, measured", middle["whole"] - ms)
-            )
+            run, number = name.split()
+            found.append(Change(run, f"{number}: so many clients at once on a device, measured", middle["whole"] - ms))
     return sorted((change for change in found if change.saves_ms > 0), key=lambda change: -change.saves_ms)

@@ -25,13 +25,12 @@ from fedjax_dp.gradients.record_independence import require_own_operations
 from fedjax_dp.inspection.reach import Marks, Reached, reach, stored
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.client_privacy import Sent, Upload
+from fedjax_dp.parts.client_privacy import MessageEncoding, UpdatePrivatizer
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.clusters import Choice
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Correction, Memory, Step
-from fedjax_dp.parts.local_training import Received
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.contexts import LocalState, Received, StepContext
+from fedjax_dp.parts.corrections import Correction, Step
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
@@ -72,11 +71,11 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         return initial_state(marked, model, changed(data, **records), key)
 
     state = _clean("before the first round", begin, records, (), marks, rows=False)
-    if by_record and not algorithm.local.warm and _asks(begin, (records,), marks):
+    if by_record and not algorithm.local.initial_release and _asks(begin, (records,), marks):
         raise errors.refuse(
             "corrections",
             "a gradient of records before the first round",
-            "one that says so by `warm`",
+            "one that says so by `initial_release`",
             "it is a release of every client, which is counted then",
         )
 
@@ -84,13 +83,13 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         def one(records: dict[str, jax.Array], state: Any) -> Any:
             held = changed(data, **records)
             new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
-            return new, (report.heard.uploads if by_record else ())
+            return new, (report.transcript.uploads if by_record else ())
 
         return one
 
     # What a client keeps may depend on its records where it never leaves it but in updates that are noised as a whole,
     # or where it is said to be trained without noise: then it acts on no message.
-    looks = algorithm.local.beside if by_record else ()
+    looks = algorithm.local.additional_releases if by_record else ()
     alone = not by_record or any(look.clean for look in looks)
     _clean("in a round", advance(marked), records, (state,), marks, rows=alone)
     if any(not (look.sent or look.clean or look.final) for look in looks):
@@ -144,11 +143,11 @@ class Marked:
     plain: bool = structure(default=False)  # and so is the shared one
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         x, y = records.x, records.y
         seen = _total((x, y))
-        marks = None if (self.only_sent and place.series) or self.plain else self.marks
+        marks = None if (self.only_sent and step.stream) or self.plain else self.marks
         if marks is not None:
             named = functools.partial(_marked_rows, marks)
             x, y = jax.tree.map(named, (x, y))
@@ -156,15 +155,15 @@ class Marked:
             lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
         )(x, y, records.keys)
         keys = tuple(jax.random.key_data(a) for a in (key, records.keys) if a is not None)
-        given = _total((x, y, losses, gradients, place, records.mask, records.divisor, keys)) + ravel(params)[0]
+        given = _total((x, y, losses, gradients, step, records.mask, records.divisor, keys)) + ravel(params)[0]
         made = given * seen * seen  # so that every derivative depends on records
         if marks is not None:
             made = checkpoint_name(made, marks.released) + 0.0 * given
         return made, StepReport(seen, seen, seen, seen)
 
-    def noise_variance(self, place: Place, divisor: Any) -> jax.Array:
+    def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
         """It is given no records."""
-        return _total((place, divisor))
+        return _total((step, divisor))
 
 
 @value
@@ -195,7 +194,7 @@ def _total(tree: Any) -> jax.Array:
 class MarkedUpload:
     """An upload whose released mean is marked."""
 
-    base: Upload
+    base: UpdatePrivatizer
     mark: str = structure()
 
     @property
@@ -209,7 +208,7 @@ class MarkedUpload:
     def init(self) -> Any:
         return self.base.init()
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Any, state: Any, sent: Sent) -> Any:
+    def message(self, key: jax.Array, update: jax.Array, sizes: Any, state: Any, sent: MessageEncoding) -> Any:
         return self.base.message(key, update, sizes, state, sent)
 
     def release(self, *arguments: Any) -> Any:
@@ -244,7 +243,8 @@ def _clean(
                 f"records that reach {_named(path)} {when}{where if isinstance(where, str) else ''}, past what is "
                 "accounted for",
                 "one in which records act through the privatized gradient (or the noised mean of updates) alone",
-                "use that gradient only, made with what is public or noised, or say by `leak` why there is no epsilon",
+                "use that gradient only, made with what is public or noised, or say why there is no epsilon by "
+                "`no_epsilon_reason`",
             )
     require_own_operations("algorithm", traced.jaxpr, derivatives=False)  # others could bring records from anywhere
     return shapes
@@ -308,11 +308,11 @@ def _counted(
 
     def visit(records: dict[str, jax.Array], state: Any) -> Any:
         held, members = held_by(records, state)
-        extra = local.send(Memory(state.shared, state.clients), members)
+        extra = local.send(LocalState(state.shared, state.clients), members)
         own, extra = jax.tree.map(lambda a: a[0], (state.clients, extra))
         received = Received(state.params, state.shared, own, extra)
         found = local.run(key, state.round, held.client(members.ids[0]), received, held, model)
-        return found.update, found.terms, found.own
+        return found.update, found.auxiliary, found.client_state
 
     def exchange(records: dict[str, jax.Array], state: Any) -> Any:
         held, members = held_by(records, state)
@@ -320,7 +320,7 @@ def _counted(
         def look(see: Callable[..., Any], ids: jax.Array) -> Any:
             return jax.vmap(lambda i: see(key, state.params, held.client(i), held, model))(ids)
 
-        return local.exchange(Memory(state.shared, state.clients), look, members, lambda: members)
+        return local.exchange(LocalState(state.shared, state.clients), look, members, lambda: members)
 
     if _asks(exchange, (records, state), marks):
         raise errors.refuse(

@@ -16,9 +16,10 @@ from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, compi
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.corrections import Correction, Step
 from fedjax_dp.parts.local_training import extreme_rates
-from fedjax_dp.parts.noise import NoiseSource, Place, correlated_source
+from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import Privatizer, clips
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
@@ -38,10 +39,10 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
 
     def of(key: jax.Array) -> jax.Array:
         client, t = (jax.random.randint(role_key(key, name), (), 0, 1000) for name in ("client", "round"))
-        rate, drift = (jax.random.uniform(role_key(key, name), minval=0.01, maxval=2.0) for name in ("rate", "drift"))
+        rate, total = (jax.random.uniform(role_key(key, name), minval=0.01, maxval=2.0) for name in ("rate", "drift"))
 
         def at(step: jax.Array) -> jax.Array:
-            return source.draw(key, Place(client, t, step, rate, drift, step == steps - 1), size)
+            return source.draw(key, StepContext(client, t, step, rate, total, step == steps - 1), size)
 
         return jax.vmap(at)(jnp.arange(steps, dtype=jnp.uint32))
 
@@ -50,7 +51,7 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
     if source.fresh:
         require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False", "exact")
     examine_noise(whitened(noise, bands), [f"step {t}" for t in range(steps)])
-    (found,) = scale_names(lambda key, **where: source.draw(key, Place(**where), size), run_key(0), places.blank())
+    (found,) = scale_names(lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), places.blank())
     depends = found.values | found.scale
     by_client = algorithm.upload.unit is Unit.CLIENT
     every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends | found.bits)
@@ -181,7 +182,7 @@ def examine_privatizer(
         key: jax.Array, place: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
     ) -> jax.Array:
         records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
-        return privatizer.gradient(key, Place(*place), model, found.unravel(params), records)[0]
+        return privatizer.gradient(key, StepContext(*place), model, found.unravel(params), records)[0]
 
     usual, divisor = tuple(a[1] for a in found.own), jnp.int32(DIVISOR)
     depends, bits = _scale_of_noise(of, (found.params[1], *usual))
@@ -229,7 +230,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
     """What the size of the noise depends on, and its bits; refused where that is no place in the run."""
 
     def named(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
-        return of(key, places.arrays(Place(**where)), divisor, params, *records)
+        return of(key, places.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
     given = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **places.blank()}
@@ -266,8 +267,8 @@ def _examine_everywhere(
     if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
         depends |= {"divisor"}
 
-    def draw(key: jax.Array, place: Place, size: int) -> jax.Array:
-        return of(key, places.arrays(place), jnp.asarray(own, jnp.int32)[place.client], *usual)[:size]
+    def draw(key: jax.Array, at: StepContext, size: int) -> jax.Array:
+        return of(key, places.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
     every = places.of_client(algorithm, data, rounds, depends | bits)
     places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share)

@@ -18,9 +18,8 @@ from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.corrections import Memory
-from fedjax_dp.parts.local_training import LocalResult, Received
-from fedjax_dp.parts.noise import Place, correlated_source
+from fedjax_dp.parts.contexts import LocalResult, LocalState, Received, StepContext
+from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -35,7 +34,7 @@ def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: 
     """What a round asks of the privatizer, and that updates of two clients and rounds differ in their noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
-    if local.warm:
+    if local.initial_release:
         raise AssertionError("releases before the first round are understood of LocalSgd alone")
     _examine_batches(local, algorithm, data, model, rounds)
     _examine_updates(local, algorithm, data, model, rounds)
@@ -60,17 +59,17 @@ class Noting:
     note: Callable[..., None] = structure()
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         every = jax.tree.leaves((records.x, records.y))
         numbers = jnp.concatenate([a.reshape(len(a), -1).astype(jnp.float32) for a in every], 1)
         rows = jnp.where(jnp.all(numbers == numbers[:, :1], 1), numbers[:, 0], -1)
         words = jax.random.key_data(key)
-        io_callback(self.note, None, self.trial, words, place.step, place.client, place.round, rows, records.mask)
+        io_callback(self.note, None, self.trial, words, step.number, step.client, step.round, rows, records.mask)
         none = jnp.float32(0)
         return jnp.zeros_like(ravel(params)[0]), StepReport(none, none, none, none)
 
-    def noise_variance(self, place: Place, divisor: Any) -> float:
+    def noise_variance(self, step: StepContext, divisor: Any) -> float:
         return 0.0
 
 
@@ -132,7 +131,7 @@ def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: 
     """What a client holds when the first round begins, where everybody takes part."""
     state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
     members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
-    kept = state.clients, local.send(Memory(state.shared, state.clients), members)
+    kept = state.clients, local.send(LocalState(state.shared, state.clients), members)
 
     def received(client: int, params: Any = state.params) -> Received:
         return Received(params, state.shared, *jax.tree.map(lambda table: table[client], kept))
@@ -206,7 +205,7 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
             found: LocalResult = local.run(
                 jax.random.fold_in(run_key(1), i), t, held.client(i), received(i), held, model
             )
-            return found.update, found.terms, found.own
+            return found.update, found.auxiliary, found.client_state
 
         return jax.vmap(one)(jnp.asarray(some))
 

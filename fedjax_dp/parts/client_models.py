@@ -9,7 +9,8 @@ import numpy as np
 
 from fedjax_dp.data.store import Client
 from fedjax_dp.models import Model
-from fedjax_dp.parts.corrections import Floats, Memory, Setting
+from fedjax_dp.parts.contexts import InitContext, LocalState
+from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.pytrees import value
 
 SHARED, PERSONAL = 0, 1  # series of gradients, each with batches and noise of its own
@@ -49,8 +50,8 @@ class Here(NamedTuple):
     """What a client has when its round begins; vectors are flat."""
 
     received: jax.Array  # the model of the server (size,)
-    shared: Any  # Memory.server of this part, which every client receives
-    own: Any  # its row of Memory.clients
+    shared: Any  # LocalState.server of this part, which every client receives
+    own: Any  # its row of LocalState.clients
     model: Model
     unravel: Callable[[jax.Array], Any]
     key: jax.Array  # of the client's round, for this part alone
@@ -98,22 +99,22 @@ class ClientModels(Protocol):
     """The models of a client. Implementations are made with `fedjax_dp.value`.
 
     The methods given here are those of a client that begins with the model it receives, sends how that has moved, and
-    keeps nothing. What is said of `sent`, `returns` and clean gradients is not believed of other people's parts:
-    `inspection.flow` traces it.
+    keeps nothing. What is said of `sent`, `state_affects_messages` and clean gradients is not believed of other
+    people's parts: `inspection.flow` traces it.
     """
 
     @property
-    def keeps(self) -> bool:
+    def has_client_state(self) -> bool:
         """Whether a client keeps something from round to round."""
         return False
 
     @property
-    def returns(self) -> bool:
+    def state_affects_messages(self) -> bool:
         """Whether what it keeps acts on what it sends later."""
         return False
 
     @property
-    def tells(self) -> bool:
+    def sends_auxiliary(self) -> bool:
         """Whether `finish` sends terms beside the update, and the server keeps something for this part."""
         return False
 
@@ -138,9 +139,9 @@ class ClientModels(Protocol):
         """
         return None
 
-    def init(self, setting: Setting) -> Memory:
+    def init(self, run: InitContext) -> LocalState:
         """What the server keeps for it before round 0, and what clients keep, in arrays `(num_clients, ...)`."""
-        return Memory()
+        return LocalState()
 
     def begin(self, here: Here) -> Begun:
         """Where a client's steps begin; traced, as all that follows."""
@@ -195,4 +196,4 @@ def rows_of(vector: jax.Array, num_clients: int) -> jax.Array:
 
 def is_personal(models: ClientModels) -> bool:
     """Whether clients end with models of their own."""
-    return models.keeps or models.final is not None
+    return models.has_client_state or models.final is not None

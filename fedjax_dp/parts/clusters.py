@@ -11,8 +11,9 @@ from fedjax_dp import errors, gradients, prng
 from fedjax_dp.accounting import events
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_models import At, Begun, ClientModels, Finished, Here, Point
-from fedjax_dp.parts.corrections import Floats, Memory, Setting
-from fedjax_dp.parts.local_training import Beside
+from fedjax_dp.parts.contexts import InitContext, LocalState
+from fedjax_dp.parts.corrections import Floats
+from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.personal_models import nothing_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
@@ -40,11 +41,11 @@ class Choice(Protocol):
         ...
 
     def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
-        """What one choice releases, as of `Beside`."""
+        """What one choice releases, as of `AdditionalRelease`."""
         ...
 
     @property
-    def beside(self) -> Beside: ...
+    def additional_release(self) -> AdditionalRelease: ...
 
     def check(self) -> None: ...
 
@@ -81,8 +82,8 @@ class GaussianChoice:
         return events.GaussianSteps(z, events.FullBatch(), events.Adjacency.REPLACE_ONE, 1)
 
     @property
-    def beside(self) -> Beside:
-        return Beside(self.event, sent=True, most=self.rounds)
+    def additional_release(self) -> AdditionalRelease:
+        return AdditionalRelease(self.event, sent=True, most=self.rounds)
 
     def check(self) -> None:
         _check(self)
@@ -118,8 +119,8 @@ class GumbelChoice:
         return events.BoundedRange(float(np.float32(self.epsilon)), events.Adjacency.REPLACE_ONE, 1)
 
     @property
-    def beside(self) -> Beside:
-        return Beside(self.event, sent=True, most=self.rounds)
+    def additional_release(self) -> AdditionalRelease:
+        return AdditionalRelease(self.event, sent=True, most=self.rounds)
 
     def check(self) -> None:
         _check(self)
@@ -145,7 +146,7 @@ class OwnClusters(ClientModels):
 
     equation = r"w^{(c_k)} \leftarrow w^{(c_k)} - \eta_t \tilde g(w^{(c_k)}),\ \text{means within clusters}"
 
-    keeps = returns = tells = True
+    has_client_state = state_affects_messages = sends_auxiliary = True
 
     @property
     def choices(self) -> Choice | None:
@@ -155,11 +156,11 @@ class OwnClusters(ClientModels):
         """The changes of its models are terms of their own: the server's model stays where it began."""
         return nothing_of(model)
 
-    def init(self, setting: Setting) -> Memory:
-        first, clients, key = ravel(setting.params)[0], setting.data.num_clients, setting.key
+    def init(self, run: InitContext) -> LocalState:
+        first, clients, key = ravel(run.params)[0], run.data.num_clients, run.key
         assert key is not None
-        others = [ravel(setting.model.init(role_key(key, f"cluster {j}")))[0] for j in range(1, self.number)]
-        return Memory(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
+        others = [ravel(run.model.init(role_key(key, f"cluster {j}")))[0] for j in range(1, self.number)]
+        return LocalState(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
 
     def begin(self, here: Here) -> Begun:
         chosen, times = here.own

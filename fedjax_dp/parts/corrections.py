@@ -8,18 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.contexts import InitContext, LocalState
 from fedjax_dp.pytrees import structure, value
-
-
-class Memory(NamedTuple):
-    """What is kept across rounds: by a correction, or by the local steps with all of theirs."""
-
-    server: Any = ()
-    clients: Any = ()  # arrays with a leading axis (num_clients,); a cohort's rows are gathered and scattered
 
 
 class Step(NamedTuple):
@@ -27,8 +20,8 @@ class Step(NamedTuple):
 
     params: jax.Array
     start: jax.Array  # the model that the round began with
-    server: Any  # Memory.server, which every client receives
-    own: Any  # this client's row of Memory.clients
+    server: Any  # LocalState.server, which every client receives
+    own: Any  # this client's row of LocalState.clients
     received: Any  # what `send` gave this client alone
     records: Records
     model: Model
@@ -53,19 +46,6 @@ class Visit(NamedTuple):
         return self.start + self.moved
 
 
-class Setting(NamedTuple):
-    """Where a run begins."""
-
-    model: Model
-    data: FederatedData
-    params: Any
-    size: int  # number of parameters
-    look: Callable[[Callable[..., Any]], Any]  # look(f) = f(key, params, client, data, model) for every client
-    warm: Callable[[], jax.Array] | None = None  # for corrections: the mean of tau privatized gradients at `params`
-    # of every client (num_clients, size)
-    key: jax.Array | None = None  # of the run, for whatever else begins at random
-
-
 class Floats(NamedTuple):
     """Numbers of four bytes that travel to and from one client of a cohort, beside model and update."""
 
@@ -82,12 +62,12 @@ class Correction(Protocol):
     """
 
     @property
-    def leak(self) -> str | None:
+    def no_epsilon_reason(self) -> str | None:
         """Why there is no epsilon, where records act past the privatizer; None: nowhere do they."""
         return None
 
     @property
-    def keeps(self) -> bool:
+    def has_client_state(self) -> bool:
         """Whether clients keep something across rounds."""
         return False
 
@@ -99,17 +79,17 @@ class Correction(Protocol):
         return 0
 
     @property
-    def warm(self) -> bool:
+    def initial_release(self) -> bool:
         """Whether every client releases a round's privatized gradients before round 0."""
         return False
 
     @property
-    def looks(self) -> bool:
+    def reads_records_outside_round(self) -> bool:
         """Whether records of clients are looked at apart from their local steps."""
         return False
 
     @property
-    def apart(self) -> bool:
+    def separable_state(self) -> bool:
         """Whether a client's row concerns nobody else, so that only those of a cohort need to be at hand."""
         return type(self).send is Correction.send and type(self).exchange is Correction.exchange
 
@@ -118,12 +98,12 @@ class Correction(Protocol):
         """Fact. How strongly a step of rate 1 draws the model to a fixed point."""
         return 0.0
 
-    def init(self, setting: Setting) -> Memory:
+    def init(self, run: InitContext) -> LocalState:
         """What the server keeps before round 0, and what clients keep, in arrays `(num_clients, ...)`."""
-        return Memory()
+        return LocalState()
 
-    def send(self, memory: Memory, members: Members) -> Any:
-        """What a member receives beside the model and Memory.server; leading axis `(members,)`."""
+    def send(self, memory: LocalState, members: Members) -> Any:
+        """What a member receives beside the model and LocalState.server; leading axis `(members,)`."""
         return ()
 
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
@@ -139,8 +119,8 @@ class Correction(Protocol):
         return server
 
     def exchange(
-        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
-    ) -> Memory:
+        self, memory: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> LocalState:
         """After the new model: what clients of this round or the next send about it.
 
         look(f, ids) = f(key, new params tree, client, data, model) for each id.
@@ -224,7 +204,7 @@ class ControlVariates(Correction):
         return rf"+\, c - c_k;\ c_k \leftarrow {option},\ c = \frac{{1}}{{N}} \textstyle\sum_k c_k"
 
     @property
-    def keeps(self) -> bool:
+    def has_client_state(self) -> bool:
         return True
 
     @property
@@ -232,17 +212,17 @@ class ControlVariates(Correction):
         return int(self.again)
 
     @property
-    def warm(self) -> bool:
+    def initial_release(self) -> bool:
         return self.warm_start
 
-    def init(self, setting: Setting) -> Memory:
+    def init(self, run: InitContext) -> LocalState:
         if not self.warm_start:
             # NumPy's zeros take no memory until they are copied to where the run wants them
-            rows = np.zeros((setting.data.num_clients, setting.size), np.float32)
-            return Memory(np.zeros(setting.size, np.float32), rows)
-        assert setting.warm is not None
-        controls = setting.warm()
-        return Memory(controls.mean(0), controls)
+            rows = np.zeros((run.data.num_clients, run.size), np.float32)
+            return LocalState(np.zeros(run.size, np.float32), rows)
+        assert run.initial_gradients is not None
+        controls = run.initial_gradients()
+        return LocalState(controls.mean(0), controls)
 
     def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
         apart: jax.Array = step.server - step.own

@@ -11,7 +11,8 @@ from fedjax_dp import errors, gradients, prng
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Step, Visit, kept
+from fedjax_dp.parts.contexts import InitContext, LocalState
+from fedjax_dp.parts.corrections import Correction, Floats, Step, Visit, kept
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
@@ -109,21 +110,21 @@ class FeatureMatching(Correction):
         return rf"+\, \lambda \nabla \| \bar\phi(w; \mathcal{{B}}) - {target} \|^2,\ \delta_j = \bar\phi({at}; D_j)"
 
     @property
-    def leak(self) -> str:
+    def no_epsilon_reason(self) -> str:
         return "mean features, and a gradient made of them, depend on the records without any bound"
 
     @property
-    def looks(self) -> bool:
+    def reads_records_outside_round(self) -> bool:
         return True
 
     @property
-    def keeps(self) -> bool:
+    def has_client_state(self) -> bool:
         return True
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=setting.look(self._mean_features))
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(clients=run.look(self._mean_features))
 
-    def send(self, memory: Memory, members: Members) -> tuple[jax.Array, jax.Array]:
+    def send(self, memory: LocalState, members: Members) -> tuple[jax.Array, jax.Array]:
         """Targets `(members, k)`, and 1 where there is one: a client alone in its cohort has none."""
         table, own = memory.clients, memory.clients[members.ids]
         if self.scope == "all":
@@ -155,12 +156,12 @@ class FeatureMatching(Correction):
         return (), visit.look(self._mean_features, visit.end if self.when == "local_after" else visit.start)
 
     def exchange(
-        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
-    ) -> Memory:
+        self, memory: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> LocalState:
         if self.when != "global_after":
             return memory
         asked = upcoming() if self.scope == "participants" else members  # rfedavg's code asks those who train next
-        return Memory(clients=kept(memory.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
+        return LocalState(clients=kept(memory.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
 
     def _mean_features(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model

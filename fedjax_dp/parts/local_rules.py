@@ -49,7 +49,7 @@ class LocalRule:
         _ = self.corrects
 
     @property
-    def plain(self) -> bool:
+    def is_sgd(self) -> bool:
         """Plain stochastic gradient descent."""
         return self.factory is optax.identity
 

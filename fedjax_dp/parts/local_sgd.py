@@ -27,11 +27,11 @@ from fedjax_dp.parts.client_models import (
 )
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Visit
+from fedjax_dp.parts.contexts import InitContext, LocalResult, LocalState, Received, StepContext
+from fedjax_dp.parts.corrections import Correction, Floats, Visit
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
-from fedjax_dp.parts.local_training import Beside, LocalResult, LocalTraining, Received, extreme_rates
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.local_training import AdditionalRelease, LocalTraining, extreme_rates
 from fedjax_dp.parts.personal_models import clean_refused
 from fedjax_dp.parts.record_privacy import (
     Privatizer,
@@ -77,20 +77,30 @@ class LocalSgd(LocalTraining):
         return self.learning_rate * self.schedule(at)
 
     @property
-    def leak(self) -> str | None:
-        return next((correction.leak for correction in self.corrections if correction.leak), None)
+    def no_epsilon_reason(self) -> str | None:
+        return next(
+            (correction.no_epsilon_reason for correction in self.corrections if correction.no_epsilon_reason), None
+        )
 
     @property
-    def keeps(self) -> bool:
-        return self.rule.keep or self.models.keeps or any(correction.keeps for correction in self.corrections)
+    def has_client_state(self) -> bool:
+        return (
+            self.rule.keep
+            or self.models.has_client_state
+            or any(correction.has_client_state for correction in self.corrections)
+        )
 
     @property
-    def tells(self) -> bool:
-        return self.models.tells or any(correction.keeps for correction in self.corrections)
+    def sends_auxiliary(self) -> bool:
+        return self.models.sends_auxiliary or any(correction.has_client_state for correction in self.corrections)
 
     @property
-    def returns(self) -> bool:
-        return self.rule.keep or self.models.returns or any(correction.keeps for correction in self.corrections)
+    def state_affects_messages(self) -> bool:
+        return (
+            self.rule.keep
+            or self.models.state_affects_messages
+            or any(correction.has_client_state for correction in self.corrections)
+        )
 
     @property
     def personal(self) -> bool:
@@ -101,74 +111,76 @@ class LocalSgd(LocalTraining):
         return all(ask.sent for phase in self.models.phases(self.steps) for ask in phase.asks if ask.series == SHARED)
 
     @property
-    def beside(self) -> tuple[Beside, ...]:
+    def additional_releases(self) -> tuple[AdditionalRelease, ...]:
         rounds = [(phase, False) for phase in self.models.phases(self.steps)]
         every = rounds + ([] if self.models.final is None else [(self.models.final, True)])
         found = [
-            Beside(functools.partial(_event, phase, ask), ask.sent, ask.clean, final=final)
+            AdditionalRelease(functools.partial(_event, phase, ask), ask.sent, ask.clean, final=final)
             for phase, final in every
             for ask in phase.asks
             if final or ask.series != SHARED or ask.clean
         ]
         choices = self.models.choices
-        return (*found, *(() if choices is None else (choices.beside,)))
+        return (*found, *(() if choices is None else (choices.additional_release,)))
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
         return self.models.sent_tensors(model)
 
     @property
-    def looks(self) -> bool:
+    def reads_records_outside_round(self) -> bool:
         final = self.models.final is not None
-        return final or any(correction.looks or correction.warm for correction in self.corrections)
+        return final or any(
+            correction.reads_records_outside_round or correction.initial_release for correction in self.corrections
+        )
 
     @property
-    def apart(self) -> bool:
-        return all(correction.apart for correction in self.corrections)
+    def separable_state(self) -> bool:
+        return all(correction.separable_state for correction in self.corrections)
 
     @property
-    def warm(self) -> bool:
-        return any(correction.warm for correction in self.corrections)
+    def initial_release(self) -> bool:
+        return any(correction.initial_release for correction in self.corrections)
 
     @property
     def extra_gradients(self) -> int:
         return sum(correction.extra_gradients for correction in self.corrections)
 
     @property
-    def plain(self) -> bool:
-        return self.rule.plain
+    def is_sgd(self) -> bool:
+        return self.rule.is_sgd
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
         corrections = (("correction", correction) for correction in self.corrections)
         return ("local rule", self.rule), ("client models", self.models), *corrections
 
-    def init(self, setting: Setting) -> Memory:
+    def init(self, run: InitContext) -> LocalState:
         @functools.cache  # one release, however many corrections begin with it
-        def warm() -> jax.Array:
-            released: jax.Array = setting.look(self.mean_gradient)
+        def initial_gradients() -> jax.Array:
+            released: jax.Array = run.look(self.mean_gradient)
             return released
 
-        begun = [correction.init(setting._replace(warm=warm)) for correction in self.corrections]
+        begun = [correction.init(run._replace(initial_gradients=initial_gradients)) for correction in self.corrections]
         servers, tables = [memory.server for memory in begun], [memory.clients for memory in begun]
-        models = self.models.init(setting)
-        if self.models.tells:
+        models = self.models.init(run)
+        if self.models.sends_auxiliary:
             servers.append(models.server)
-        if self.models.keeps:
+        if self.models.has_client_state:
             tables.append(models.clients)
         if self.rule.keep:
-            states = self._rule_states(setting, models)
-            every = setting.data.num_clients
+            states = self._rule_states(run, models)
+            every = run.data.num_clients
             tables.append(jax.tree.map(lambda a: jnp.broadcast_to(a, (every, *jnp.shape(a))), states))
-        return Memory(tuple(servers), tuple(tables))
+        return LocalState(tuple(servers), tuple(tables))
 
-    def _rule_states(self, setting: Setting, models: Memory) -> Any:
+    def _rule_states(self, run: InitContext, models: LocalState) -> Any:
         """Of the rule in each phase, before round 0."""
-        start, unravel = ravel(setting.params)
-        data, client = setting.data, setting.data.client(jnp.int32(0))
+        start, unravel = ravel(run.params)
+        data, client = run.data, run.data.client(jnp.int32(0))
         own = jax.tree.map(lambda table: jnp.asarray(table[:1])[0], models.clients)
         look = functools.partial(data.mean_over_records, client)
         none, key = jnp.float32(0), jax.random.key(0, impl="threefry2x32")
-        here = Here(start, models.server, own, setting.model, unravel, key, client, none, none, look)
+        here = Here(start, models.server, own, run.model, unravel, key, client, none, none, look)
         shapes = jax.eval_shape(lambda: self.models.begin(here).vectors)
         vectors = [start if shape.shape == start.shape else jnp.zeros(shape.shape) for shape in shapes]
         phases = self.models.phases(self.steps)
@@ -181,25 +193,25 @@ class LocalSgd(LocalTraining):
         first = sum(counts[:number])
         return tuple(states[first : first + counts[number]])
 
-    def send(self, memory: Memory, members: Members) -> tuple[Any, ...]:
+    def send(self, memory: LocalState, members: Members) -> tuple[Any, ...]:
         return tuple(correction.send(own, members) for correction, own in self._each(memory))
 
     def absorb(self, shared: Any, total: Any, num_clients: int) -> tuple[Any, ...]:
-        telling: tuple[Any, ...] = (*self.corrections, *([self.models] if self.models.tells else []))
+        telling: tuple[Any, ...] = (*self.corrections, *([self.models] if self.models.sends_auxiliary else []))
         each = zip(telling, shared, total, strict=True)
         return tuple(part.absorb(server, term, num_clients) for part, server, term in each)
 
     def exchange(
-        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
-    ) -> Memory:
+        self, memory: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> LocalState:
         after = [correction.exchange(own, look, members, upcoming) for correction, own in self._each(memory)]
         tables = (*(own.clients for own in after), *memory.clients[len(after) :])
-        return Memory((*(own.server for own in after), *memory.server[len(after) :]), tables)
+        return LocalState((*(own.server for own in after), *memory.server[len(after) :]), tables)
 
-    def _each(self, memory: Memory) -> list[tuple[Correction, Memory]]:
+    def _each(self, memory: LocalState) -> list[tuple[Correction, LocalState]]:
         """The corrections with what belongs to them."""
         pairs = zip(memory.server, memory.clients)  # what belongs to models and rule comes after theirs
-        return list(zip(self.corrections, (Memory(*pair) for pair in pairs)))
+        return list(zip(self.corrections, (LocalState(*pair) for pair in pairs)))
 
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
         each = [correction.floats(size, features, members, num_clients) for correction in self.corrections]
@@ -226,11 +238,11 @@ class LocalSgd(LocalTraining):
         vectors = tuple(map(spread, begun.vectors))
         # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
         ways = tuple(spread(jnp.zeros_like(vector)) for vector in vectors)
-        held = list(zip(self.corrections, received.shared, received.own, received.extra))
+        held = list(zip(self.corrections, received.server_state, received.client_state, received.extra))
         memory, rules, main = begun.memory, [], None
         for number, phase in enumerate(models.phases(self.steps)):
             shared = any(ask.series == SHARED for ask in phase.asks)
-            old = self._of_phase(received.own[-1], number) if self.rule.keep else None
+            old = self._of_phase(received.client_state[-1], number) if self.rule.keep else None
             more = self.extra_gradients if shared else 0
             walk = visit.walk(number, phase, vectors, ways, memory, held if shared else [], old, more)
             ways, memory = walk.ways, walk.memory
@@ -249,8 +261,8 @@ class LocalSgd(LocalTraining):
             terms.append(term)
             own_rows.append(row)
         end = models.finish(here, Begun(vectors, begun.memory), ways, memory)
-        terms += [end.terms] if models.tells else []
-        own_rows += [end.own] if models.keeps else []
+        terms += [end.terms] if models.sends_auxiliary else []
+        own_rows += [end.own] if models.has_client_state else []
         own_rows += [_kept(rules)] if self.rule.keep else []
         return LocalResult(end.update, tuple(terms), tuple(own_rows), walk.report)
 
@@ -285,8 +297,8 @@ class LocalSgd(LocalTraining):
         count = len(self.corrections)
         here = Here(
             spread(start),
-            received.shared[count] if self.models.tells else (),
-            received.own[count] if self.models.keeps else (),
+            received.server_state[count] if self.models.sends_auxiliary else (),
+            received.client_state[count] if self.models.has_client_state else (),
             model,
             unravel,
             role_key(key, "models"),
@@ -304,7 +316,7 @@ class LocalSgd(LocalTraining):
         models = self.models
         models.check(model, sizes)
         asks = [ask for phase in models.phases(self.steps) for ask in phase.asks]
-        if any(ask.clean and (ask.sent or models.returns) for ask in asks):
+        if any(ask.clean and (ask.sent or models.state_affects_messages) for ask in asks):
             raise clean_refused(f"gradients of {type(models).__name__} that act on updates")
         if self.rule.corrects and len(asks) > 1:
             remedy = "use a rule that takes nothing off, such as adam"
@@ -329,8 +341,8 @@ class LocalSgd(LocalTraining):
             last = rates.size - 1 - jnp.argmax(live[::-1])
 
             def of(step: jax.Array, rate: jax.Array, divisor: jax.Array) -> jax.Array:
-                place = Place(client, round_index, step, rate, drift, step == last)
-                return rate**2 * variance_of(self.privatizer, place, divisor)
+                at = StepContext(client, round_index, step, rate, drift, step == last)
+                return rate**2 * variance_of(self.privatizer, at, divisor)
 
             return jnp.sum(jnp.where(live, jax.vmap(of)(steps, rates, batches.divisor), 0.0))
 
@@ -346,9 +358,9 @@ class LocalSgd(LocalTraining):
         def step(total: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, None]:
             index, batch = inputs
             x, y = data.gather(client, batch.positions)
-            place = Place(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
+            at = StepContext(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
             records = Records(x, y, batch.mask, batch.divisor, record_keys(role_key(key, "model"), index, batch))
-            return total + self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)[0], None
+            return total + self.privatizer.gradient(role_key(key, "noise"), at, model, params, records)[0], None
 
         indices = jnp.arange(rates.size, dtype=jnp.uint32)
         return lax.scan(step, jnp.zeros(ravel(params)[0].shape), (indices, batches))[0] / rates.size
@@ -363,14 +375,14 @@ class LocalSgd(LocalTraining):
             correction.check(model, sizes)
         self._check_models(sizes, model)
         alike = self.batches.even
-        if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
+        if any(correction.even for correction in self.corrections) and not (self.rule.is_sgd and not self.per_step):
             raise errors.refuse(
                 "local rule",
                 "another",
                 "sgd with one rate per round for control variates",
                 "their change is the update divided by the learning rate",
             )
-        if (self.extra_gradients or self.warm) and not alike:
+        if (self.extra_gradients or self.initial_release) and not alike:
             raise errors.refuse("batches", "epochs", "of equal number for every client", "use without-replacement")
         if self.privatizer.on_upload:
             least, most = extreme_rates(self, int(sizes.max()), rounds)
@@ -381,7 +393,7 @@ class LocalSgd(LocalTraining):
                     "one of positive rates for noise on the upload",
                     "what the steps can move is counted in them",
                 )
-            if not (self.rule.plain and of_the_project(self.rule) and alike):
+            if not (self.rule.is_sgd and of_the_project(self.rule) and alike):
                 raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
             pull = float(sum(c.pull for c in self.corrections))
             if pull and not 0 <= most * pull <= 2:
@@ -391,7 +403,7 @@ class LocalSgd(LocalTraining):
                     "at most 1 / learning_rate for noisy uploads",
                     "what the steps can move would not be bounded by their clipped gradients",
                 )
-            if self.extra_gradients or self.warm:
+            if self.extra_gradients or self.initial_release:
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
 
 

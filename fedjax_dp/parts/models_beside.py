@@ -28,7 +28,7 @@ from fedjax_dp.parts.client_models import (
     rows_of,
 )
 from fedjax_dp.parts.composed_models import pair_of
-from fedjax_dp.parts.corrections import Memory, Setting
+from fedjax_dp.parts.contexts import InitContext, LocalState
 from fedjax_dp.parts.personal_models import MOST_STEPS
 from fedjax_dp.parts.pull import INSIDE, Pull
 from fedjax_dp.pytrees import ravel, structure, value
@@ -53,13 +53,13 @@ class ModelBeside(ClientModels):
         r"w_k \leftarrow w_k - \eta_t \tilde g(w_k),\ v_k \leftarrow v_k - \eta_t (\tilde g(v_k) + \lambda (v_k - w_t))"
     )
 
-    keeps = True
+    has_client_state = True
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
         return Phase(steps), Phase(self.steps, (Ask(PERSONAL, False, self.noise, self.clean),), (1,), self.speed)
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(clients=rows_of(ravel(run.params)[0], run.data.num_clients))
 
     def begin(self, here: Here) -> Begun:
         return Begun((here.received, here.own))
@@ -98,10 +98,10 @@ class JointModels(ClientModels):
         r"v_k \leftarrow v_k - \eta_t (\tilde g_v + \lambda (v_k - w_t))"
     )
 
-    keeps = returns = True
+    has_client_state = state_affects_messages = True
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(clients=rows_of(ravel(run.params)[0], run.data.num_clients))
 
     def begin(self, here: Here) -> Begun:
         return Begun((jnp.stack([here.received, here.own]),))
@@ -150,15 +150,15 @@ class MixedModels(ClientModels):
         r"x_k = \alpha_k v_k + (1 - \alpha_k) w_k"
     )
 
-    keeps = True
+    has_client_state = True
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
         return (Phase(steps, (Ask(SHARED), Ask(PERSONAL, False, self.noise, self.clean)), (0, 1)),)
 
-    def init(self, setting: Setting) -> Memory:
-        clients = setting.data.num_clients
+    def init(self, run: InitContext) -> LocalState:
+        clients = run.data.num_clients
         alphas = jnp.full((clients,), jnp.asarray(self.alpha, jnp.float32))
-        return Memory(clients={"alpha": alphas, "model": rows_of(ravel(setting.params)[0], clients)})
+        return LocalState(clients={"alpha": alphas, "model": rows_of(ravel(run.params)[0], clients)})
 
     def begin(self, here: Here) -> Begun:
         return Begun((here.received, here.own["model"]), here.own["alpha"])

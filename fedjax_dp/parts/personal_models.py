@@ -25,7 +25,7 @@ from fedjax_dp.parts.client_models import (
     rows_of,
 )
 from fedjax_dp.parts.composed_models import part_of
-from fedjax_dp.parts.corrections import Memory, Setting
+from fedjax_dp.parts.contexts import InitContext, LocalState
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.pytrees import Part, ravel, structure, tensor_sizes, value
 
@@ -48,10 +48,10 @@ class OwnModel(ClientModels):
 
     equation = r"v_k \leftarrow v_k - \eta_t (\tilde g(v_k) + \lambda (v_k - w_t)),\ \Delta_k = v_k - v_k^{\text{old}}"
 
-    keeps = True
+    has_client_state = True
 
     @property
-    def returns(self) -> bool:
+    def state_affects_messages(self) -> bool:
         return self.shared
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
@@ -60,8 +60,8 @@ class OwnModel(ClientModels):
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
         return None if self.shared else nothing_of(model)
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(clients=rows_of(ravel(run.params)[0], run.data.num_clients))
 
     def begin(self, here: Here) -> Begun:
         return Begun((here.own,))
@@ -107,7 +107,7 @@ class OwnPart(ClientModels):
             )
         return r"(\theta, h_k) \leftarrow (\theta, h_k) - \eta_t \tilde g(\theta, h_k),\ \Delta_k = \theta - \theta_t"
 
-    keeps = returns = True
+    has_client_state = state_affects_messages = True
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
         if not self.head_steps:
@@ -125,9 +125,9 @@ class OwnPart(ClientModels):
         head = Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.kept(model))
         return head, head.rest
 
-    def init(self, setting: Setting) -> Memory:
-        head, _ = self._parts(setting.model)
-        return Memory(clients=rows_of(head.take(ravel(setting.params)[0]), setting.data.num_clients))
+    def init(self, run: InitContext) -> LocalState:
+        head, _ = self._parts(run.model)
+        return LocalState(clients=rows_of(head.take(ravel(run.params)[0]), run.data.num_clients))
 
     def begin(self, here: Here) -> Begun:
         if not self.head_steps:
@@ -175,13 +175,13 @@ class OwnOffset(ClientModels):
 
     equation = r"w_k \leftarrow w_k - \eta_t \tilde g(w_k + \theta_k),\ \theta_k \leftarrow \theta_k - \eta'_t \tilde g"
 
-    keeps = returns = True
+    has_client_state = state_affects_messages = True
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
         return (Phase(steps, speed=1 + self.speed),)
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=np.zeros((setting.data.num_clients, setting.size), np.float32))
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(clients=np.zeros((run.data.num_clients, run.size), np.float32))
 
     def begin(self, here: Here) -> Begun:
         return Begun((self.personal(here),))

@@ -13,10 +13,10 @@ from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.client_models import SHARED, Ask, At, ClientModels, Here, Phase, Point
 from fedjax_dp.parts.clipping import Records, StepReport
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.corrections import Correction, Step
 from fedjax_dp.parts.local_rules import LocalRule
-from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, louder, variance_of
+from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, scale_noise, variance_of
 from fedjax_dp.parts.transformations import informed
 from fedjax_dp.prng import role_key
 
@@ -92,9 +92,9 @@ class Walker(NamedTuple):
         last = tau - 1 - jnp.argmax(live[:tau][::-1])  # of the steps that are taken
         rule = informed(self.rule.transform())
 
-        def place(index: Any, ask: Ask) -> Place:
+        def place(index: Any, ask: Ask) -> StepContext:
             rate = rates[jnp.minimum(index, tau - 1)]
-            return Place(client.id, self.round_index, index, rate, drift, index == last, ask.series)
+            return StepContext(client.id, self.round_index, index, rate, drift, index == last, ask.series)
 
         # Whatever all steps can have at once stands before the loop: on an accelerator each of these is a launch.
         def looked_up(batch: Batch) -> _Drawn:
@@ -185,7 +185,7 @@ class Walker(NamedTuple):
         """Of the gradients of a series."""
         if ask.clean:
             return NonPrivate()
-        found: Privatizer = self.privatizer if ask.noise is None else louder(self.privatizer, ask.noise)
+        found: Privatizer = self.privatizer if ask.noise is None else scale_noise(self.privatizer, ask.noise)
         return found
 
 

@@ -68,14 +68,14 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
             "left out for an algorithm without privacy",
             "choose a private algorithm such as dpnfl",
         )
-    reason = run.gap
+    reason = run.no_epsilon_reason
     if terms.sigma_mode in PRESCRIBED:
         return run.with_noise(prescribed(terms.sigma_mode, algorithm, data, run.rounds, budgets, delta))
     if reason:
         told = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
         raise errors.refuse("epsilon", told, "left out where no noise can reach it", reason)
     unit_noise = run.with_noise(1.0)
-    paid = algorithm.cohort.paid
+    paid = algorithm.cohort.prior_event
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
         spent = accounting.epsilon_of(paid, delta / 10, terms.accountant)
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
@@ -188,7 +188,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     algorithm, data, terms = run.algorithm, run.data, run.terms
     num_clients, unit, delta = data.num_clients, unit_of(algorithm), terms.delta
-    reason = run.gap
+    reason = run.no_epsilon_reason
     if reason:
         return no_privacy(num_clients, reason, run.view)
     if delta is None:
@@ -270,7 +270,7 @@ def _assumptions(
         if _correlated(algorithm.upload):
             told.append("noise is correlated over rounds and counted as one release of the whole run")
         return told
-    if algorithm.cohort.paid is not None:
+    if algorithm.cohort.prior_event is not None:
         cohorts["worst"] = (
             "cohorts follow what clients told of their records, a release that is counted; therefore every client is "
             "accounted for all rounds"
@@ -286,7 +286,7 @@ def _assumptions(
         else "each client's sampling rate is a public constant"
     )
     told += local.privatizer.assumptions
-    if local.warm:
+    if local.initial_release:
         told.append("every client's warm start is counted, once")
     if run.view is not View.UPLOADS:
         gains = run.gains

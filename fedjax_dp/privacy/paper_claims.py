@@ -77,7 +77,7 @@ def _attained(event: Event, delta: float) -> float:
 
 def _without_replacement(algorithm: Algorithm, data: FederatedData) -> bool:
     """Whether cohorts are uniform samples of one size, all of whom answer."""
-    hidden, _ = algorithm.cohort.hidden(data.num_clients, 0)
+    hidden, _ = algorithm.cohort.amplified(data.num_clients, 0)
     return isinstance(hidden, WithoutReplacement) and algorithm.cohort.fixed
 
 
@@ -85,8 +85,8 @@ def _dpnfl(run: Subject) -> tuple[Claim, ...]:
     """dpnfl's theorem at realised participation, and as the paper applies it: at the mean, to the busiest client."""
     algorithm, delta = run.algorithm, run.delta
     by_record = clips_records(algorithm)
-    plain = not algorithm.transport.secret and not algorithm.local.warm
-    if not (by_record and plain and algorithm.cohort.once and unit_of(algorithm) is Unit.RECORD):
+    plain = not algorithm.transport.secret and not algorithm.local.initial_release
+    if not (by_record and plain and algorithm.cohort.at_most_once and unit_of(algorithm) is Unit.RECORD):
         return ()
     realised = run.training()
     expected = run.training("expected")
@@ -124,9 +124,9 @@ def _cpfed(run: Subject) -> tuple[Claim, ...]:
         return ()
     if len(set(privatizer.client_noise(run.data.num_clients))) > 1:
         return ()
-    members, steps = algorithm.cohort.members(run.data.num_clients), algorithm.local.steps
+    members, steps = algorithm.cohort.capacity(run.data.num_clients), algorithm.local.steps
     batch, noise = algorithm.local.batches.divisor(run.data.largest), privatizer.client_noise(run.data.num_clients)[0]
-    if algorithm.local.keeps or noise == 0:
+    if algorithm.local.has_client_state or noise == 0:
         return ()
     setting = theorems.Cpfed(run.rounds, steps, run.data.num_clients, members, batch)
     claimed, proved = setting.epsilon(noise / batch, run.delta, secure=True), max(run.epsilons)

@@ -37,7 +37,7 @@ class Theorem(NamedTuple):
 
 def has_acs_pldp_theorem1(algorithm: Algorithm) -> bool:
     """Whether acs_pldp's Theorem 1 speaks of these parts: draws with replacement, equal batches, noise on records."""
-    return not algorithm.cohort.base.once and noises_steps(algorithm) and draws_batches(algorithm)
+    return not algorithm.cohort.base.at_most_once and noises_steps(algorithm) and draws_batches(algorithm)
 
 
 def noises_steps(algorithm: Algorithm) -> bool:
@@ -54,7 +54,7 @@ def noises_uploads(algorithm: Algorithm) -> bool:
 def clips_records(algorithm: Algorithm) -> bool:
     """Whether every step clips the gradients of single records and noises their sum."""
     bound = getattr(algorithm.local.privatizer, "bound", None)
-    clips = bound is not None and bound.per_record and not (bound.gap or bound.assumption)
+    clips = bound is not None and bound.per_record and not (bound.no_epsilon_reason or bound.assumption)
     return clips and noises_steps(algorithm)
 
 
@@ -70,8 +70,8 @@ def acs_pldp_theorem1(algorithm: Algorithm, data: FederatedData, rounds: int, de
     """
     cohort: Any = algorithm.cohort.base
     batches = algorithm.local.batches
-    draws = cohort.members(data.num_clients) * rounds
-    chances = np.asarray(cohort.rates(np.asarray(data.shares, float)), float) / cohort.members(data.num_clients)
+    draws = cohort.capacity(data.num_clients) * rounds
+    chances = np.asarray(cohort.rates(np.asarray(data.shares, float)), float) / cohort.capacity(data.num_clients)
     return np.array(
         [
             2
@@ -115,7 +115,7 @@ def _cpfed_theorem1(
 ) -> np.ndarray:
     """cpfed, Theorem 1: the whole cohort's noise protects every step where sums are secure, else each its own."""
     batches = algorithm.local.batches
-    batch, members = batches.divisor(data.largest), algorithm.cohort.members(data.num_clients)
+    batch, members = batches.divisor(data.largest), algorithm.cohort.capacity(data.num_clients)
     setting = theorems.Cpfed(rounds, algorithm.local.steps, data.num_clients, members, batch)
     secure = bool(algorithm.transport.secret)
     return np.array([setting.sigma(epsilon, delta, secure=secure) * batch for epsilon in epsilons])

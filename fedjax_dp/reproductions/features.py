@@ -55,7 +55,7 @@ def cloud_of(job: Job) -> Cloud:
     size, features, clients, labels = flat.size, [], [], []
     for place in range(CLIENTS):
         client = int(report.clients[place])
-        own = unravel(flat + report.heard.uploads[place][:size])
+        own = unravel(flat + report.transcript.uploads[place][:size])
         rows = job.data.row_numbers[int(job.data.offsets[client]) :][: min(RECORDS, int(job.data.sizes[client]))]
         model: Any = job.model
         features.append(np.asarray(gradients.features(model, own, job.data.features(jnp.asarray(job.data.x)[rows]))))

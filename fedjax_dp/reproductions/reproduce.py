@@ -214,7 +214,7 @@ def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, s
     for cell in cells:
         run = planned_of(cell.config(0).replace(data_dir=data_dir), sources)
         size, features = parameters(run.model, run.data)
-        members = run.algorithm.cohort.members(run.data.num_clients)
+        members = run.algorithm.cohort.capacity(run.data.num_clients)
         found[cell.place, cell.reading] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
     return found
 

@@ -15,7 +15,8 @@ from fedjax_dp.data.targets import rows_of
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, task_of, usual_model
-from fedjax_dp.parts.local_training import LocalTraining, Received
+from fedjax_dp.parts.contexts import Received
+from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block

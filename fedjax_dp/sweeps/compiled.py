@@ -40,7 +40,7 @@ def compiled_sweep(
     mesh, share = Mesh(devices_of(chosen, devices), (programs.AXIS,)), math.ceil(points / devices)
     require_room(chosen, model)
     structure, frozen = split(model)
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
     there, size = execution_on(chosen, 1, chunk_size, parts=devices), size_of(model)
     portion = there.portion(members, size)
     alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another

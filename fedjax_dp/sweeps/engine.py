@@ -102,7 +102,9 @@ def _follows_largest(algorithm: Algorithm) -> bool:
     """Whether steps or arrays depend on the number of records of the largest client."""
     local = algorithm.local
     apart = local.batches.even and not isinstance(local.batches.sampling(2**31), FullBatch)
-    plain = all(map(of_the_project, (local, *(part for _, part in local.parts)))) and not (local.keeps or local.looks)
+    plain = all(map(of_the_project, (local, *(part for _, part in local.parts)))) and not (
+        local.has_client_state or local.reads_records_outside_round
+    )
     return not (apart and plain) or algorithm.aggregate.needs_loss
 
 
@@ -153,7 +155,7 @@ class Group:
         together = not on_cpu if together is None else together
         first, share = self.jobs[0], math.ceil(len(self.jobs) / len(self.devices))
         execution = Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices))
-        members, size = first.algorithm.cohort.members(first.data.num_clients), size_of(first.model)
+        members, size = first.algorithm.cohort.capacity(first.data.num_clients), size_of(first.model)
         most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else execution.runs(share, members, size)
         limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(

@@ -134,7 +134,7 @@ def still(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
     rule = LocalRule(hyperparameters={}, factory=noting(steps), keep=True)
     local: Any = algorithm.local
-    passing = tuple(correction for correction in local.corrections if not correction.keeps)
+    passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
     return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
 
 
@@ -257,7 +257,7 @@ def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, recor
     """By how much correlation over releases raises the sensitivity that the event was divided by."""
     coefficients = np.asarray(source.bands, float)
     if unit_of(algorithm) is Unit.CLIENT:
-        apart = algorithm.cohort.spacing(data.num_clients)
+        apart = algorithm.cohort.min_separation(data.num_clients)
         return correlated.sensitivity(coefficients, rounds, -(-rounds // apart), apart)
     local = algorithm.local
     steps = local.batches.count(local.steps, int(records)) + local.extra_gradients
@@ -304,8 +304,8 @@ def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
     """What a client whose update is at the clip norm can move the mean by joining."""
     shares = np.asarray(data.shares)
     rates = algorithm.cohort.rates(shares)
-    members = algorithm.cohort.members(data.num_clients)
-    return clip * float(algorithm.aggregate.reach(shares, rates, members))
+    members = algorithm.cohort.capacity(data.num_clients)
+    return clip * float(algorithm.aggregate.sensitivity(shares, rates, members))
 
 
 def told_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:

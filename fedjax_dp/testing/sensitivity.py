@@ -14,7 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
-from fedjax_dp.parts.client_privacy import Upload
+from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
@@ -48,19 +48,19 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _loose_clip)))
 
 
-def _loose_clip(right: Any, key: jax.Array, place: Any, model: Model, params: Any, records: Any) -> Any:
+def _loose_clip(right: Any, key: jax.Array, step: Any, model: Model, params: Any, records: Any) -> Any:
     apart = right.on_upload and right.bound.per_record
     factor = 1.1 * records.divisor if apart else 1.1
     wide = changed(right, clip_norm=factor * right.clip_norm, noise_multiplier=right.noise_multiplier / factor)
-    return wide.gradient(key, place, model, params, records)
+    return wide.gradient(key, step, model, params, records)
 
 
-def _loose_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _loose_message(right: UpdatePrivatizer, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 1.1 * kept, extra
 
 
-def _looser_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _looser_message(right: UpdatePrivatizer, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 2.2 * kept, extra
 

@@ -11,7 +11,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import flow
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.corrections import Correction, Memory, Setting, Step, Visit
+from fedjax_dp.parts.contexts import InitContext, LocalState
+from fedjax_dp.parts.corrections import Correction, Step, Visit
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -24,8 +25,8 @@ from fedjax_dp.testing.reports import rejections
 class _Sends(Correction):
     """What the corrections below send, the server only keeps."""
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(jnp.zeros(setting.size))
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(jnp.zeros(run.size))
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         return total

@@ -56,8 +56,8 @@ class GivenSeries:
 
     fresh, bands = True, (1.0,)
 
-    def draw(self, key, place, size):
-        return self.tables[place.series][jnp.minimum(place.round, self.last), place.client, place.step][:size]
+    def draw(self, key, step, size):
+        return self.tables[step.stream][jnp.minimum(step.round, self.last), step.client, step.number][:size]
 
     def variance(self, step):
         return 1.0

@@ -104,5 +104,5 @@ def test_what_looks_at_rows_of_others_keeps_its_tables_on_devices(data):  # noqa
 
     algorithm = KEEPING["controls"]
     local = dataclasses.replace(algorithm.local, corrections=(Nosy(),))
-    assert algorithm.local.apart
-    assert not local.apart
+    assert algorithm.local.separable_state
+    assert not local.separable_state

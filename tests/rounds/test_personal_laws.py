@@ -279,7 +279,7 @@ def test_models_that_say_of_a_gradient_that_it_stays_are_not_believed(kind, clea
 class Hiding(ClientModels):
     """It asks for a clean gradient and sends what it makes of it."""
 
-    keeps = returns = True
+    has_client_state = state_affects_messages = True
 
     def phases(self, steps):
         return (Phase(steps, (Ask(clean=True),)),)

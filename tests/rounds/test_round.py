@@ -14,7 +14,7 @@ from fedjax_dp import algorithms, errors, gradients, prng
 from fedjax_dp.execution import mesh
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts import aggregation, cohorts
-from fedjax_dp.parts.local_training import Received
+from fedjax_dp.parts.contexts import Received
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.round import draw_cohort, initial_state
