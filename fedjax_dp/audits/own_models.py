@@ -18,7 +18,7 @@ ROLES = 4  # of `Moves.heard`
 
 def has_last_steps(local: LocalTraining) -> bool:
     """Whether clients take steps of their own after the last round, so that there are no such models before."""
-    return any(look.final for look in local.additional_releases)
+    return any(one.final for one in local.additional_releases)
 
 
 class Moves(NamedTuple):

@@ -89,10 +89,10 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 
     # What a client keeps may depend on its records where it never leaves it but in updates that are noised as a whole,
     # or where it is said to be trained without noise: then it acts on no message.
-    looks = algorithm.local.additional_releases if by_record else ()
-    alone = not by_record or any(look.clean for look in looks)
+    others = algorithm.local.additional_releases if by_record else ()
+    alone = not by_record or any(not one.noised for one in others)
     _clean("in a round", advance(marked), records, (state,), marks, rows=alone)
-    if any(not (look.sent or look.clean or look.final) for look in looks):
+    if any(one.noised and not (one.sent or one.final) for one in others):
         unsent = _marked(numbers(algorithm), marks, only_sent=True)
         _clean("in a round, of what is said to stay with its client,", advance(unsent), records, (state,), marks, True)
     if by_record:
@@ -102,7 +102,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algorithm:
     """`only_sent`: gradients that are said to act on no update are as plain ones."""
     by_record, local = algorithm.upload.unit is None, algorithm.local
-    mine = only_sent
+    mine = only_sent and not local.sends_steps
     sgd: Any = local
     if facts.of_the_project(local):
         corrections = (part for slot, part in local.parts if slot == "correction")
@@ -110,7 +110,6 @@ def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algo
         choice = getattr(sgd.models, "choice", None)
         if choice is not None and facts.of_the_project(choice):
             local = changed(local, models=changed(sgd.models, choice=MarkedChoice(base=choice, mark=marks.released)))
-        mine = only_sent and not local.sends_steps
     local = changed(local, privatizer=Marked(marks=marks if by_record else None, only_sent=only_sent, plain=mine))
     if by_record:
         return changed(algorithm, local=local)
@@ -158,7 +157,7 @@ class Marked:
         given = _total((x, y, losses, gradients, step, records.mask, records.divisor, keys)) + ravel(params)[0]
         made = given * seen * seen  # so that every derivative depends on records
         if marks is not None:
-            made = checkpoint_name(made, marks.released) + 0.0 * given
+            made = checkpoint_name(made, marks.of_stream(step.stream)) + 0.0 * given
         return made, StepReport(seen, seen, seen, seen)
 
     def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
@@ -268,8 +267,9 @@ def _named(path: Any) -> str:
 
 
 class _Mark(NamedTuple):
-    """A privatized gradient in a program."""
+    """A private gradient in a program."""
 
+    stream: int
     times: float  # that it is made
     looped: bool
     shape: tuple[int, ...]
@@ -278,8 +278,9 @@ class _Mark(NamedTuple):
 def _marks(jaxpr: Any, marks: Marks, times: float = 1, looped: bool = False) -> Iterator[_Mark]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        if name == "name" and equations.label(equation) == marks.released:
-            yield _Mark(times, looped, equation.outvars[0].aval.shape)
+        stream = marks.stream_of(equations.label(equation)) if name == "name" else None
+        if stream is not None:
+            yield _Mark(stream, times, looped, equation.outvars[0].aval.shape)
         more = equations.scan_of(equation).length if name == "scan" else np.inf if name == "while" else 1
         for inside in equations.programs(equation):
             yield from _marks(inside.jaxpr, marks, times * more, looped or name in ("scan", "while"))
@@ -298,9 +299,8 @@ def _counted(
     state: Any,
     marks: Marks,
 ) -> None:
-    """Refuse a client's round that makes more privatized gradients than are counted, or one in a loop of its own."""
+    """Refuse a client's round that makes more private gradients than are stated, or draws a stream of them twice."""
     local, key = marked.local, run_key(0)
-    sgd: Any = local
 
     def held_by(records: dict[str, jax.Array], state: Any) -> tuple[FederatedData, Members]:
         held = jax.tree.map(jnp.asarray, changed(data, **records))
@@ -329,31 +329,34 @@ def _counted(
             "privatized gradients in a client's round alone",
             "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
-    steps = local.batches.count(local.steps, data.largest)
-    beside = 0
-    if facts.of_the_project(local):
-        phases = sgd.models.phases(sgd.steps)
-        series = [phase.steps for phase in phases for ask in phase.asks if ask.series and not ask.clean]
-        beside = sum(local.batches.count(more, data.largest) for more in series) + int(sgd.models.choices is not None)
-    allowed = steps + local.extra_gradients + beside
     found = list(_marks(jax.make_jaxpr(visit)(records, state).jaxpr, marks))
-    made = sum(one.times for one in found)
-    if made > allowed:
-        raise errors.refuse(
-            "privatized gradients of a client's round",
-            made,
-            f"at most the {allowed} that are counted",
-            "state the others as extra_gradients of the correction that asks for them",
-        )
-    if facts.of_the_project(local):
-        loops = sum(len(phase.asks) for phase in sgd.models.phases(sgd.steps))
-        alike = sum(one.looped for one in found) > loops or any(len(one.shape) != 1 for one in found)
-    else:  # keys and batches are looked at where it runs: it may have several loops, and train a part of the model
-        alike = any(len(one.shape) != 1 for one in found)
-    if alike:
-        raise errors.refuse(
-            "privatized gradients",
-            "some asked for in a loop or under vmap, with the same batch and noise",
-            "asked for one by one outside the local steps",
-            "call visit.gradient once for each of extra_gradients",
-        )
+    allowed = stated_gradients(algorithm.local, data.largest)
+    for stream in sorted({one.stream for one in found}):
+        own = [one for one in found if one.stream == stream]
+        made, most = sum(one.times for one in own), allowed.get(stream, 0)
+        if made > most:
+            raise errors.refuse(
+                f"private gradients of a client's round, of stream {stream}",
+                f"{made:g}",
+                f"at most the {most} that are stated",
+                "state them as extra_gradients of a correction, or in additional_releases: each is a release",
+            )
+        # Of others, keys and batches are looked at where they run: those may have several loops, and train a part.
+        twice = facts.of_the_project(local) and sum(one.looped for one in own) > 1
+        if twice or any(len(one.shape) != 1 for one in own):
+            raise errors.refuse(
+                f"private gradients of stream {stream}",
+                "some drawn twice, in a loop of their own or under vmap, with the same batch and noise",
+                "drawn once, or one by one outside the local steps",
+                "draw another stream, and state it in additional_releases; call visit.gradient for each of "
+                "extra_gradients",
+            )
+
+
+def stated_gradients(local: Any, records: int) -> dict[int, int]:
+    """The private gradients of a client's round, by the stream of their draws, for so many records."""
+    allowed = {0: local.batches.count(local.steps, records) + local.extra_gradients}
+    for one in local.additional_releases:
+        if one.stream and one.noised and not one.final:
+            allowed[one.stream] = allowed.get(one.stream, 0) + local.batches.count(one.steps, records)
+    return allowed

@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
+from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
@@ -46,6 +47,7 @@ class Gradient(NamedTuple):
     trial: int
     word: tuple[int, ...]  # of its key
     step: int
+    stream: int
     client: int
     round: int
     rows: np.ndarray  # of the store, those that are not masked; -1: not a record as it stands there
@@ -65,7 +67,8 @@ class Noting:
         numbers = jnp.concatenate([a.reshape(len(a), -1).astype(jnp.float32) for a in every], 1)
         rows = jnp.where(jnp.all(numbers == numbers[:, :1], 1), numbers[:, 0], -1)
         words = jax.random.key_data(key)
-        io_callback(self.note, None, self.trial, words, step.number, step.client, step.round, rows, records.mask)
+        where = (step.number, jnp.int32(step.stream), step.client, step.round)
+        io_callback(self.note, None, self.trial, words, *where, rows, records.mask)
         none = jnp.float32(0)
         return jnp.zeros_like(ravel(params)[0]), StepReport(none, none, none, none)
 
@@ -74,22 +77,21 @@ class Noting:
 
 
 def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    sizes, batches = np.asarray(data.sizes), local.batches
-    more = local.extra_gradients
+    sizes = np.asarray(data.sizes)
     received = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
-        steps = batches.count(local.steps, records)
-        count = max(min(KEYS, NOTED // (batches.count(local.steps, data.largest) + more)), 20)
+        count = max(min(KEYS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
         tried = np.linspace(0, rounds - 1, count).astype(np.int32)  # the round of each trial
         found: list[Gradient] = []
         lock = threading.Lock()
 
         def note(*told: Any, found: list[Gradient] = found, lock: Any = lock) -> None:
-            trial, words, step, who, t, rows, mask = map(np.asarray, told)
+            trial, words, step, stream, who, t, rows, mask = map(np.asarray, told)
             gone = np.rint(rows[mask]).astype(int)
+            word = tuple(words.tolist())
             with lock:
-                found.append(Gradient(int(trial), tuple(words.tolist()), int(step), int(who), int(t), gone))
+                found.append(Gradient(int(trial), word, int(step), int(stream), int(who), int(t), gone))
 
         held = _numbered(data, client)
 
@@ -108,23 +110,32 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
         require(alike, f"{name}: the client and round that noise is told", "others", "the client and round", "exact")
         places = {(g.word, g.step) for g in found}
         require(len(places) == len(found), f"{name}: key and step of a noise", "used again", "new each time", "exact")
-        taken = [
-            sorted((g for g in found if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
-            for trial in range(count)
-        ]  # of batches that are not even, empty ones are steps that are not taken
-        asked = sorted({len(each) for each in taken})
-        require(max(asked) <= steps + more, f"{name}: noised gradients", f"{asked}", f"{steps + more}", "exact")
-        if correlated_source(local.privatizer) is not None:
-            counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
-            require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
-        first = min(len(each) for each in taken)
-        times = np.zeros((count, min(first, steps), records), int)
-        for trial, each in enumerate(taken):
-            for t, gradient in enumerate(each[: times.shape[1]]):
-                inside = np.all((gradient.rows >= 0) & (gradient.rows < records))
-                require(inside, f"{name} use records within its own", "others too", "its own", "exact")
-                times[trial, t] += np.bincount(gradient.rows, minlength=records)
-        examine_records(name, times, batches.sampling(records))
+        allowed = stated_gradients(local, records)
+        for stream in sorted({g.stream for g in found}):
+            own = [g for g in found if g.stream == stream]
+            _examine_stream(f"{name}, stream {stream}", local, own, allowed.get(stream, 0), records, count)
+
+
+def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, records: int, count: int) -> None:
+    """The gradients of one stream in some trials: no more than are stated, on batches as they are drawn."""
+    batches = local.batches
+    taken = [
+        sorted((g for g in own if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
+        for trial in range(count)
+    ]  # of batches that are not even, empty ones are steps that are not taken
+    asked = sorted({len(each) for each in taken})
+    require(max(asked) <= most, f"{name}: noised gradients", f"{asked}", f"{most}", "exact")
+    if correlated_source(local.privatizer) is not None:
+        counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
+        require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
+    first = min(len(each) for each in taken)
+    times = np.zeros((count, min(first, most), records), int)
+    for trial, each in enumerate(taken):
+        for t, gradient in enumerate(each[: times.shape[1]]):
+            inside = np.all((gradient.rows >= 0) & (gradient.rows < records))
+            require(inside, f"{name} use records within its own", "others too", "its own", "exact")
+            times[trial, t] += np.bincount(gradient.rows, minlength=records)
+    examine_records(name, times, batches.sampling(records))
 
 
 def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., Received]:

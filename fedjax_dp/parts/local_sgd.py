@@ -115,7 +115,9 @@ class LocalSgd(LocalTraining):
         rounds = [(phase, False) for phase in self.models.phases(self.steps)]
         every = rounds + ([] if self.models.final is None else [(self.models.final, True)])
         found = [
-            AdditionalRelease(functools.partial(_event, phase, ask), ask.sent, ask.clean, final=final)
+            AdditionalRelease(
+                functools.partial(_event, phase, ask), ask.sent, not ask.clean, ask.series, phase.steps, final=final
+            )
             for phase, final in every
             for ask in phase.asks
             if final or ask.series != SHARED or ask.clean

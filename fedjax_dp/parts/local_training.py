@@ -18,18 +18,22 @@ from fedjax_dp.parts.record_privacy import Privatizer
 
 
 class AdditionalRelease(NamedTuple):
-    """Further looks at a client's records, beside its local steps: each is a release of its own.
+    """What else of a client's records is released, beside the gradients of its local steps.
 
-    event  of one round, in the accountants' words: event(local, noise multiplier, records, rates), as of `Privatizer`;
-    sent   whether an update depends on it, in this round or later; else what the client keeps does alone;
-    clean  nothing is noised;
-    most   rounds in which it is taken at most; None: all in which the client takes part;
-    final  it is taken once, after the last round, for every client.
+    event   of one round, in the accountants' words: event(local, noise multiplier, records, rates), as of `Privatizer`;
+    sent    whether an update depends on it, in this round or later; else what the client keeps does alone;
+    noised  else there is no privacy for whoever sees what depends on it;
+    stream  of the private gradients that it is of, each stream with batches and noise of its own; None: it is of none;
+    steps   how many these are, as `batches.count` takes it;
+    most    rounds in which it is taken at most; None: all in which the client takes part;
+    final   it is taken once, after the last round, for every client.
     """
 
     event: Callable[["LocalTraining", float, int, np.ndarray], Event]
     sent: bool
-    clean: bool = False
+    noised: bool = True
+    stream: int | None = None
+    steps: int = 0
     most: int | None = None
     final: bool = False
 
@@ -120,7 +124,7 @@ class LocalTraining(Protocol):
 
     @property
     def additional_releases(self) -> tuple[AdditionalRelease, ...]:
-        """Further looks at records, whose releases are counted with those of the steps; see `client_models`."""
+        """What else of records is released, counted with the gradients of the steps."""
         return ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:

@@ -117,9 +117,9 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
 
     # Who sees uploads, or what is made of them, sees nothing of what acts on a client's own model alone.
     whole = run.view is View.DEPLOYED
-    looks = [look for look in local.additional_releases if look.sent or whole]
-    often = [look for look in looks if look.most is None and not look.final]
-    seldom = [look for look in looks if look not in often]
+    others = [one for one in local.additional_releases if one.sent or whole]
+    often = [one for one in others if one.most is None and not one.final]
+    seldom = [one for one in others if one not in often]
 
     @functools.cache
     def round_of(noise: float, records: int, more: int) -> Event:
@@ -131,7 +131,7 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
     def own_round(noise: float, records: int, gain: float) -> Event:
         steps = [round_of(noise, records, local.extra_gradients).scaled(float(np.sqrt(gain)))]
         parts = steps if local.sends_steps or whole else []
-        parts += [look.event(local, noise, records, rates) for look in often]
+        parts += [one.event(local, noise, records, rates) for one in often]
         return parts[0] if len(parts) == 1 else Composed(tuple(parts))
 
     @functools.cache

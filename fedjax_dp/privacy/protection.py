@@ -54,7 +54,7 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
     if algorithm.aggregate.needs_loss:
         return "clients send the loss of the received model on their records as it is"
     if unit_of(algorithm) is Unit.RECORD:
-        if view is View.DEPLOYED and any(look.clean for look in algorithm.local.additional_releases):
+        if view is View.DEPLOYED and any(not one.noised for one in algorithm.local.additional_releases):
             return "clients' own models are trained without noise (personal_noise 0), and are given away as they are"
         return algorithm.local.privatizer.no_epsilon_reason
     if view is View.DEPLOYED and algorithm.local.personal:

@@ -197,7 +197,7 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     assert epsilon(asked) == pytest.approx(epsilon(changed(algorithm, local=changed(algorithm.local, steps=4))))
     assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
     assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
-    assert "asked for in a loop" in refused(with_local(algorithm, corrections=(InALoop(),)))
+    assert "in a loop of their own" in refused(with_local(algorithm, corrections=(InALoop(),)))
 
 
 @fdp.value
