@@ -381,8 +381,8 @@ class Decay(fdp.parts.Correction):
     def pull(self):
         return float(self.strength)
 
-    def gradient(self, gradient, step):
-        return gradient + self.strength * step.params
+    def gradient(self, gradient, params, step, client, records):
+        return gradient + self.strength * params
 
 
 @fdp.value
@@ -391,7 +391,7 @@ class SignOnly(fdp.parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
+    def gradient(self, gradient, params, step, client, records):
         return jnp.sign(gradient)
 
 
@@ -399,16 +399,16 @@ class SignOnly(fdp.parts.Correction):
 class Drift(fdp.parts.Correction):
     """The server keeps the mean update and sends it to everybody; clients send theirs once more."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
     def init(self, run):
         return LocalState(jnp.zeros(run.size))
 
-    def gradient(self, gradient, step):
-        return gradient - 0.1 * step.server
+    def gradient(self, gradient, params, step, client, records):
+        return gradient - 0.1 * client.received.server_state
 
-    def finish(self, visit):
-        return visit.end - visit.start, ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return update, ()
 
     def absorb(self, server, total, num_clients):
         return total / num_clients
@@ -418,7 +418,7 @@ class Drift(fdp.parts.Correction):
 class OneMore(fdp.parts.Correction):
     """One more privatized gradient of every client, kept by the server."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
     @property
     def extra_gradients(self):
@@ -427,8 +427,8 @@ class OneMore(fdp.parts.Correction):
     def init(self, run):
         return LocalState(jnp.zeros(run.size))
 
-    def finish(self, visit):
-        return visit.gradient(visit.start), ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return another_gradient(client.received.params), ()
 
     def absorb(self, server, total, num_clients):
         return total / num_clients
@@ -514,8 +514,8 @@ class Open:
 class Halved(fdp.parts.LocalSgd):
     """Local steps of which half the way is kept."""
 
-    def run(self, *arguments):
-        found = fdp.parts.LocalSgd.run(self, *arguments)
+    def run(self, client):
+        found = fdp.parts.LocalSgd.run(self, client)
         return found._replace(update=0.5 * found.update)
 
 

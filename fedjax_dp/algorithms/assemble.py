@@ -19,13 +19,14 @@ from fedjax_dp.parts.batches import (
     PoissonBatches,
     ReplacementBatches,
 )
-from fedjax_dp.parts.client_models import ClientModels, ReceivedModel
+from fedjax_dp.parts.client_models import ClientModels
 from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
 from fedjax_dp.parts.cohorts import AllClients, Cohort, CyclicCohort, MultinomialCohort, PoissonCohort, UniformCohort
 from fedjax_dp.parts.corrections import Correction, L2Penalty
 from fedjax_dp.parts.local_rules import LOCAL_RULES, rules_with
 from fedjax_dp.parts.local_sgd import LocalSgd
+from fedjax_dp.parts.personal_sgd import PersonalSgd
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer
 from fedjax_dp.parts.secure_aggregation import SecureSum
 from fedjax_dp.parts.server_optimizers import Server, ServerOptimizer
@@ -213,19 +214,19 @@ def assemble(
             raise errors.refuse("microbatch", given["microbatch"], "left out where no record is clipped", "drop it")
         privatizer = changed(privatizer, bound=ClipRecords(microbatch=given["microbatch"]))
     ring = {"bits": given["ring_bits"], "fractional_bits": given["fractional_bits"], "neighbours": given["neighbours"]}
+    steps: dict[str, Any] = {
+        "learning_rate": given["learning_rate"],
+        "privatizer": NonPrivate() if privatizer is None else privatizer,
+        "batches": BATCHES[given["batches"]](given["batch_size"]),
+        "corrections": (*corrections, L2Penalty(strength=given["l2"])),
+        "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=given["keep_rule"]),
+        "steps": given["local_steps"],
+        "schedule": SCHEDULES[given["schedule"]],
+        "per_step": given["per_step"],
+    }
     return Algorithm(
         cohort=cohort,
-        local=LocalSgd(
-            learning_rate=given["learning_rate"],
-            privatizer=NonPrivate() if privatizer is None else privatizer,
-            batches=BATCHES[given["batches"]](given["batch_size"]),
-            corrections=(*corrections, L2Penalty(strength=given["l2"])),
-            rule=changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=given["keep_rule"]),
-            models=ReceivedModel() if models is None else models,
-            steps=given["local_steps"],
-            schedule=SCHEDULES[given["schedule"]],
-            per_step=given["per_step"],
-        ),
+        local=LocalSgd(**steps) if models is None else PersonalSgd(**steps, models=models),
         upload=PlainUpload() if upload is None else upload,
         aggregate=ESTIMATORS[given["estimator"]] if aggregate is None else aggregate,
         transport=SecureSum(**ring) if given["secure"] else PlainSum(),

@@ -29,8 +29,8 @@ from fedjax_dp.parts.client_privacy import MessageEncoding, UpdatePrivatizer
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.clusters import Choice
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.contexts import LocalState, Received, StepContext
-from fedjax_dp.parts.corrections import Correction, Step
+from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepContext
+from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
@@ -103,13 +103,13 @@ def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algo
     """`only_sent`: gradients that are said to act on no update are as plain ones."""
     by_record, local = algorithm.upload.unit is None, algorithm.local
     mine = only_sent and not local.sends_steps
-    sgd: Any = local
     if facts.of_the_project(local):
         corrections = (part for slot, part in local.parts if slot == "correction")
         local = changed(local, corrections=tuple(Shaped(base=correction) for correction in corrections))
-        choice = getattr(sgd.models, "choice", None)
+        models: Any = getattr(local, "models", None)
+        choice = getattr(models, "choice", None)
         if choice is not None and facts.of_the_project(choice):
-            local = changed(local, models=changed(sgd.models, choice=MarkedChoice(base=choice, mark=marks.released)))
+            local = changed(local, models=changed(models, choice=MarkedChoice(base=choice, mark=marks.released)))
     local = changed(local, privatizer=Marked(marks=marks if by_record else None, only_sent=only_sent, plain=mine))
     if by_record:
         return changed(algorithm, local=local)
@@ -125,8 +125,10 @@ class Shaped:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
 
-    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        made = self.base.gradient(gradient, step)
+    def gradient(
+        self, gradient: jax.Array, params: jax.Array, step: StepContext, client: ClientContext, records: Records
+    ) -> jax.Array:
+        made = self.base.gradient(gradient, params, step, client, records)
         if jnp.shape(made) != gradient.shape:
             whose, wanted = f"gradient of {type(self.base).__name__}", f"of shape {gradient.shape}, as it was given"
             raise errors.refuse(whose, f"shape {jnp.shape(made)}", wanted, "return that one with a term added")
@@ -310,8 +312,10 @@ def _counted(
         held, members = held_by(records, state)
         extra = local.send(LocalState(state.shared, state.clients), members)
         own, extra = jax.tree.map(lambda a: a[0], (state.clients, extra))
-        received = Received(state.params, state.shared, own, extra)
-        found = local.run(key, state.round, held.client(members.ids[0]), received, held, model)
+        start, unravel = ravel(state.params)
+        received = Received(start, state.shared, own, extra)
+        client = held.client(members.ids[0])
+        found = local.run(ClientContext(key, state.round, client, held, model, unravel, received))
         return found.update, found.auxiliary, found.client_state
 
     def exchange(records: dict[str, jax.Array], state: Any) -> Any:
@@ -348,7 +352,7 @@ def _counted(
                 f"private gradients of stream {stream}",
                 "some drawn twice, in a loop of their own or under vmap, with the same batch and noise",
                 "drawn once, or one by one outside the local steps",
-                "draw another stream, and state it in additional_releases; call visit.gradient for each of "
+                "draw another stream, and state it in additional_releases; call another_gradient for each of "
                 "extra_gradients",
             )
 

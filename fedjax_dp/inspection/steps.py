@@ -16,8 +16,8 @@ from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, compi
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
-from fedjax_dp.parts.contexts import StepContext
-from fedjax_dp.parts.corrections import Correction, Step
+from fedjax_dp.parts.contexts import ClientContext, Received, StepContext
+from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import Privatizer, clips
@@ -308,8 +308,10 @@ def examine_correction(
     records = Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1))
 
     def after(params: jax.Array, gradient: jax.Array) -> jax.Array:
-        step = Step(params, start, (), (), (), records, model, unravel)
-        return params - rate * correction.gradient(gradient, step)
+        held, zero = jax.tree.map(jnp.asarray, data), jnp.int32(0)
+        client = ClientContext(run_key(0), zero, held.client(zero), held, model, unravel, Received(start))
+        step = StepContext(zero, zero, jnp.uint32(0), jnp.float32(rate), jnp.float32(rate), jnp.bool_(True))
+        return params - rate * correction.gradient(gradient, params, step, client, records)
 
     run = compiled(after)
     v, w, g, h = points

@@ -19,7 +19,7 @@ from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.contexts import LocalResult, LocalState, Received, StepContext
+from fedjax_dp.parts.contexts import ClientContext, LocalResult, LocalState, Received, StepContext
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, structure, value
@@ -78,7 +78,7 @@ class Noting:
 
 def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
     sizes = np.asarray(data.sizes)
-    received = _at_the_start(local, algorithm, data, model)
+    met = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
         count = max(min(KEYS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
@@ -99,8 +99,7 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
         ) -> jax.Array:
             noting = changed(local, privatizer=Noting(trial=trial, note=note))
-            who = held.client(jnp.int32(client))
-            found: LocalResult = noting.run(key, t, who, received(client), held, model)
+            found: LocalResult = noting.run(met(key, t, jnp.int32(client), held))
             return found.update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
@@ -138,16 +137,20 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
     examine_records(name, times, batches.sampling(records))
 
 
-def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., Received]:
-    """What a client holds when the first round begins, where everybody takes part."""
+def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., ClientContext]:
+    """A client when the first round begins, where everybody takes part."""
     state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
     members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
     kept = state.clients, local.send(LocalState(state.shared, state.clients), members)
 
-    def received(client: int, params: Any = state.params) -> Received:
-        return Received(params, state.shared, *jax.tree.map(lambda table: table[client], kept))
+    def met(
+        key: jax.Array, t: jax.Array, client: jax.Array, held: FederatedData, params: Any = state.params
+    ) -> ClientContext:
+        start, unravel = ravel(params)
+        received = Received(start, state.shared, *jax.tree.map(lambda table: table[client], kept))
+        return ClientContext(key, t, held.client(client), held, model, unravel, received)
 
-    return received
+    return met
 
 
 def _numbered(data: FederatedData, client: int) -> FederatedData:
@@ -176,14 +179,14 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
 
 
 def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    received = _at_the_start(local, algorithm, data, model)
+    met = _at_the_start(local, algorithm, data, model)
 
     def of(key: jax.Array) -> jax.Array:
         held, params = jax.tree.map(jnp.asarray, data), model.init(role_key(key, "init"))
 
         def at(client: int, t: int) -> jax.Array:
-            own, who = jax.random.fold_in(jax.random.fold_in(key, t), client), held.client(jnp.int32(client))
-            found: LocalResult = local.run(own, jnp.int32(t), who, received(client, params), held, model)
+            own = jax.random.fold_in(jax.random.fold_in(key, t), client)
+            found: LocalResult = local.run(met(own, jnp.int32(t), jnp.int32(client), held, params))
             return found.update
 
         return jnp.stack([at(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))])
@@ -208,14 +211,12 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
     """A client's round is the same whatever the records of others, who may even train beside it."""
     sizes, local = np.asarray(data.sizes), algorithm.local
     some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))
-    received, held = _at_the_start(local, algorithm, data, model), _few(data, some)
+    met, held = _at_the_start(local, algorithm, data, model), _few(data, some)
 
     @jax.jit
     def train(held: FederatedData, t: jax.Array) -> Any:
         def one(i: jax.Array) -> Any:
-            found: LocalResult = local.run(
-                jax.random.fold_in(run_key(1), i), t, held.client(i), received(i), held, model
-            )
+            found: LocalResult = local.run(met(jax.random.fold_in(run_key(1), i), t, i, held))
             return found.update, found.auxiliary, found.client_state
 
         return jax.vmap(one)(jnp.asarray(some))

@@ -15,10 +15,8 @@ from .batches import FixedBatches as FixedBatches
 from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
 from .batches import ReplacementBatches as ReplacementBatches
-from .client_models import Ask as Ask
 from .client_models import ClientModels as ClientModels
-from .client_models import Phase as Phase
-from .client_models import ReceivedModel as ReceivedModel
+from .client_models import OwnSteps as OwnSteps
 from .client_privacy import AdaptiveClientGaussian as AdaptiveClientGaussian
 from .client_privacy import ClientGaussian as ClientGaussian
 from .client_privacy import ClientPrivacy as ClientPrivacy
@@ -47,6 +45,7 @@ from .cohorts import Members as Members
 from .cohorts import MultinomialCohort as MultinomialCohort
 from .cohorts import PoissonCohort as PoissonCohort
 from .cohorts import UniformCohort as UniformCohort
+from .contexts import ClientContext as ClientContext
 from .contexts import InitContext as InitContext
 from .contexts import LocalResult as LocalResult
 from .contexts import LocalState as LocalState
@@ -57,8 +56,6 @@ from .corrections import Correction as Correction
 from .corrections import Floats as Floats
 from .corrections import L2Penalty as L2Penalty
 from .corrections import Proximal as Proximal
-from .corrections import Step as Step
-from .corrections import Visit as Visit
 from .facts import SLOTS as SLOTS
 from .facts import restates as restates
 from .feature_matching import FeatureMatching as FeatureMatching
@@ -73,6 +70,7 @@ from .local_rules import adamw as adamw
 from .local_rules import adamw_bc as adamw_bc
 from .local_rules import rmsprop as rmsprop
 from .local_sgd import LocalSgd as LocalSgd
+from .local_training import AdditionalRelease as AdditionalRelease
 from .local_training import LocalTraining as LocalTraining
 from .local_training import Rule as Rule
 from .models_beside import FineTuned as FineTuned
@@ -85,6 +83,7 @@ from .noise import WhiteNoise as WhiteNoise
 from .personal_models import OwnModel as OwnModel
 from .personal_models import OwnOffset as OwnOffset
 from .personal_models import OwnPart as OwnPart
+from .personal_sgd import PersonalSgd as PersonalSgd
 from .pull import Pull as Pull
 from .record_privacy import ClippingPrivatizer as ClippingPrivatizer
 from .record_privacy import MeasuredPrivatizer as MeasuredPrivatizer

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import StepReport
+from fedjax_dp.prng import role_key
 
 
 class LocalState(NamedTuple):
@@ -31,9 +32,9 @@ class InitContext(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a client holds when its round begins, beside its records."""
+    """What a client, or one correction of it, has been sent when its round begins, and what it kept."""
 
-    params: Any  # the model of the server
+    params: jax.Array  # where its steps begin, the server's model: flat (size,)
     server_state: Any = ()  # LocalState.server, which every client receives
     client_state: Any = ()  # its row of LocalState.clients
     extra: Any = ()  # what `send` gave it alone
@@ -46,6 +47,28 @@ class LocalResult(NamedTuple):
     auxiliary: Any  # what joins the update in its sum over the cohort: float32 arrays, unweighted
     client_state: Any  # its new row, shaped like Received.client_state
     report: StepReport  # probes, averaged over the steps
+
+
+class ClientContext(NamedTuple):
+    """One client in one round; vectors of parameters are flat `(size,)`, in the order of `pytrees.ravel`."""
+
+    key: jax.Array  # of this client, round and stream alone: give every noise and batch a key or step of its own
+    round: jax.Array
+    client: Client  # its id, and where its records are, which `data.gather` reads
+    data: FederatedData
+    model: Model
+    unravel: Callable[[jax.Array], Any]  # from a flat vector to the model's parameters
+    received: Received
+    shard: Callable[[jax.Array], jax.Array] = lambda flat: flat  # says which device computes which part of a vector
+    stream: int = 0  # of draws, see `AdditionalRelease`
+
+    def receiving(self, params: jax.Array, *more: Any) -> "ClientContext":
+        """The same client with something else received, in the order of `Received`."""
+        return self._replace(received=Received(params, *more))
+
+    def look(self, at: Callable[..., Any], params: jax.Array) -> Any:
+        """at(key, parameters, client, data, model) past the privatizer: a `no_epsilon_reason` has to say so."""
+        return at(role_key(self.key, "look"), self.unravel(params), self.client, self.data, self.model)
 
 
 class StepContext(NamedTuple):

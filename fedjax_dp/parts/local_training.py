@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.accounting.events import Event
-from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.contexts import InitContext, LocalResult, LocalState, Received
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.record_privacy import Privatizer
 
@@ -131,17 +130,9 @@ class LocalTraining(Protocol):
         """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
         return None
 
-    def model_of(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        client: Client,
-        received: Received,
-        data: FederatedData,
-        model: Model,
-    ) -> Any:
-        """A client's own model after so many rounds, a tree of parameters; traced. `key` is for this alone."""
-        return received.params
+    def model_of(self, client: ClientContext) -> Any:
+        """A client's own model after so many rounds, a tree of parameters; traced. `client.key` is for this alone."""
+        return client.unravel(client.received.params)
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
@@ -161,44 +152,30 @@ class LocalTraining(Protocol):
         """
         return LocalState()
 
-    def send(self, memory: LocalState, members: Members) -> Any:
-        """What a member receives beside the model and LocalState.server; arrays `(members, ...)`."""
+    def send(self, state: LocalState, members: Members) -> Any:
+        """What a member receives beside the model and the server's state; arrays `(members, ...)`."""
         return ()
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
         """Fact. Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
         ...
 
-    def run(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        client: Client,
-        received: Received,
-        data: FederatedData,
-        model: Model,
-        spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
-    ) -> LocalResult:
-        """Fact. One client's round, traced under `vmap` over clients.
-
-        key     belongs to this client and round alone: give every noise and batch a key or step of its own;
-        client  its id, and where its records are, which `data.gather` reads;
-        spread  says of a flat vector which device computes which part of it, where devices hold a model together.
-        """
+    def run(self, client: ClientContext) -> LocalResult:
+        """Fact. One client's round, traced under `vmap` over clients."""
         ...
 
-    def absorb(self, shared: Any, total: Any, num_clients: int) -> Any:
-        """LocalState.server after the sum of the members' terms has arrived."""
-        return shared
+    def absorb(self, server_state: Any, total: Any, num_clients: int) -> Any:
+        """The server's state after the sum of the members' auxiliary messages has arrived."""
+        return server_state
 
     def exchange(
-        self, memory: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
     ) -> LocalState:
         """After the new model: what clients of this round or the next send about it.
 
         look(f, ids) = f(key, new params tree, client, data, model) for each id.
         """
-        return memory
+        return state
 
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
         """Numbers that travel to and from one member in a round, beside model and update.

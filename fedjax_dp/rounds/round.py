@@ -12,7 +12,7 @@ from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.models import Model, mean_loss
 from fedjax_dp.parts.client_privacy import MessageEncoding
 from fedjax_dp.parts.cohorts import Cohort, Members
-from fedjax_dp.parts.contexts import InitContext, LocalResult, LocalState, Received
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, Received
 from fedjax_dp.parts.corrections import kept
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import Part, changed, ravel, ravel_numbers, tensor_sizes, unravel_numbers
@@ -239,15 +239,17 @@ def _holding(shared: _Shared, held: DeviceRecords | None) -> _Shared:
 
 
 def _visit(
-    structure: Model, shared: _Shared, member: _Member, spread: Callable[[jax.Array], jax.Array] = lambda flat: flat
+    structure: Model, shared: _Shared, member: _Member, shard: Callable[[jax.Array], jax.Array] = lambda flat: flat
 ) -> tuple[Any, LocalResult]:
     """A client's round: the parts of its message (its contribution to the mean, and what else is summed), and more."""
     algorithm, data, key, state, frozen, ids, _ = shared
     model = gradients.joined(structure, frozen)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)
     own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
-    received = Received(state.params, state.shared, member.own, member.extra)
-    result = algorithm.local.run(own_key, state.round, member.client, received, data, model, spread)
+    start, unravel = ravel(state.params)
+    received = Received(start, state.shared, member.own, member.extra)
+    client = ClientContext(own_key, state.round, member.client, data, model, unravel, received, shard)
+    result = algorithm.local.run(client)
     count, transport = ids.shape[0], algorithm.transport
     update, extra = algorithm.upload.message(
         role_key(own_key, "upload"),

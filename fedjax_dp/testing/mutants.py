@@ -14,7 +14,7 @@ algorithm on which they would not be wrong, or to which they do not apply, with 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from fedjax_dp.models.selection import tensors_named
 from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
-from fedjax_dp.parts.contexts import InitContext, LocalResult, LocalState, Received, StepContext
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
 from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, RecordGaussian, variance_of
@@ -306,8 +306,8 @@ def shared_key(algorithm: Algorithm) -> Algorithm:
     return _with_noise_key(algorithm, _shared_key)
 
 
-def _shared_key(right: LocalSgd, *args: Any) -> LocalResult:
-    return _run_with_noise_key(right, _of_round, *args)
+def _shared_key(right: LocalSgd, client: ClientContext) -> LocalResult:
+    return _run_with_noise_key(right, _of_round, client)
 
 
 def reused_round_key(algorithm: Algorithm) -> Algorithm:
@@ -316,8 +316,8 @@ def reused_round_key(algorithm: Algorithm) -> Algorithm:
     return _with_noise_key(algorithm, _reused_round_key)
 
 
-def _reused_round_key(right: LocalSgd, *args: Any) -> LocalResult:
-    return _run_with_noise_key(right, _of_client, *args)
+def _reused_round_key(right: LocalSgd, client: ClientContext) -> LocalResult:
+    return _run_with_noise_key(right, _of_client, client)
 
 
 def _of_round(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Array:
@@ -328,6 +328,10 @@ def _of_client(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Ar
     return jax.random.fold_in(key, client.id)
 
 
+class _Words(NamedTuple):
+    words: jax.Array
+
+
 @value
 class RunWords(Correction):
     """Two words that are the same for all clients and differ from run to run, told to everybody; changes no gradient.
@@ -335,8 +339,10 @@ class RunWords(Correction):
     Nothing else in a client's round knows the run without the client. A key of the run's start makes them.
     """
 
+    has_client_state = reads_records_outside_round = False
+
     def init(self, run: InitContext) -> LocalState:
-        return LocalState(run.look(_words)[0])
+        return LocalState(_Words(run.look(_words)[0]))
 
 
 def _words(key: jax.Array, *rest: Any) -> jax.Array:
@@ -358,17 +364,13 @@ class _Keyed:
 
 
 def _run_with_noise_key(
-    right: LocalSgd,
-    key_of: Callable[[jax.Array, jax.Array, Client], jax.Array],
-    key: jax.Array,
-    round_index: jax.Array,
-    client: Client,
-    received: Received,
-    *rest: Any,
+    right: LocalSgd, key_of: Callable[[jax.Array, jax.Array, Client], jax.Array], client: ClientContext
 ) -> LocalResult:
-    run_key = jax.random.wrap_key_data(received.server_state[-1], impl=jax.random.key_impl(key))
-    keyed: Any = _Keyed(right.privatizer, key_of(run_key, round_index, client))
-    return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
+    kept = jax.tree.leaves(client.received.server_state, is_leaf=lambda part: isinstance(part, _Words))
+    words = next(part.words for part in kept if isinstance(part, _Words))
+    run_key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(client.key))
+    keyed: Any = _Keyed(right.privatizer, key_of(run_key, client.round, client.client))
+    return changed(right, privatizer=keyed).run(client)
 
 
 def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:

@@ -275,7 +275,7 @@ def hidden_faults():
     masked = fdp.cpfed(cohort_size=3, noise_multiplier=6.0, **STEPS | {"local_steps": 1})
     every_four = value(restates(parts.WhiteNoise)(type("EveryFour", (parts.WhiteNoise,), {"draw": repeating})))()
     return {
-        "undeclared gradient": (undeclared_gradient(right), "visit.gradient"),
+        "undeclared gradient": (undeclared_gradient(right), "another_gradient"),
         "repeated gradient": (repeated_gradient(right), "same batch and noise"),
         "labels read": (reading_correction(right), "records"),
         "term beside the noise": (unnoised_term(clients), "past what is accounted for"),

@@ -22,7 +22,6 @@ from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.experiments import compiled
 from fedjax_dp.experiments.floor import work_of
 from fedjax_dp.few import sum_of_few
-from fedjax_dp.parts import client_models
 from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
@@ -56,10 +55,8 @@ def of_shape(*shape, kind=jnp.float32):
 
 
 def mixture(vector):
-    """A step of two models of a client, of which one is a mixture."""
-    mine = types.SimpleNamespace(received=2 * vector, own={"model": vector})
-    step = client_models.At(0, jnp.float32(1), vector[0] > 0, (vector, vector))
-    return MixedModels(alpha=0.5, alpha_speed=0.1).gradient((vector, vector), step, mine, vector[0])
+    """How a step turns the weight of a client's own model in a mixture."""
+    return MixedModels(alpha=0.5, alpha_speed=0.1)._turned(vector[0], vector, 2 * vector, vector[0] > 0)
 
 
 BRANCHES = {  # by module that has a branch for platforms: a function that reaches it, and the shapes that it takes

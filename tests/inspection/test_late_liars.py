@@ -291,17 +291,17 @@ def heavy_if(where):
 
 
 def run_with_a_known_key(where):
-    def run(self, key, round_index, *rest):
-        known = fold(jax.random.key(7), round_index)
-        return parts.LocalSgd.run(self, jnp.where(where(round_index), known, key), round_index, *rest)
+    def run(self, client):
+        known = fold(jax.random.key(7), client.round)
+        return parts.LocalSgd.run(self, client._replace(key=jnp.where(where(client.round), known, client.key)))
 
     return run
 
 
 def run_with_the_noise_of_round(last):
-    def run(self, key, round_index, client, *rest):
-        again = fold(jax.random.key(5), client.id)
-        return parts.LocalSgd.run(self, jnp.where(round_index > last, again, key), round_index, client, *rest)
+    def run(self, client):
+        again = fold(jax.random.key(5), client.client.id)
+        return parts.LocalSgd.run(self, client._replace(key=jnp.where(client.round > last, again, client.key)))
 
     return run
 

@@ -13,7 +13,7 @@ import fedjax_dp as fdp
 from fedjax_dp.parts import Records
 from fedjax_dp.parts.contexts import LocalResult, LocalState, StepContext
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel, structure
+from fedjax_dp.pytrees import structure
 
 DATA = ragged_data([8, 8, 8, 10, 12, 9])
 MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
@@ -58,11 +58,12 @@ class Own(fdp.parts.LocalTraining):
     def sent(self, update, data, client):
         return update
 
-    def run(self, key, round_index, client, received, data, model, spread=lambda flat: flat):
+    def run(self, context):
+        key, round_index, client, data, model, unravel, received, *_ = context
         rates = self.rates(round_index, data.largest)
         batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest)
         batches, model = self.drawn(batches, data, client), self.loss(model, data, client)
-        start, unravel = ravel(received.params)
+        start = received.params
 
         def step(moved, inputs):
             index, rate, batch = inputs

@@ -360,7 +360,7 @@ def by_those_here(self, total, members, shares, rates, params):
 class Sender(parts.Correction):
     """What the corrections below have in common."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
     def init(self, run):
         return parts.LocalState(jnp.zeros(run.size))
@@ -373,23 +373,24 @@ def of_kind(**members):
     return fdp.value(type("Wrong", (Sender,), {"pull": 0.0, **members}))()
 
 
-def looks_at_records(self, visit):
+def looks_at_records(self, update, client, total_rate, another_gradient):
     def see(key, params, client, data, model):
         return data.gather(client, jnp.arange(1))[0].sum()
 
-    return visit.look(see, visit.start) + 0.0 * visit.end, ()
+    return client.look(see, client.received.params) + 0.0 * update, ()
 
 
-def asks_unsaid(self, visit):
-    return visit.gradient(visit.end), ()
+def asks_unsaid(self, update, client, total_rate, another_gradient):
+    return another_gradient(client.received.params + update), ()
 
 
-def asks_under_vmap(self, visit):
-    return jax.vmap(visit.gradient)(jnp.stack([visit.start, visit.end])).sum(0), ()
+def asks_under_vmap(self, update, client, total_rate, another_gradient):
+    start = client.received.params
+    return jax.vmap(another_gradient)(jnp.stack([start, start + update])).sum(0), ()
 
 
-def label_step(self, gradient, step):
-    return jnp.where(step.records.y[0] == 0, gradient, -gradient)
+def label_step(self, gradient, params, step, client, records):
+    return jnp.where(records.y[0] == 0, gradient, -gradient)
 
 
 def looks_before(self, run):
@@ -402,8 +403,8 @@ def looks_after(self, memory, look, members, upcoming):
     return memory._replace(server=memory.server + found.sum())
 
 
-def same_for_all(self, key, round_index, client, *rest):
-    return parts.LocalSgd.run(self, jax.random.fold_in(jax.random.key(7), round_index), round_index, client, *rest)
+def same_for_all(self, client):
+    return parts.LocalSgd.run(self, client._replace(key=jax.random.fold_in(jax.random.key(7), client.round)))
 
 
 class AllAtOnce:
@@ -421,14 +422,13 @@ class AllAtOnce:
         return found._replace(positions=rows, mask=rows < records)
 
 
-def of_all_records(self, *arguments):
-    return parts.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), *arguments)
+def of_all_records(self, client):
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), client)
 
 
-def of_one_key(self, key, *arguments):
+def of_one_key(self, client):
     """Every step's batch is drawn again with the same key: right numbers, but one batch for all."""
-    drawn = Repeats(self.batches)
-    return parts.LocalSgd.run(dataclasses.replace(self, batches=drawn), key, *arguments)
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=Repeats(self.batches)), client)
 
 
 class Repeats(AllAtOnce):
@@ -437,9 +437,9 @@ class Repeats(AllAtOnce):
         return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 
-def past_the_privatizer(self, key, round_index, client, received, data, model, spread):
-    found = parts.LocalSgd.run(self, key, round_index, client, received, data, model, spread)
-    x, _ = data.gather(client, jnp.arange(1))
+def past_the_privatizer(self, client):
+    found = parts.LocalSgd.run(self, client)
+    x, _ = client.data.gather(client.client, jnp.arange(1))
     return found._replace(update=found.update + 1e-3 * x.sum())
 
 
@@ -563,7 +563,7 @@ LIES = {
     },
     "correction that sends under client noise": changed(
         CLIENT,
-        local=changed(CLIENT.local, corrections=(of_kind(finish=lambda self, visit: (visit.end - visit.start, ())),)),
+        local=changed(CLIENT.local, corrections=(of_kind(finish=lambda self, update, *rest: (update, ())),)),
     ),
     **{
         f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
@@ -734,8 +734,8 @@ class LateDecay(parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
-        return gradient + 2.0 * step.params
+    def gradient(self, gradient, params, step, client, records):
+        return gradient + 2.0 * params
 
 
 def late(at):

@@ -164,8 +164,8 @@ class TwoMore(fdp.parts.Correction):
     def extra_gradients(self):
         return self.told
 
-    def finish(self, visit):
-        return (visit.gradient(visit.start), visit.gradient(visit.start)), ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return (another_gradient(client.received.params), another_gradient(client.received.params)), ()
 
     def absorb(self, server, total, num_clients):
         return jnp.stack(total)
@@ -180,8 +180,8 @@ class InALoop(TwoMore):
 
     pull = 0.0
 
-    def finish(self, visit):
-        return jax.lax.map(lambda scale: visit.gradient(scale * visit.start), jnp.ones(2)), ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return jax.lax.map(lambda scale: another_gradient(scale * client.received.params), jnp.ones(2)), ()
 
     def absorb(self, server, total, num_clients):
         return total
@@ -195,8 +195,8 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].shared[0]
     assert np.abs(one - other).min() > 0  # another noise for each
     assert epsilon(asked) == pytest.approx(epsilon(changed(algorithm, local=changed(algorithm.local, steps=4))))
-    assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
-    assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
+    assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
+    assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
     assert "in a loop of their own" in refused(with_local(algorithm, corrections=(InALoop(),)))
 
 
@@ -293,18 +293,18 @@ class Peeks(fdp.parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
-        return gradient + 1e-3 * step.records.x.mean()
+    def gradient(self, gradient, params, step, client, records):
+        return gradient + 1e-3 * records.x.mean()
 
 
 @fdp.value
 class Sends(fdp.parts.Correction):
-    """Sends a term beside the update: X6."""
+    """Sends a term beside the update, and does not say so: X6."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
-    def finish(self, visit):
-        return visit.end - visit.start, ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return update, ()
 
     def absorb(self, server, total, num_clients):
         return total
@@ -388,21 +388,21 @@ class Repels(fdp.parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
-        return gradient - 5.0 * (step.params - step.start)
+    def gradient(self, gradient, params, step, client, records):
+        return gradient - 5.0 * (params - client.received.params)
 
 
 @fdp.value
 class Doubles(fdp.parts.Correction):
     pull = 0.0
 
-    def gradient(self, gradient, step):
+    def gradient(self, gradient, params, step, client, records):
         return 2.0 * gradient
 
 
 @fdp.value
 class Unsaid(fdp.parts.Correction):
-    def gradient(self, gradient, step):
+    def gradient(self, gradient, params, step, client, records):
         return gradient
 
 

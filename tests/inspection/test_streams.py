@@ -11,9 +11,8 @@ from test_own_local import HONEST
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.inspection.flow import check, stated_gradients
-from fedjax_dp.parts import LocalSgd, LocalTraining, ModelBeside, Pull
+from fedjax_dp.parts import LocalSgd, LocalTraining, ModelBeside, PersonalSgd, Pull, restates
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel
 
 DATA = ragged_data([8] * 6)
 MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
@@ -33,20 +32,22 @@ class Runs(LocalTraining):
 
     @property
     def sgd(self):
-        models = {"models": ModelBeside(pull=Pull(strength=0.0), steps=2)} if self.beside else {}
         steps = self.steps // len(self.keys)
         given = {name: getattr(self, name) for name in ("privatizer", "batches", "learning_rate")}
-        return LocalSgd(**given, steps=steps, **models)
+        if self.beside:
+            return PersonalSgd(**given, steps=steps, models=ModelBeside(pull=Pull(strength=0.0), steps=2))
+        return LocalSgd(**given, steps=steps)
 
     def rates(self, round_index, largest):
         return jnp.full(self.batches.count(self.steps, largest), self.learning_rate)
 
-    def run(self, key, round_index, client, received, *rest):
-        own = (jnp.zeros_like(ravel(received.params)[0]),) if self.beside else ()
-        start = fdp.parts.Received(received.params, client_state=own)
-        keys = [role_key(key, name) if name else key for name in self.keys]
-        ends = [self.sgd.run(each, round_index, client, start, *rest) for each in keys]
-        return ends[0]._replace(update=sum(end.update for end in ends), client_state=())
+    def run(self, client):
+        start = client.received.params
+        own = ((), {"model": jnp.zeros_like(start), "steps": ()}) if self.beside else ()
+        server = ((), ()) if self.beside else ()
+        keys = [role_key(client.key, name) if name else client.key for name in self.keys]
+        ends = [self.sgd.run(client._replace(key=key).receiving(start, server, own)) for key in keys]
+        return ends[0]._replace(update=sum(end.update for end in ends), client_state=(), auxiliary=())
 
 
 def local(**changes):
@@ -100,7 +101,7 @@ def test_what_ditto_states_is_what_it_draws():
     check(right, DATA, MODEL)
     fewer = dataclasses.replace(right.local, models=dataclasses.replace(right.local.models, steps=4))
     stated = right.local.additional_releases
-    lying = fdp.value(type("Fewer", (LocalSgd,), {"additional_releases": stated}))
+    lying = fdp.value(restates(PersonalSgd)(type("Fewer", (PersonalSgd,), {"additional_releases": stated})))
     given = {field.name: getattr(fewer, field.name) for field in dataclasses.fields(fewer)}
     with pytest.raises(ConfigurationError, match=r"of stream 1.*at most the 3 that are stated, got 4"):
         check(dataclasses.replace(right, local=lying(**given)), DATA, MODEL)

@@ -19,7 +19,7 @@ from fedjax_dp import parts
 from fedjax_dp.accounting.correlated import inverse_root_bands
 from fedjax_dp.algorithms.assemble import bound_of
 from fedjax_dp.parts.clipping import Records
-from fedjax_dp.parts.contexts import Received, StepContext
+from fedjax_dp.parts.contexts import ClientContext, Received, StepContext
 from fedjax_dp.parts.local_rules import LOCAL_RULES, LocalRule
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.record_privacy import variance_of
@@ -119,11 +119,12 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
         steps=2,
     )
     local, stored = numbers(local), jax.tree.map(jnp.asarray, data)
-    visit = jax.jit(
-        lambda key, t, i, state: local.run(
-            key, t, stored.client(i), Received(jnp.zeros(2), (), (state,), ()), stored, model
-        )
-    )
+
+    @jax.jit
+    def visit(key, t, i, state):
+        received = Received(jnp.zeros(2), (), (state,), ())
+        return local.run(ClientContext(key, t, stored.client(i), stored, model, lambda flat: flat, received))
+
     for client, size in ((0, 3), (1, 7)):
         state, kept = local.rule.transform().init(jnp.zeros(2)), (0, 0.0, 0.0, 0.0)
         for t in range(2):

@@ -45,9 +45,9 @@ class OwnHead(fdp.parts.LocalTraining):
     def rates(self, round_index, largest):
         return self.sgd.rates(round_index, largest)
 
-    def run(self, key, round_index, client, received, *rest):
-        start = with_head(received.client_state, received.params)
-        found = self.sgd.run(key, round_index, client, fdp.parts.Received(start), *rest)
+    def run(self, client):
+        start = with_head(client.received.client_state, client.unravel(client.received.params))
+        found = self.sgd.run(client.receiving(ravel(start)[0]))
         moved = ravel(start)[1](found.update)
         sent = with_head(jax.tree.map(jnp.zeros_like, self.head_of(moved)), moved)
         return found._replace(update=ravel(sent)[0], client_state=self.head_of(jax.tree.map(jnp.add, start, moved)))
@@ -154,9 +154,9 @@ def unnoised_update(found, seen):
 
 @pytest.mark.parametrize("spoil", [unnoised_head, unnoised_update])
 def test_records_that_pass_the_privatizer_by_are_found_out(spoil):
-    def run(self, key, round_index, client, received, data, *rest):
-        found = OwnHead.run(self, key, round_index, client, received, data, *rest)
-        return spoil(found, data.gather(client, jnp.arange(1))[0].sum())
+    def run(self, client):
+        found = OwnHead.run(self, client)
+        return spoil(found, client.data.gather(client.client, jnp.arange(1))[0].sum())
 
     wrong = fdp.value(restates(OwnHead)(type("Wrong", (OwnHead,), {"run": run})))
     with pytest.raises(ConfigurationError, match="past what is accounted for"):
