@@ -31,8 +31,9 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.reproductions import mean_estimation as theory
 from fedjax_dp.rounds.personal import models_of_clients
-from fedjax_dp.rounds.round import initial_state, run_round
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 SIGMA, CLIP_NORM, DELTA = 0.4, 1.0, 1e-5
 EPSILONS, SPREADS = (0.25, 1.0, 4.0), (0.03, 0.08, 0.2)

@@ -15,8 +15,9 @@ from fedjax_dp.data import Dataset, Vocabulary, federate, power_law_sizes
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.pytrees import structure, value
-from fedjax_dp.rounds.round import initial_state, run_round
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.tasks import Classes, measures_of, told_of
 
 SPECS = pathlib.Path(__file__).parent / "golden"

@@ -16,7 +16,8 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import RoundReport, ServerState, Transcript, initial_state, run_round
+from fedjax_dp.rounds.round import run_round
+from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, initial_state
 
 MODELS = (View.BROADCAST, View.OWNER)  # of every round; another client's own is made of what that client knows
 

@@ -11,7 +11,7 @@ from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.personal import Holder, model_of
-from fedjax_dp.rounds.round import Observer, ServerState
+from fedjax_dp.rounds.state import Observer, ServerState
 
 ROLES = 4  # of `Moves.heard`
 

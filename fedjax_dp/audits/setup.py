@@ -31,7 +31,7 @@ from fedjax_dp.privacy.ledger import counted_as, ledger_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)

@@ -28,7 +28,7 @@ from fedjax_dp.experiments.floor import Work, size_of, work_of
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import initial_state, place
+from fedjax_dp.rounds.state import initial_state, place
 
 STEP = "local_step"
 PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round

@@ -32,7 +32,7 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import changed, structure, value
 from fedjax_dp.rounds import metrics, simulation
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import ServerState
+from fedjax_dp.rounds.state import ServerState
 
 PARTS = ("sampling", "gather", "gradient", "clipping", "noise", "aggregation", "server", "evaluation")
 TURN_S = 0.2  # a measurement of one variant lasts about this long

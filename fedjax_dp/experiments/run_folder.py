@@ -23,8 +23,8 @@ from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
 from fedjax_dp.models.origins import LEDGER, phases_of
 from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.checkpoint import Checkpoints
-from fedjax_dp.rounds.round import ServerState, place
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
+from fedjax_dp.rounds.state import ServerState, place
 from fedjax_dp.tasks import told_of
 
 ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"

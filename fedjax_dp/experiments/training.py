@@ -26,8 +26,8 @@ from fedjax_dp.models.origins import values_digest
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import main_of
-from fedjax_dp.rounds.round import ServerState
 from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
+from fedjax_dp.rounds.state import ServerState
 from fedjax_dp.tasks import Task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 

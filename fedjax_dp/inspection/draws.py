@@ -13,7 +13,7 @@ from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.statistics.sampling import examine_sampling, repetition
 from fedjax_dp.statistics.verdict import certainty, count_deviate, largest_deviate, limit, require

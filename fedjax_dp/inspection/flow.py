@@ -33,8 +33,10 @@ from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepCo
 from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
+from fedjax_dp.rounds.clients import draw_cohort
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 
 def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -> None:

@@ -24,8 +24,8 @@ from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.statistics.verdict import certainty, limit, require
 
 NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each

@@ -18,7 +18,7 @@ from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohorts
+from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
 
 

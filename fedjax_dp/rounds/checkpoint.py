@@ -13,7 +13,7 @@ from fedjax_dp.execution import distributed
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.rounds import prefetch
-from fedjax_dp.rounds.round import ServerState
+from fedjax_dp.rounds.state import ServerState
 
 KEPT = 2
 STATE, TABLES = "state", "tables"

@@ -21,7 +21,7 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block
-from fedjax_dp.rounds.round import ServerState
+from fedjax_dp.rounds.state import ServerState
 
 BYTES = 2**27  # of rows of tables on the host that are looked at together
 

@@ -23,7 +23,8 @@ from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import AXIS, CohortLayout, Execution
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import DeviceRecords, HostBlock, ServerState, draw_cohorts
+from fedjax_dp.rounds.clients import DeviceRecords, HostBlock, draw_cohorts
+from fedjax_dp.rounds.state import ServerState
 
 BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
 MOST = 256  # rounds at once

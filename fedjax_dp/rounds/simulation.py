@@ -30,10 +30,12 @@ from fedjax_dp.pytrees import changed, tensor_sizes
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds import prefetch as feeds
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
+from fedjax_dp.rounds.clients import HostBlock
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.personal import measure_personal
 from fedjax_dp.rounds.prefetch import Feed
-from fedjax_dp.rounds.round import HostBlock, RoundReport, ServerState, initial_state, place, run_round
+from fedjax_dp.rounds.round import run_round
+from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state, place
 from fedjax_dp.rounds.update_noise import check_known
 from fedjax_dp.tasks import task_named
 

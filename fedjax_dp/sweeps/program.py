@@ -21,8 +21,8 @@ from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.metrics import Look
 from fedjax_dp.rounds.personal import Holder, evaluate_personal
-from fedjax_dp.rounds.round import RoundReport, ServerState, initial_state
 from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
+from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state
 
 AXIS = "points"
 

@@ -37,8 +37,9 @@ from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprot
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import initial_state, run_round
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 CLIENTS = 6  # looked at, of those that there are
 

@@ -22,7 +22,7 @@ from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.sampling import examine_sampling, overlap
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require

@@ -22,8 +22,8 @@ from fedjax_dp.pytrees import structure, value
 from fedjax_dp.reproductions import mean_estimation as theory
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.personal import models_of_clients
-from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "personal_examples.json").read_text())
 INPUTS, EXPECTED = GOLDEN["inputs"], GOLDEN["expected"]

@@ -25,7 +25,7 @@ from fedjax_dp.few import sum_of_few
 from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
-from fedjax_dp.rounds.round import initial_state
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.sweeps.compiled import compiled_sweep
 
 DIGITS = fdp.load("digits")

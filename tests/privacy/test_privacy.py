@@ -15,7 +15,7 @@ from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacem
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, planned_run
 from fedjax_dp.rounds import simulation
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 
 ROUNDS, STEPS, DELTA = 12, 3, 1e-3
 

@@ -16,8 +16,8 @@ from fedjax_dp.inspection import flow
 from fedjax_dp.parts import OwnPart
 from fedjax_dp.pytrees import value
 from fedjax_dp.rounds import personal
-from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 DATA = ragged_data([8, 6, 9, 7, 8, 6])
 OWNED = dataclasses.replace(DATA, test_clients=np.arange(len(DATA.y_test), dtype=np.int32) % 5)

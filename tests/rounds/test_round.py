@@ -17,8 +17,9 @@ from fedjax_dp.parts import aggregation, cohorts
 from fedjax_dp.parts.contexts import ClientContext, Received
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds import simulation
-from fedjax_dp.rounds.round import draw_cohort, initial_state
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 
 def settings_of(estimator="wor_delta", **changes):
