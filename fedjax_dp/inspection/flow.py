@@ -348,7 +348,8 @@ def _counted(
                 "state them as extra_gradients of a correction, or in additional_releases: each is a release",
             )
         # Of others, keys and batches are looked at where they run: those may have several loops, and train a part.
-        twice = facts.of_the_project(local) and sum(one.looped for one in own) > 1
+        alone = sum(not one.looped for one in own) > (local.extra_gradients if stream == 0 else 0)
+        twice = facts.of_the_project(local) and (alone or sum(one.looped for one in own) > 1)
         if twice or any(len(one.shape) != 1 for one in own):
             raise errors.refuse(
                 f"private gradients of stream {stream}",

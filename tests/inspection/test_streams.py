@@ -11,7 +11,7 @@ from test_own_local import HONEST
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.inspection.flow import check, stated_gradients
-from fedjax_dp.parts import LocalSgd, LocalTraining, ModelBeside, PersonalSgd, Pull, restates
+from fedjax_dp.parts import ClientModels, LocalSgd, LocalTraining, ModelBeside, OwnSteps, PersonalSgd, Pull, restates
 from fedjax_dp.prng import role_key
 
 DATA = ragged_data([8] * 6)
@@ -105,3 +105,58 @@ def test_what_ditto_states_is_what_it_draws():
     given = {field.name: getattr(fewer, field.name) for field in dataclasses.fields(fewer)}
     with pytest.raises(ConfigurationError, match=r"of stream 1.*at most the 3 that are stated, got 4"):
         check(dataclasses.replace(right, local=lying(**given)), DATA, MODEL)
+
+
+class Models(ClientModels):
+    """Of a client that keeps nothing and ends with what it receives."""
+
+    has_client_state = False
+
+    def model_of(self, sgd, client, server, own):
+        return client.received.params
+
+
+@fdp.value
+class Twice(Models):
+    """Two runs of half the steps, with the same batches and noise."""
+
+    def run(self, sgd, client, server, own):
+        ends = [dataclasses.replace(sgd, steps=sgd.steps // 2).run(client) for _ in range(2)]
+        return ends[0]._replace(update=ends[0].update + ends[1].update), (), ()
+
+
+@fdp.value
+class OnceMore(Models):
+    """The first gradient is taken again, beside a run that is a step shorter."""
+
+    def run(self, sgd, client, server, own):
+        result, gradients = dataclasses.replace(sgd, steps=sgd.steps - 1).run(client), sgd.draw(client)
+        again = gradients.at(client.received.params, gradients.drawn(jnp.uint32(0)))[0]
+        return result._replace(update=result.update - again), (), ()
+
+
+@fdp.value
+class Forgets(Models):
+    """A second stream of steps, of which `own_steps` says nothing."""
+
+    def run(self, sgd, client, server, own):
+        steps = OwnSteps()
+        more = steps.of(sgd).run(steps.context(client).receiving(client.received.params))
+        result = sgd.run(client)
+        return result._replace(update=result.update + more.update), (), ()
+
+
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        (Twice(), "stream 0 must be drawn once.*some drawn twice"),
+        (OnceMore(), "stream 0 must be drawn once.*some drawn twice"),
+        (Forgets(), "of stream 1.*at most the 0 that are stated, got 4"),
+    ],
+    ids=["twice", "once more", "forgotten"],
+)
+def test_models_that_draw_a_stream_twice_or_forget_one_are_refused(models, told):
+    steps = {**vars(HONEST.local), "steps": 4, "corrections": ()}
+    wrong = dataclasses.replace(HONEST, local=PersonalSgd(**steps, models=models))
+    with pytest.raises(ConfigurationError, match=told):
+        fdp.guarantee(wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
