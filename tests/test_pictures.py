@@ -15,7 +15,7 @@ from helpers import CLASSES, MEASURES
 from matplotlib.figure import Figure
 
 from fedjax_dp import ConfigurationError, accounting, pictures
-from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
+from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.audits import plots as audit_plots
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.cli import bench
@@ -23,16 +23,18 @@ from fedjax_dp.cli.options import PlotOption, picture_of
 from fedjax_dp.experiments import plots
 from fedjax_dp.experiments.floor import Floor
 from fedjax_dp.experiments.latency import PARTS, Latency
-from fedjax_dp.reproductions import figure as reproduction_figure
-from fedjax_dp.reproductions.cells import CellKey
-from fedjax_dp.reproductions.found import Reproduction
-from fedjax_dp.reproductions.recipe import read_recipe
-from fedjax_dp.reproductions.rows import Found, Row
+from fedjax_dp.papers import plots as paper_plots
+from fedjax_dp.papers.reproductions import figure as reproduction_figure
+from fedjax_dp.papers.reproductions.cells import CellKey
+from fedjax_dp.papers.reproductions.found import Reproduction
+from fedjax_dp.papers.reproductions.recipe import read_recipe
+from fedjax_dp.papers.reproductions.rows import Found, Row
+from fedjax_dp.papers.row import PaperRow
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps.sweep import Sweep
 from fedjax_dp.tasks import Classes, told_of
 
-PLOTS = ("experiments.plots", "audits.plots", "sweeps.plots.figures", "reproductions.figure")
+PLOTS = ("experiments.plots", "audits.plots", "sweeps.plots.figures", "papers.plots", "papers.reproductions.figure")
 FINISHED = (0.1, -0.25, 4.0, 1.5, 2.25, 0.75, 0.05, 1.0)
 LATENCY = Latency(
     round_ms=sum(FINISHED) - 1.0,
@@ -153,7 +155,7 @@ SWEEP = Sweep("a sweep", AXES, tuple(records()))
 DRAWN = {  # panels, and how it is drawn
     "run": (2, lambda **k: unchecked(plots.plot_run)(history(), "a promise; of parts", "a title", **k)),
     "epsilon": (1, lambda **k: plots.plot_epsilon(CURVES, "steps", "a title", "one record", target=2.0, **k)),
-    "claims": (1, lambda **k: plots.plot_claims(claims(), **k)),
+    "claims": (1, lambda **k: paper_plots.plot_claims(claims(), **k)),
     "bubbles": (2, lambda **k: plots.plot_clients(SHARES[:10], "a title", **k)),
     "clients": (2, lambda **k: plots.plot_clients(SHARES, "a title", **k)),
     "latency": (1, lambda **k: plots.plot_latency(LATENCY, "a title", **k)),
@@ -263,7 +265,7 @@ def test_the_metric_has_an_axis_beside_the_colour_bar_where_every_setting_is_a_p
 
 
 def test_sixty_claims_are_a_few_rows_with_a_dot_for_each_setting():
-    figure = plots.plot_claims(claims(60))
+    figure = paper_plots.plot_claims(claims(60))
     (panel,) = figure.axes
     labels = panel.get_yticklabels()
     assert len(labels) == 8
@@ -272,7 +274,7 @@ def test_sixty_claims_are_a_few_rows_with_a_dot_for_each_setting():
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in labels]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    assert all(text.get_text() for text in plots.plot_claims(claims(20)).axes[0].texts[:20])
+    assert all(text.get_text() for text in paper_plots.plot_claims(claims(20)).axes[0].texts[:20])
 
 
 def test_a_measurement_has_the_same_numbers_in_print_and_on_its_picture(capsys):
@@ -302,7 +304,7 @@ def test_no_bar_lies_on_an_axis_without_a_zero(scale):
     parts = {name: scale * ms for name, ms in LATENCY.parts.items()}
     figure = plots.plot_latency(LATENCY._replace(round_ms=scale * LATENCY.round_ms, parts=parts), "x")
     assert figure.axes[0].get_xscale() == "linear"
-    assert not plots.plot_claims(claims()).axes[0].patches
+    assert not paper_plots.plot_claims(claims()).axes[0].patches
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ from fedjax_dp.accounting.gaussian import (
 )
 from fedjax_dp.accounting.guarantee import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.one_run import choose_guesses, one_run_contradicts, one_run_epsilon, one_run_mu
-from fedjax_dp.accounting.papers import claim_rows
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail, within_quantile
 from fedjax_dp.accounting.personal import budgeted_participations, noise_terms, sampling_probabilities
 from fedjax_dp.accounting.rdp import renyi_divergence
@@ -118,7 +117,6 @@ __all__ = [
     "budgeted_participations",
     "choose_guesses",
     "choose_test",
-    "claim_rows",
     "classical_gaussian_noise",
     "clopper_pearson_epsilon",
     "composition_epsilons",

@@ -8,7 +8,6 @@ from .config import RunConfig as RunConfig
 from .config import resolve as resolve
 from .opened import SavedRun as SavedRun
 from .opened import open_run as open_run
-from .plots import plot_claims as plot_claims
 from .plots import plot_clients as plot_clients
 from .plots import plot_compiled as plot_compiled
 from .plots import plot_epsilon as plot_epsilon

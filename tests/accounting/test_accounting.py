@@ -40,7 +40,6 @@ from fedjax_dp.accounting import (
     noise_multiplier_for,
     pld,
     rdp,
-    theorems,
 )
 from fedjax_dp.accounting import tcdp as tcdp_module
 from fedjax_dp.accounting.accountants import total
@@ -48,6 +47,7 @@ from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
 from fedjax_dp.accounting.losses import discretise
 from fedjax_dp.accounting.pairs import Pair, dominating
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
+from fedjax_dp.papers import theorems
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "accounting_vectors.json").read_text())["cases"]

@@ -13,15 +13,15 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.papers.reproductions import features, tables
+from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
+from fedjax_dp.papers.reproductions.features import Cloud
+from fedjax_dp.papers.reproductions.found import Reproduction
+from fedjax_dp.papers.reproductions.measures import BYTES, SEPARATION, counted
+from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, Scale, read_recipe
+from fedjax_dp.papers.reproductions.rows import Row, claims_of, rows_of
 from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
 from fedjax_dp.privacy.protection import noise_of
-from fedjax_dp.reproductions import features, tables
-from fedjax_dp.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
-from fedjax_dp.reproductions.features import Cloud
-from fedjax_dp.reproductions.found import Reproduction
-from fedjax_dp.reproductions.measures import BYTES, SEPARATION, counted
-from fedjax_dp.reproductions.recipe import SCALES, Recipe, Scale, read_recipe
-from fedjax_dp.reproductions.rows import Row, claims_of, rows_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
 from fedjax_dp.sweeps.preparation import Sources, job_of, planned_of
 from fedjax_dp.sweeps.records import Record
@@ -268,7 +268,7 @@ def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Ro
 
 def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, float]) -> None:
     """Tables, figure, and everything that decides them; `seconds` of each run."""
-    from fedjax_dp.reproductions import figure  # slow to import
+    from fedjax_dp.papers.reproductions import figure  # slow to import
 
     done.folder.mkdir(parents=True, exist_ok=True)
     # The JSON first: it is what makes this a folder of the recipe, which a call after a stop goes on with.

@@ -12,11 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp import pictures
+from fedjax_dp.papers.reproductions.found import Reproduction
+from fedjax_dp.papers.reproductions.measures import MEASURES
+from fedjax_dp.papers.reproductions.recipe import READINGS
+from fedjax_dp.papers.reproductions.rows import Row
 from fedjax_dp.pictures import SMALL
-from fedjax_dp.reproductions.found import Reproduction
-from fedjax_dp.reproductions.measures import MEASURES
-from fedjax_dp.reproductions.recipe import READINGS
-from fedjax_dp.reproductions.rows import Row
 from fedjax_dp.sweeps.plots.looks import PALETTE
 
 READ: dict[str, dict[str, Any]] = {"literal": {"ls": "--", "mfc": "none", "alpha": 0.75}, "correct": {}}

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedjax_dp.reproductions import mean_estimation as theory
+from fedjax_dp.papers.reproductions import mean_estimation as theory
 
 RUNS, SEED = 250, 5  # means within 4.9 standard errors: a right form is refused once in ten thousand files
 

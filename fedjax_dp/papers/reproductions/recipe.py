@@ -34,7 +34,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.citations import CITATIONS
+from fedjax_dp.papers.citations import CITATIONS
 
 Fields = dict[str, Any]
 READINGS = ("literal", "correct")
@@ -108,7 +108,7 @@ _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "reading
 @checks_arguments
 def recipes() -> list[str]:
     """All recipes, by paper, tables after figures; those of BEST at the end."""
-    folder = importlib.resources.files("fedjax_dp.reproductions") / "recipes"
+    folder = importlib.resources.files("fedjax_dp.papers.reproductions") / "recipes"
     found = [
         f"{paper.name}/{file.name.removesuffix('.toml')}"
         for paper in folder.iterdir()
@@ -135,7 +135,7 @@ def read_recipe(name: str) -> Recipe:
         near = near or errors.nearest(name, known)
         remedy = f"did you mean {' or '.join(near)}?" if near else ""
         raise errors.refuse("recipe", repr(name), f"one of the {len(known)} that fedjax-dp reproduce lists", remedy)
-    text = (importlib.resources.files("fedjax_dp.reproductions") / "recipes" / f"{name}.toml").read_text(
+    text = (importlib.resources.files("fedjax_dp.papers.reproductions") / "recipes" / f"{name}.toml").read_text(
         encoding="utf-8"
     )
     return parse(name, tomllib.loads(text))

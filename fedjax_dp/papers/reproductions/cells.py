@@ -8,7 +8,7 @@ from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data import load
 from fedjax_dp.experiments.config import RunConfig, options_of, resolve
 from fedjax_dp.options import typed
-from fedjax_dp.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
+from fedjax_dp.papers.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
 from fedjax_dp.sweeps.plan import SweepConfig, identity, taken_by
 
 

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import WithoutReplacement, theorems, zcdp
+from fedjax_dp.accounting import WithoutReplacement, zcdp
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.papers import theorems
 from fedjax_dp.privacy.planned_run import last_rates
+from fedjax_dp.privacy.protection import clips_records, noises_steps
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
@@ -40,22 +42,9 @@ def has_acs_pldp_theorem1(algorithm: Algorithm) -> bool:
     return not algorithm.cohort.base.once and noises_steps(algorithm) and draws_batches(algorithm)
 
 
-def noises_steps(algorithm: Algorithm) -> bool:
-    """Whether the gradient of every local step is noised by itself."""
-    privatizer = algorithm.local.privatizer
-    return getattr(privatizer, "noise_multiplier", None) is not None and not privatizer.on_upload
-
-
 def noises_uploads(algorithm: Algorithm) -> bool:
     """Whether dp_fedavg_output's Theorem 1 speaks of these parts: noise on what is uploaded, batches of one size."""
     return algorithm.local.privatizer.on_upload and draws_batches(algorithm)
-
-
-def clips_records(algorithm: Algorithm) -> bool:
-    """Whether every step clips the gradients of single records and noises their sum."""
-    bound = getattr(algorithm.local.privatizer, "bound", None)
-    clips = bound is not None and bound.per_record and not (bound.gap or bound.assumption)
-    return clips and noises_steps(algorithm)
 
 
 def draws_batches(algorithm: Algorithm) -> bool:

@@ -1,4 +1,4 @@
-"""The privacy theorems of the papers, as they stand. What they are worth is said in `papers`.
+"""The privacy theorems of the papers, as they stand. What they are worth: `settings` and `claims`.
 
 Noise is named as the papers name it: `sigma` is the standard deviation on the *mean* gradient of a batch, with clip
 norm (G, L or C) 1; the noise multiplier of `events` is sigma times the batch size.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from fedjax_dp.accounting.accountants import ATTAINED, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.events import Adjacency, GaussianSteps, Poisson, Unit, WithoutReplacement
-from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
+from fedjax_dp.accounting.guarantee import Claim, Verdict
+from fedjax_dp.papers.row import PaperRow
 
 USERS, EPSILON = 10**6, 5.0
 DELTA = USERS**-1.1

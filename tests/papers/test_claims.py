@@ -8,7 +8,9 @@ import math
 import pytest
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Verdict, claim_rows, papers
+from fedjax_dp.accounting import Verdict
+from fedjax_dp.papers import settings
+from fedjax_dp.papers.settings import claim_rows
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +250,8 @@ def test_every_row_says_why_and_goes_into_json(rows):
 
 
 def test_verdicts_letters_and_details_are_told_and_a_heuristic_claim_is_not_below_what_is_proved(rows):
-    assert set(papers.SYMBOLS) == set(papers.PAPERS)
-    assert {name for row in rows for name in row.details} == set(papers.DETAILS)
+    assert set(settings.SYMBOLS) == set(settings.PAPERS)
+    assert {name for row in rows for name in row.details} == set(settings.DETAILS)
     assert all(verdict.about for verdict in Verdict)
     heuristic = [row for row in rows if row.claim.verdict is Verdict.HEURISTIC]
     assert heuristic

@@ -16,12 +16,12 @@ from helpers import CLASSES, SPECS, quick, refusal, usual
 
 from fedjax_dp import errors
 from fedjax_dp.data import load
-from fedjax_dp.reproductions import cells as cells_module
-from fedjax_dp.reproductions import features, tables
-from fedjax_dp.reproductions.cells import CellKey, cells_of, sweep_of, unavailable
-from fedjax_dp.reproductions.recipe import SCALES, matching, parse, read_recipe, recipes
-from fedjax_dp.reproductions.reproduce import reproduce
-from fedjax_dp.reproductions.rows import claims_of, published, rows_of
+from fedjax_dp.papers.reproductions import cells as cells_module
+from fedjax_dp.papers.reproductions import features, tables
+from fedjax_dp.papers.reproductions.cells import CellKey, cells_of, sweep_of, unavailable
+from fedjax_dp.papers.reproductions.recipe import SCALES, matching, parse, read_recipe, recipes
+from fedjax_dp.papers.reproductions.reproduce import reproduce
+from fedjax_dp.papers.reproductions.rows import claims_of, published, rows_of
 from fedjax_dp.sweeps import runner
 from fedjax_dp.sweeps.plan import expand, identity
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_dp.reproductions.measures import MEASURES
-from fedjax_dp.reproductions.recipe import READINGS, Recipe
-from fedjax_dp.reproductions.rows import Claimed, Found, Row
+from fedjax_dp.papers.reproductions.measures import MEASURES
+from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe
+from fedjax_dp.papers.reproductions.rows import Claimed, Found, Row
 
 HEADER = ("published", "literal", "literal's epsilon", "correct", "correct's epsilon", "verdict")
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_dp.reproductions.cells import Cell, CellKey
-from fedjax_dp.reproductions.measures import MEASURES
-from fedjax_dp.reproductions.recipe import READINGS, Recipe, Scale, matching
+from fedjax_dp.papers.reproductions.cells import Cell, CellKey
+from fedjax_dp.papers.reproductions.measures import MEASURES
+from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, Scale, matching
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import interval, proved
 

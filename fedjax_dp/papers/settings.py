@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import adaptive_clipping, theorems
 from fedjax_dp.accounting.accountants import ATTAINED, WANG_RDP, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.events import (
@@ -18,8 +17,10 @@ from fedjax_dp.accounting.events import (
     RandomParticipation,
     WithoutReplacement,
 )
-from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
+from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.accounting.participation import acs_pldp_lemma1, participation_quantile, participation_tail
+from fedjax_dp.papers import adaptive_clipping, theorems
+from fedjax_dp.papers.row import PaperRow
 
 RO = Adjacency.REPLACE_ONE
 LEAST_DELTA = 1e-300  # stands for a theorem's delta that is smaller

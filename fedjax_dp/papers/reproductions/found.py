@@ -4,11 +4,11 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping
 
-from fedjax_dp.reproductions import tables
-from fedjax_dp.reproductions.cells import CellKey
-from fedjax_dp.reproductions.features import Cloud
-from fedjax_dp.reproductions.recipe import Recipe, Scale
-from fedjax_dp.reproductions.rows import Claimed, Row
+from fedjax_dp.papers.reproductions import tables
+from fedjax_dp.papers.reproductions.cells import CellKey
+from fedjax_dp.papers.reproductions.features import Cloud
+from fedjax_dp.papers.reproductions.recipe import Recipe, Scale
+from fedjax_dp.papers.reproductions.rows import Claimed, Row
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from fedjax_dp import cli
-from fedjax_dp.accounting.papers import PAPERS
-from fedjax_dp.citations import CITATIONS, markdown
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.privacy.paper_noise import PRESCRIBED
-from fedjax_dp.reproductions.recipe import BEST, read_recipe, recipes
+from fedjax_dp.papers.citations import CITATIONS, markdown
+from fedjax_dp.papers.noise import PRESCRIBED
+from fedjax_dp.papers.reproductions.recipe import BEST, read_recipe, recipes
+from fedjax_dp.papers.settings import PAPERS
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 NUMBER = re.compile(r"(?<![\w.,])00[0-4](?!\w|[.,]\d)|[A-Za-z](\w*_)?00[0-4](?!\d)")
 READ = {".py", ".md", ".toml", ".json", ".ipynb", ".csv"}
 KEPT = ("fedjax_dp", "benchmarks", "tests", "notebooks", "*.md", "*.toml")
@@ -78,7 +78,11 @@ def test_no_paper_goes_by_a_number():
     assert [name for name in listed if NUMBER.search(name)] == []
     for file in files:
         text = re.sub("|".join(NOT_PAPERS), "", (ROOT / file).read_text())
-        found = [] if file == pathlib.Path("tests/test_citations.py") else [match[0] for match in NUMBER.finditer(text)]
+        found = (
+            []
+            if file == pathlib.Path("tests/papers/test_citations.py")
+            else [match[0] for match in NUMBER.finditer(text)]
+        )
         assert found == [], file
 
 
