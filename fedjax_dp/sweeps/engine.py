@@ -22,9 +22,9 @@ from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.experiments.floor import size_of
 from fedjax_dp.gradients import split
 from fedjax_dp.models import Model, task_of
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics

@@ -14,20 +14,18 @@ from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, prng
-from fedjax_dp.audits.compiled import compiled_audit
 from fedjax_dp.cli import bench
 from fedjax_dp.execution import memory as memory_of
-from fedjax_dp.execution import program_text, targets
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
-from fedjax_dp.experiments import compiled
-from fedjax_dp.experiments.floor import work_of
 from fedjax_dp.few import sum_of_few
+from fedjax_dp.forecast import compiled, program_text, targets
+from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
+from fedjax_dp.forecast.floor import work_of
 from fedjax_dp.parts import client_models
 from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.round import initial_state
-from fedjax_dp.sweeps.compiled import compiled_sweep
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))

@@ -13,7 +13,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.models import Model
-from fedjax_dp.pytrees import tensor_sizes
+from fedjax_dp.models.model import size_of
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
@@ -39,11 +39,6 @@ class Floor(NamedTuple):
     def ms(self) -> float:
         """Arithmetic and normals use the same units, memory works beside them."""
         return max(self.flops_ms + self.normals_ms, self.bytes_ms)
-
-
-def size_of(model: Model) -> int:
-    """Parameters of a model."""
-    return sum(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Floor:

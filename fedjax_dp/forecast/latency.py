@@ -24,8 +24,9 @@ from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.mesh import Execution, all_devices
-from fedjax_dp.experiments.floor import Floor, floor_of, repeated, size_of
+from fedjax_dp.forecast.floor import Floor, floor_of, repeated
 from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Unbounded
 from fedjax_dp.parts.noise import Place

@@ -12,8 +12,8 @@ import fedjax_dp as fdp
 from fedjax_dp import prng
 from fedjax_dp.cli import bench, main
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments import latency, plots
-from fedjax_dp.experiments.floor import Floor, floor_of
+from fedjax_dp.forecast import latency, plots
+from fedjax_dp.forecast.floor import Floor, floor_of
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.clipping import Unbounded

@@ -1,4 +1,4 @@
-"""A round compiled for an accelerator that is not here: launches, cycles, memory, collectives, and the time they take.
+"""A round, sweep or audit compiled for an accelerator that is not here: launches, cycles, memory, exchanges, times.
 
 Nothing is measured. Launches, cycles, bytes and exchanges are read off the compiled program; times follow from them by
 formulas that are told with them:
@@ -11,24 +11,34 @@ What is compiled takes about the largest of these that apply.
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.audits import trials as games
+from fedjax_dp.audits.setup import staged
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import fitting, no_room
+from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.execution.program_text import OTHER, Collective, counted
-from fedjax_dp.execution.targets import LAUNCH_US, Target, compiled_for, execution_on, target_of
-from fedjax_dp.experiments.floor import Work, size_of, work_of
+from fedjax_dp.forecast.floor import Work, work_of
+from fedjax_dp.forecast.program_text import OTHER, Collective, counted
+from fedjax_dp.forecast.targets import LAUNCH_US, Target, compiled_for, devices_of, execution_on, target_of
 from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models.model import size_of
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
+from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import initial_state, place
+from fedjax_dp.sweeps import program as programs
+from fedjax_dp.sweeps.memory import records_of
 
 STEP = "local_step"
 PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
@@ -151,6 +161,100 @@ def compiled_round(
         execution, made = fitting(compile_on, execution, members, size, chosen.room, placed=False)
     at_once, work = execution.portion(members, size), work_of(algorithm, data, model)
     return read_off(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
+
+
+@checks_arguments
+def compiled_sweep(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    points: int,
+    target: str,
+    devices: int = 1,
+    chunk_size: int | None = None,
+) -> Compiled:
+    """Compile a round of all points of a sweep that differ in numbers alone; arrays of `data` may be shapes.
+
+    A device takes as many of its points at once as fit its memory. The rest is as for `compiled_round`.
+    """
+    errors.require_count("points", points)
+    chosen = target_of(target)
+    model = usual_model(data) if model is None else model
+    mesh, share = Mesh(devices_of(chosen, devices), (programs.AXIS,)), math.ceil(points / devices)
+    require_room(chosen, model)
+    structure, frozen = gradients.split(model)
+    members = algorithm.cohort.members(data.num_clients)
+    there, size = execution_on(chosen, 1, chunk_size, parts=devices), size_of(model)
+    portion = there.portion(members, size)
+    alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
+
+    def compile_in(slots: int) -> programs.Compiled:
+        program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
+        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest), frozen)
+        return compiled_for(chosen, lambda options: program.compile(*shapes, options))
+
+    with compiling(target):
+        slots, made = most_at_once(
+            compile_in,
+            chosen.room,
+            first=there.runs(share, members, size),
+            share=share,
+            needs=lambda tried: tried.bytes,
+            what="points",
+        )
+    work = times(work_of(algorithm, data, model), points)
+    told = {"at_once": portion, "runs": points, "runs_at_once": slots}
+    return read_off(chosen, made.visit, work, devices=devices, loops=2, **told)
+
+
+@checks_arguments
+def compiled_audit(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    rounds: int,
+    target: str,
+    devices: int = 1,
+    seed: int = 0,
+    canary: str = "gradient",
+    trials: int = 10_000,
+    parameters: int = 20,
+    lanes: int | None = None,
+    **privacy: Unpack[PrivacyOptions],
+) -> Compiled:
+    """Compile the trials of an audit, each of all its rounds; what is told is of whole trials, not of a round.
+
+    target, devices as for `compiled_round`, the rest as for `fedjax_dp.audit`.
+    """
+    for name, count in (("trials", trials), ("lanes", lanes)):
+        if count is not None:
+            errors.require_count(name, count)
+    chosen = target_of(target)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    _, scene = staged(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
+    mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.members(data.num_clients)
+    game = next(iter(scene.games.values()))
+    portion = execution_on(chosen).portion(members, size_of(game.model))
+    game = changed(game, execution=Execution(chunk_size=portion))
+    whole = NamedSharding(mesh, P())
+    shapes, key = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole),
+        (game, jax.eval_shape(lambda: simulation.run_key(0))),
+    )
+
+    def play(at_once: int) -> Any:
+        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, scene.bits, options))
+
+    with compiling(target):
+        if lanes is None:
+            lanes, made = games.fitting(play, games.SHARE_OF_ROOM * chosen.room)
+        else:
+            made = play(lanes)
+    work = times(work_of(game.algorithm, game.data, game.model), trials * rounds)
+    told = {"at_once": portion, "runs": trials, "runs_at_once": lanes}
+    return read_off(chosen, made, work, devices=devices, loops=0, **told)
 
 
 def require_room(target: Target, model: Model, model_devices: int = 1) -> None:
