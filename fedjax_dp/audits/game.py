@@ -16,6 +16,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import ended, final_model
 from fedjax_dp.rounds.round import Heard, RoundReport, ServerState, initial_state, run_round
 
 MODELS = (View.BROADCAST, View.OWNER)  # of every round; another client's own is made of what that client knows
@@ -103,7 +104,7 @@ class Game:
         start = initial_state(algorithm, self.model, data, key)
         if self.view is View.FINAL_MODEL or (self.view is View.DEPLOYED and not self.gives_away_models):
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
-            return self.ear.model(self.model, data, end.params)[None, None]
+            return self.ear.model(self.model, data, final_model(self.algorithm, end))[None, None]
         end, received = lax.scan(one_round, start, length=self.rounds)
         numbers, pair = received.shape[-1], (self.client, (self.client + 1) % data.num_clients)
         more = received.shape[1] - 2
@@ -112,6 +113,7 @@ class Game:
             told = jnp.stack([listen(start.params, flat) for flat in warm])
             received = jnp.concatenate([jnp.pad(told, ((0, more), (0, 0)))[None], received])
         if self.gives_away_models and own_models.has_last_steps(local):
+            end = ended(self.algorithm, end)
             told = own_models.at_the_end(local, self.model, data, key, end, pair).heard(listen, end.params, numbers)
             received = jnp.concatenate([received, jnp.pad(told, ((2, 0), (0, 0)))[None]])
         return received

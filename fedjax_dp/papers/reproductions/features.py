@@ -51,7 +51,7 @@ def cloud_of(job: Job) -> Cloud:
         job.algorithm, job.data, rounds=job.rounds, seed=job.seed, model=job.model, evaluate_every=job.rounds
     )
     _, report = _one_more(simulation.numbers(job.algorithm), job, found.state)
-    flat, unravel = ravel(found.params)
+    flat, unravel = ravel(found.state.params)
     size, features, clients, labels = flat.size, [], [], []
     for place in range(CLIENTS):
         client = int(report.clients[place])
