@@ -12,14 +12,13 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.events import Adjacency, GaussianSteps, Poisson, WithoutReplacement
-from fedjax_dp.accounting.rdp import renyi_divergence
-from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError, price
+from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
 from fedjax_dp.accounting.zcdp import zcdp_budget, zcdp_epsilon_standard
 
 
 def tcdp_of(steps: GaussianSteps) -> Tcdp:
     """dpnfl's accounting of one client: rho = 26 K tau G^2 / (n^2 sigma^2) and its omega (Lemmas 3 and 4)."""
-    return total(steps, price(steps))
+    return total(steps, lambda step: step.tcdp())
 
 
 def dpnfl_theorem5(steps: GaussianSteps) -> tuple[float, float]:
@@ -108,5 +107,5 @@ def moments_accountant_epsilon(rate: float, noise_multiplier: float, steps: int,
     """
     moments = np.arange(1, 33)
     one = GaussianSteps(noise_multiplier, Poisson(rate), Adjacency.ADD_REMOVE, 1)
-    spent = steps * moments * renyi_divergence(one, moments + 1.0)
+    spent = steps * moments * one.rdp(moments + 1.0)
     return float(np.min((spent + math.log(1 / delta)) / moments))
