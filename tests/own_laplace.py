@@ -1,10 +1,14 @@
-"""Laplace noise as somebody else would add it: an event in a file of its own, which says what dominates it."""
+"""Laplace noise as somebody else would add it, in one file: its event, and a privatizer of records."""
 
 import dataclasses
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from scipy.special import ndtri
 
+import fedjax_dp as fdp
 from fedjax_dp.accounting import (
     Adjacency,
     BoundedLosses,
@@ -17,6 +21,8 @@ from fedjax_dp.accounting import (
     Unit,
     WithoutReplacement,
 )
+from fedjax_dp.parts import StepReport
+from fedjax_dp.pytrees import ravel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +34,7 @@ class LaplaceSteps(Release):
     """
 
     noise = "Laplace noise"
+    norm, deviation = 1, math.sqrt(2)
 
     noise_multiplier: float
     sampling: Sampling
@@ -49,6 +56,12 @@ class LaplaceSteps(Release):
     def zcdp(self):
         return 1 / (2 * self.relative_noise**2)  # of epsilon-DP: epsilon^2 / 2
 
+    def as_normal(self, differences):
+        """By the law of the difference of two Laplace noises, P(D > d) = (1 + d) exp(-2d) / 2 at variance 1."""
+        d = np.abs(np.asarray(differences, float))
+        beyond = np.maximum((1 + d) * np.exp(-2 * d) / 2, 1e-300)
+        return np.copysign(-ndtri(beyond), differences)
+
 
 def laplace(scale):
     """Lap(1, scale) against Lap(0, scale)."""
@@ -67,3 +80,47 @@ def laplace_rdp(scale, order):
     return math.log(order / (2 * order - 1) * math.exp(up) + (order - 1) / (2 * order - 1) * math.exp(down)) / (
         order - 1
     )
+
+
+@fdp.value
+class LaplaceRecords:
+    """Scales each record's gradient to L1 norm `clip_norm`, and adds Laplace noise to the mean of the batch."""
+
+    clip_norm: float
+    noise_multiplier: float
+    gap, assumptions, on_upload = None, (), False
+
+    def gradient(self, key, place, model, params, records):
+        mean, report = self.clipped(model, params, records)
+        noise = jax.random.laplace(jax.random.fold_in(key, place.step), mean.shape)
+        multiplier = jnp.asarray(self.noise_multiplier)  # one, or that of each client
+        own = multiplier[place.client] if multiplier.ndim else multiplier
+        return mean + own * self.clip_norm / records.divisor * noise, report
+
+    def clipped(self, model, params, records):
+        def one(x, y):
+            loss, found = jax.value_and_grad(model.loss)(params, x, y, None)
+            return loss, ravel(found)[0]
+
+        losses, rows = jax.vmap(one)(records.x, records.y)
+        sizes = self.size(rows)
+        within = rows * jnp.minimum(1.0, self.clip_norm / jnp.maximum(sizes, 1e-9))
+        kept = jnp.where(jnp.isfinite(sizes) & records.mask[:, None], within, 0.0)  # padding and NaN count nothing
+        return kept.sum(0) / records.divisor, StepReport(losses.mean(), jnp.mean(sizes > self.clip_norm))
+
+    def size(self, rows):
+        return jnp.abs(rows).sum(-1, keepdims=True)
+
+    def client_noise(self, num_clients):
+        return np.broadcast_to(np.asarray(self.noise_multiplier, float), num_clients).tolist()
+
+    def unit(self, divisor):
+        return 1 / divisor
+
+    def event(self, noise, batches, records, steps, rates):
+        law = batches.sampling(records)
+        adjacency = Adjacency.ADD_REMOVE if isinstance(law, Poisson) else Adjacency.REPLACE_ONE
+        return LaplaceSteps(noise, law, adjacency, steps)
+
+    def check(self, num_clients):
+        fdp.parts.RecordGaussian(**vars(self)).check(num_clients)

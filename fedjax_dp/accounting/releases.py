@@ -43,6 +43,9 @@ class Release(ABC):
     noise: ClassVar[str] = ""  # in words, of refusals
     covered: ClassVar[str] = ""  # what to use instead of what is refused
     adds_up: ClassVar[bool] = False  # whether independent noises of this kind add up to one of it, variances added
+    normal: ClassVar[bool] = False  # whether the noise has the normal law; of another `as_normal` tells
+    norm: ClassVar[int] = 2  # of the vectors of members, in which the clip norm bounds them: 1 or 2
+    deviation: ClassVar[float] = 1.0  # standard deviation of noise of multiplier 1 at clip norm 1
 
     # Fields; a read-only property will do.
     noise_multiplier: Any
@@ -153,6 +156,15 @@ class Release(ABC):
         """As in the dpnfl paper."""
         raise self._lacks("tcdp")
 
+    def as_normal(self, differences: np.ndarray) -> np.ndarray:
+        """Independent standard normals made of differences of two noises each, over their standard deviation.
+
+        By this the law of noise that is drawn is compared with what is stated.
+        """
+        if self.normal:
+            return differences
+        raise NotCoveredError(f"{self.noise or type(self).__name__} states no as_normal, by which its law is looked at")
+
     def _lacks(self, price: str) -> NotCoveredError:
         needs = f"states no {price}, which accountant {PRICES[price]} needs; use another"
         return NotCoveredError(f"{self.noise or type(self).__name__} {self.covered or needs}")
@@ -178,6 +190,7 @@ class GaussianSteps(Release):
     """
 
     noise: ClassVar[str] = "Gaussian noise"
+    normal: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
 
     noise_multiplier: float
@@ -239,6 +252,7 @@ class SkellamSums(Release):
 
     noise: ClassVar[str] = "integer (Skellam) noise"
     covered: ClassVar[str] = "is covered by its Renyi bound alone; use accountant rdp"
+    normal: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
 
     variance: float

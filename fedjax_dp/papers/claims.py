@@ -15,7 +15,7 @@ from fedjax_dp.accounting import (
     Verdict,
     WithoutReplacement,
 )
-from fedjax_dp.accounting.events import each
+from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.papers import theorems
 from fedjax_dp.papers.noise import acs_pldp_theorem1, draws_batches, has_acs_pldp_theorem1, noises_uploads
@@ -52,7 +52,8 @@ class Subject(NamedTuple):
 
 def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], ledger: list[Event]) -> tuple[Claim, ...]:
     """The claims of every paper whose theorem speaks of this combination of parts."""
-    if run.algorithm.local.personal:  # none speaks of models of clients' own
+    normal = all(step.normal for event in distinct(ledger) for step, _ in event.leaves())
+    if run.algorithm.local.personal or not normal:  # none speaks of models of clients' own, or of other noise
         return ()
     subject = Subject(run, delta, epsilons, ledger)
     return tuple(
