@@ -270,7 +270,7 @@ class BoundedLosses:
         return bound
 
     def _up_to(self, losses: np.ndarray, law: Distribution | None = None) -> np.ndarray:
-        """Distribution of the loss, of the first law unless said; rounding takes no mass off the ends."""
+        """Distribution of the loss, by default of the first law; rounding takes no mass off the ends."""
         inside = np.where(losses >= self.highest, 1.0, (law or self.upper)(losses))
         found: np.ndarray = np.where(losses < self.lowest, 0.0, inside)
         return found

@@ -1,7 +1,7 @@
 """Papers: cited in full, their theorems, what these claim and what is proved, their tables and figures done again.
 
 The wings below know nothing of them but two hooks, which are filled here: noise as a theorem prints it is a
-`sigma_mode`, and what theorems say of a run is told beside its Guarantee.
+`sigma_mode`, and what theorems claim of a run stands beside its Guarantee.
 """
 
 from __future__ import annotations

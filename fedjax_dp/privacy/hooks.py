@@ -21,4 +21,4 @@ if TYPE_CHECKING:  # hooks are filled before JAX is loaded
     Claims = Callable[[Any, float, tuple[float, ...], list[Event]], tuple[Claim, ...]]
 
 NOISE_RULES: dict[str, NoiseRule] = {}  # by `sigma_mode`; nobody vouches that such noise meets the budget
-CLAIMS: list[Claims] = []  # what is said of a run beside its Guarantee
+CLAIMS: list[Claims] = []  # what stands beside the Guarantee of a run

@@ -1,4 +1,4 @@
-"""What a run ends with: said here, once, for all who measure, save, export or attack it."""
+"""What a run ends with, decided here for all who measure, save, export or attack it."""
 
 from typing import Any
 

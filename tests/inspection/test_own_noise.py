@@ -11,6 +11,7 @@ from own_laplace import LaplaceRecords, LaplaceSteps
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import Adjacency, WithoutReplacement, epsilon_of
+from fedjax_dp.testing import check_noise, check_sensitivity
 
 DATA = ragged_data([20] * 6)
 MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
@@ -68,7 +69,7 @@ def again(self, key, place, model, params, records):
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "message"),
     [
         ({"size": in_l2}, "standard deviation of its noise over what its event says"),
         ({"gradient": fainter}, "standard deviation of its noise over what its event says"),
@@ -77,8 +78,8 @@ def again(self, key, place, model, params, records):
     ],
     ids=["norm", "size", "law", "steps"],
 )
-def test_what_is_not_as_its_event_says_is_refused(members, told):
-    with pytest.raises(fdp.ConfigurationError, match=told):
+def test_what_is_not_as_its_event_says_is_refused(members, message):
+    with pytest.raises(fdp.ConfigurationError, match=message):
         fdp.guarantee(liar(**members), DATA, **RUN)
 
 
@@ -86,11 +87,20 @@ def test_an_event_that_states_no_law_is_refused_in_one_line():
     class Silent(LaplaceSteps):
         as_normal = fdp.accounting.Release.as_normal
 
-    def event(self, *told):
-        return Silent(**vars(LaplaceRecords.event(self, *told)))
+    def event(self, *step):
+        return Silent(**vars(LaplaceRecords.event(self, *step)))
 
     with pytest.raises(fdp.ConfigurationError, match="Laplace noise states no as_normal, by which its law is looked"):
         fdp.guarantee(liar(event=event), DATA, **RUN)
+
+
+def test_conformance_looks_at_its_law_and_its_norm():
+    assert check_noise(LAPLACE, DATA, model=MODEL, wrong=None)
+    assert check_sensitivity(LAPLACE, DATA, model=MODEL, wrong=None)
+    with pytest.raises(AssertionError, match="of the noise"):
+        check_noise(liar(gradient=normal), DATA, model=MODEL, wrong=None)
+    with pytest.raises(AssertionError, match="by at most the sensitivity"):
+        check_sensitivity(liar(size=in_l2), DATA, model=MODEL, wrong=None)
 
 
 @pytest.mark.slow

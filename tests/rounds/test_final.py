@@ -1,4 +1,4 @@
-"""What a run ends with is said in one place: measured, returned, saved, begun with, swept and attacked alike."""
+"""What a run ends with is decided in one place: measured, returned, saved, begun with, swept and attacked alike."""
 
 import dataclasses
 
