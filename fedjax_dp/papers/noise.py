@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import WithoutReplacement, zcdp
+from fedjax_dp.accounting import WithoutReplacement
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.papers import theorems
@@ -91,12 +91,11 @@ def _rounds_taken(algorithm: Algorithm, data: FederatedData, rounds: int) -> np.
 def _dpnfl_lemma2(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """dpnfl, Lemmas 2 to 4: z = B sqrt(26 K tau / rho*) / n."""
-    batches = algorithm.local.batches
+    """dpnfl, Lemmas 2 to 4."""
+    batch = algorithm.local.batches.divisor(data.largest)
     steps = _rounds_taken(algorithm, data, rounds) * algorithm.local.steps
-    budgets = np.array([zcdp.zcdp_budget(epsilon, delta) for epsilon in epsilons])
-    noises: np.ndarray = batches.divisor(data.largest) * np.sqrt(26 * steps / budgets) / np.asarray(data.sizes, float)
-    return noises
+    of_clients = zip(epsilons, np.asarray(data.sizes).tolist(), steps, strict=True)
+    return np.array([theorems.dpnfl_noise_as_printed(e, delta, batch, n, count) for e, n, count in of_clients])
 
 
 def _cpfed_theorem1(

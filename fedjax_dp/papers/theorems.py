@@ -37,11 +37,16 @@ def dpnfl_lemma2_noise(epsilon: float, delta: float, sampling: WithoutReplacemen
     Raises: TcdpConditionError when a condition of Lemmas 2 or 4 fails at the resulting noise.
     """
     rho = zcdp_budget(epsilon, delta)
-    noise_multiplier = sampling.batch_size * math.sqrt(26 * count / rho) / sampling.records
+    noise_multiplier = dpnfl_noise_as_printed(epsilon, delta, sampling.batch_size, sampling.records, count)
     one = tcdp_of(GaussianSteps(noise_multiplier, sampling, Adjacency.REPLACE_ONE, 1))
     if math.log(1 / delta) > (one.omega - 1) ** 2 * rho:
         raise TcdpConditionError(f"dpnfl's Lemma 2 needs delta >= exp(-(omega-1)^2 rho), got delta {delta:g}; raise it")
     return noise_multiplier
+
+
+def dpnfl_noise_as_printed(epsilon: float, delta: float, batch_size: int, records: int, count: float) -> float:
+    """The same without its conditions."""
+    return batch_size * math.sqrt(26 * count / zcdp_budget(epsilon, delta)) / records
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # hooks are filled before anything slow is loaded
+    import numpy as np
 
-if TYPE_CHECKING:  # hooks are filled before JAX is loaded
     from fedjax_dp.accounting import Claim, Event
     from fedjax_dp.data.store import FederatedData
     from fedjax_dp.rounds.algorithm import Algorithm
