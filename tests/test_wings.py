@@ -13,7 +13,7 @@ import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
-    {"citations", "devices", "display", "errors", "few", "prng", "schedules"},
+    {"devices", "display", "errors", "few", "prng", "schedules"},
     {"doors", "folders", "own_code", "pictures"},
     {"accounting", "arguments"},
     {"options", "pytrees"},
@@ -26,8 +26,8 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"privacy"},
     {"experiments"},
     {"sweeps"},
-    {"audits", "reproductions"},
-    {"reports"},
+    {"audits", "papers"},
+    {"forecast", "reports"},
     {"cli", "testing"},
     {"__main__", "__init__"},
 ]

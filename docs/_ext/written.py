@@ -12,9 +12,9 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 import fedjax_dp as fdp
-from fedjax_dp import citations
 from fedjax_dp.experiments import catalogue_table
 from fedjax_dp.options import REQUIRED, Option
+from fedjax_dp.papers import citations
 
 HERE = pathlib.Path(__file__).parent.parent
 ROOT = HERE.parent

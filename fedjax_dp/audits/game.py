@@ -16,6 +16,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import ended, final_model
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, initial_state
 
@@ -104,7 +105,7 @@ class Game:
         start = initial_state(algorithm, self.model, data, key)
         if self.view is View.FINAL_MODEL or (self.view is View.DEPLOYED and not self.gives_away_models):
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
-            return self.ear.model(self.model, data, end.params)[None, None]
+            return self.ear.model(self.model, data, final_model(self.algorithm, end))[None, None]
         end, received = lax.scan(one_round, start, length=self.rounds)
         numbers, pair = received.shape[-1], (self.client, (self.client + 1) % data.num_clients)
         more = received.shape[1] - 2
@@ -113,6 +114,7 @@ class Game:
             told = jnp.stack([observe(start.params, flat) for flat in warm])
             received = jnp.concatenate([jnp.pad(told, ((0, more), (0, 0)))[None], received])
         if self.gives_away_models and own_models.has_last_steps(local):
+            end = ended(self.algorithm, end)
             told = own_models.at_the_end(local, self.model, data, key, end, pair).heard(observe, end.params, numbers)
             received = jnp.concatenate([received, jnp.pad(told, ((2, 0), (0, 0)))[None]])
         return received

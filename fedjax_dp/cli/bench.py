@@ -10,7 +10,6 @@ from fedjax_dp import devices, errors
 from fedjax_dp.cli.options import PlotOption, picture_of, take_flag
 from fedjax_dp.cli.run_options import asked_with
 from fedjax_dp.cli.telling import Detail, page, tell
-from fedjax_dp.execution.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import (
@@ -20,11 +19,12 @@ from fedjax_dp.experiments.build import (
     check_execution,
     records_on_host,
 )
-from fedjax_dp.experiments.compiled import Compiled, compiled_round
 from fedjax_dp.experiments.config import RunConfig, Said
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.latency import Latency, latency
 from fedjax_dp.experiments.population import build_data
+from fedjax_dp.forecast.compiled import Compiled, compiled_round
+from fedjax_dp.forecast.latency import Latency, latency
+from fedjax_dp.forecast.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.gradients import Explanation
 from fedjax_dp.models import explain_gradients
 from fedjax_dp.options import about
@@ -94,7 +94,7 @@ def bench_command(arguments: list[str]) -> int:
     how = explain_gradients(model, data)
     name = f"{config.algorithm} on {config.data.dataset}"
     if options.plot:
-        from fedjax_dp.experiments import plots
+        from fedjax_dp.forecast import plots
 
         plots.plot_latency(found, name, options.plot, **look)
     if as_json:
@@ -128,7 +128,7 @@ def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: 
         )
     name = f"{config.algorithm} on {config.data.dataset}"
     if plot:
-        from fedjax_dp.experiments import plots
+        from fedjax_dp.forecast import plots
 
         plots.plot_compiled(found, name, plot, **look)
     if as_json:

@@ -2,10 +2,11 @@
 
 import json
 
-from fedjax_dp import citations, errors
+from fedjax_dp import errors
 from fedjax_dp.cli.options import take_flag
 from fedjax_dp.cli.telling import Detail, columns, page, tell
 from fedjax_dp.cli.wrapping import wrapped
+from fedjax_dp.papers import citations
 
 USAGE = """usage: fedjax-dp catalogue [--json]
 

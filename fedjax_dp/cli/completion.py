@@ -114,7 +114,7 @@ def _first(name: str) -> tuple[str, ...]:
     if name == "completion":
         return tuple(SHELLS)
     if name == "reproduce":
-        from fedjax_dp.reproductions.recipe import recipes
+        from fedjax_dp.papers.reproductions.recipe import recipes
 
         return tuple(recipes())
     return ("convert", *_datasets()) if name == "data" else ()

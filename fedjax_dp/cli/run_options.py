@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.citations import CITATIONS
 from fedjax_dp.cli.options import flags, in_words, print_help, take_option, take_path
 from fedjax_dp.cli.wrapping import wrapped
 from fedjax_dp.data import DATASETS
@@ -14,6 +13,7 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.config import entry_of, groups_of, known_options, options_of
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.options import Option, Options, of_class
+from fedjax_dp.papers.citations import CITATIONS
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)

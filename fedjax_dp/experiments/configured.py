@@ -24,9 +24,8 @@ from fedjax_dp.experiments.config import RunConfig
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, Ready, check_target
 from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.paper_noise import clips_records
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.protection import noise_of
+from fedjax_dp.privacy.protection import clips_records, noise_of
 from fedjax_dp.pytrees import same
 from fedjax_dp.rounds.prefetch import check as check_feed
 from fedjax_dp.rounds.simulation import run_key

@@ -49,13 +49,13 @@ class RunFolder:
         with self._storing():
             self._checkpoints = Checkpoints(path)
 
-    def keep(self, state: ServerState, history: Sequence[Evaluation], checkpoint: bool) -> None:
-        """Metrics always, the state where a checkpoint is due."""
+    def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
+        """Metrics always, the state and the model's parameters where a checkpoint is due."""
         with self._storing():
             if distributed.first():
                 folders.write_json(self.path / METRICS, [point.row() for point in history])
             if checkpoint:
-                self._checkpoints.save(state)
+                self._checkpoints.save(state, params)
 
     def finish(self, ready: Ready, result: Result) -> None:
         """Result and picture."""

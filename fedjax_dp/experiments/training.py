@@ -25,8 +25,9 @@ from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import main_of
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, numbers, simulate
 from fedjax_dp.rounds.state import ServerState
 from fedjax_dp.tasks import Task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
@@ -203,7 +204,7 @@ def whole(model: Model, params: Any) -> Any:
 class Keeper(Protocol):
     """Where a run is kept."""
 
-    def keep(self, state: ServerState, history: Sequence[Evaluation], checkpoint: bool) -> None:
+    def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
         """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
 
     def finish(self, ready: Ready, result: Result) -> None:
@@ -235,14 +236,15 @@ def _trained(
     ready: Ready, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first = 0 if start is None else int(start.round)
-    rounds, began, told = ready.rounds, time.perf_counter(), 0
+    rounds, began, told, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:
             nonlocal told
             now = int(state.round)
             if keeper is not None:
-                keeper.keep(state, [*ready.history, *new], now % ready.checkpoint_every == 0 or now == rounds)
+                due = now % ready.checkpoint_every == 0 or now == rounds
+                keeper.keep(state, final_model(algorithm, state), [*ready.history, *new], due)
             for evaluation in new[told:]:
                 callbacks.tell("on_evaluation", evaluation)
             told = len(new)
@@ -263,7 +265,7 @@ def _trained(
             on_host=ready.on_host,
             checked=True,
         )
-    simulation = Simulation(simulation.state, [*ready.history, *simulation.history], simulation.timing)
+    simulation = simulation._replace(history=[*ready.history, *simulation.history])
     result = Result(ready.algorithm, simulation, ready.guarantee, ready)
     if keeper is not None:
         keeper.finish(ready, result)

@@ -107,13 +107,15 @@ def examine(
     depends: Names,
     bits: Names,
     std: Any = 1.0,
+    as_normal: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
     """The noise in `draw(key, place, size)` is as large as is said at all places `(visits, steps)`, and new in each.
 
     A visit has one key, as a client's round has, or the sums of a run.
     depends, bits  what its size depends on, and which bits it is made of; for the latter alone some places are enough.
     std  its standard deviation under the bands, for each client where it is one for each; more of it is no lie where
-         there are several numbers.
+         there are several numbers;
+    as_normal  what makes standard normals of differences of two noises over their standard deviation; None: nothing.
     """
     visits, steps = every.number.shape
     of_each = int(np.clip(NUMBERS // (visits * steps), min(LEAST, size), size))
@@ -134,7 +136,10 @@ def examine(
     if depends:
         wanted = np.asarray(std)
         scale = wanted[np.asarray(every.client)] if wanted.ndim else wanted
-        squares = np.sum(white**2, (0, 3)) / scale**2
+        if as_normal is None:
+            squares = np.sum(white**2, (0, 3)) / scale**2
+        else:
+            squares = np.sum(as_normal(white / scale[..., None]) ** 2, (0, 3))
         rounds, clients = np.asarray(every.round).ravel(), np.asarray(every.client).ravel()
 
         def name(at: int) -> str:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch, Poisson, Unit
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, Release, Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import places
 from fedjax_dp.inspection.noise_scale import Names, scale_names
@@ -171,7 +171,9 @@ def examine_privatizer(
     local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
-    told = np.array([_told(privatizer, algorithm, data, i) for i in range(data.num_clients)])
+    events = [_event(privatizer, algorithm, data, i) for i in range(data.num_clients)]
+    told = np.array([min((step.noise_multiplier for step in steps), default=np.inf) for steps in events])
+    kind = _kind(events)
     tau = local.batches.count(local.steps, data.largest)
     some = sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(told)), int(np.argmax(told))})
     steps = np.unique(np.linspace(0, tau - 1, min(tau, 6)).astype(int))
@@ -205,7 +207,8 @@ def examine_privatizer(
             finite = np.isfinite(own).all() and np.isfinite(other).all()
             require(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record", "exact")
             sensitivity = 1.0 if varies else 2.0
-            over = float(np.max(np.linalg.norm((own - other) / std[-1], axis=-1))) * told[client] / sensitivity
+            moved = np.linalg.norm((own - other) * kind.deviation / std[-1], ord=kind.norm, axis=-1)
+            over = float(np.max(moved)) * told[client] / sensitivity
             require(
                 over <= 1 + NOISE_SLACK,
                 "standard deviation of its noise over what its event says",
@@ -213,7 +216,7 @@ def examine_privatizer(
                 "1 or more",
                 f"{NOISE_SLACK:.0%} may be chance",
             )
-            examine_noise(noise / std, [f"step {step}" for step in steps])
+            examine_noise(kind.as_normal(noise / std), [f"step {step}" for step in steps])
             spread = np.sqrt(np.mean(std**2, 1))
             require(
                 np.ptp(spread) <= NOISE_SLACK * spread.max() or spread[-1] <= spread.min() * (1 + NOISE_SLACK),
@@ -223,7 +226,8 @@ def examine_privatizer(
                 "exact",
             )
             least = min(least, float(spread.min()) / told[client])
-    _examine_everywhere(of, privatizer, algorithm, data, rounds, (found.params[1], *usual), least * told, depends, bits)
+    usual = (found.params[1], *usual)
+    _examine_everywhere(of, privatizer, algorithm, data, rounds, usual, least * told, depends, bits, kind)
 
 
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
@@ -257,6 +261,7 @@ def _examine_everywhere(
     wanted: np.ndarray,
     depends: Names,
     bits: Names,
+    kind: Release,
 ) -> None:
     """Its noise at every place that the size depends on, with the client's own divisor, and that no step's comes back.
 
@@ -271,11 +276,12 @@ def _examine_everywhere(
         return of(key, places.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
     every = places.of_client(algorithm, data, rounds, depends | bits)
-    places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share)
+    as_normal = None if kind.normal else kind.as_normal
+    places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
 
 
-def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> float:
-    """The least noise multiplier in a client's event, which must be of all its steps, batches and neighbours."""
+def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> list[Release]:
+    """The releases of a client's event, which must be of all its steps, batches and neighbours."""
     local, records = algorithm.local, int(np.asarray(data.sizes)[client])
     steps, law = local.batches.count(local.steps, records), local.batches.sampling(records)
     adjacency = Adjacency.ADD_REMOVE if isinstance(law, Poisson) else Adjacency.REPLACE_ONE
@@ -290,7 +296,14 @@ def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cli
     joined = source is not None and facts.of_the_project(source)
     counted = sum(step.count for step, _ in leaves)
     require(joined or counted >= steps, "noisy sums in its event", f"{counted}", f"the {steps} local steps", "exact")
-    return min((step.noise_multiplier for step, _ in leaves), default=np.inf)
+    return [step for step, _ in leaves]
+
+
+def _kind(events: list[list[Release]]) -> Release:
+    """One of the releases, whose noise must all be of one kind: it states the law, and the norm of the bound."""
+    every = {type(step): step for steps in events for step in steps}
+    require(len(every) <= 1, "noise in its events", f"of {len(every)} kinds", "of one kind", "exact")
+    return next(iter(every.values()), GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1))
 
 
 def examine_correction(

@@ -72,6 +72,19 @@ def noise_of(algorithm: Algorithm) -> Any:
     return getattr(part, "noise_multiplier", None)
 
 
+def noises_steps(algorithm: Algorithm) -> bool:
+    """Whether the gradient of every local step is noised by itself."""
+    privatizer = algorithm.local.privatizer
+    return getattr(privatizer, "noise_multiplier", None) is not None and not privatizer.on_upload
+
+
+def clips_records(algorithm: Algorithm) -> bool:
+    """Whether every step clips the gradients of single records and noises their sum."""
+    bound = getattr(algorithm.local.privatizer, "bound", None)
+    clips = bound is not None and bound.per_record and not (bound.no_epsilon_reason or bound.assumption)
+    return clips and noises_steps(algorithm)
+
+
 def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:
     """The same algorithm with other noise."""
     if unit_of(algorithm) is Unit.CLIENT:

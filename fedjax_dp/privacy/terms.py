@@ -10,14 +10,14 @@ from fedjax_dp import accounting, doors, errors
 from fedjax_dp.accounting import View
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.options import about, of_class
+from fedjax_dp.privacy.hooks import NOISE_RULES
 
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
     "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
     "once": "for a single round, which is no guarantee for the run",
 }
-PRINTED = ("dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output")  # papers whose theorem prints a noise, see `paper_noise`
-SIGMA_MODES = ("per_client", "common_worst", *PRINTED)
+SIGMA_MODES = ("per_client", "common_worst", *NOISE_RULES)
 WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 

@@ -3,6 +3,7 @@
 from .algorithm import Algorithm as Algorithm
 from .comparison import gain as gain
 from .comparison import standing as standing
+from .final import final_model as final_model
 from .metrics import Evaluation as Evaluation
 from .metrics import client_metric as client_metric
 from .metrics import rounds_to as rounds_to

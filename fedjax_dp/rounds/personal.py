@@ -20,6 +20,7 @@ from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import ended
 from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block
 from fedjax_dp.rounds.state import ServerState
 
@@ -57,7 +58,8 @@ def personal_models(
     local: LocalTraining = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm.local)
     errors.require_seed(seed)
     key = jax.random.key(seed, impl="threefry2x32")
-    return models_of_clients(local, state, data, key, model=usual_model(data) if model is None else model)
+    model = usual_model(data) if model is None else model
+    return models_of_clients(local, ended(algorithm, state), data, key, model=model)
 
 
 def models_of_clients(

@@ -31,6 +31,7 @@ from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds import prefetch as feeds
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.clients import HostBlock
+from fedjax_dp.rounds.final import ended, final_model
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.personal import measure_personal
 from fedjax_dp.rounds.prefetch import Feed
@@ -64,10 +65,7 @@ class Simulation(NamedTuple):
     state: ServerState
     history: list[Evaluation]
     timing: Timing
-
-    @property
-    def params(self) -> Any:
-        return self.state.params
+    params: Any  # of the final model, see `final_model`
 
     def _card(self) -> Card:
         rounds, numbers = self.history[-1].round, sum(tensor_sizes(self.params))
@@ -373,12 +371,13 @@ def simulate(
                 )
             if done % every == 0 or done == rounds:
                 structure, frozen = split(run.model)
-                params, frozen, records = execution.on_one_device((state.params, frozen, run.data))
+                params, frozen, records = execution.on_one_device((final_model(run.algorithm, state), frozen, run.data))
                 whole = joined(structure, frozen)
                 seen = metrics.look(params, records, model=whole, train=train_metrics)
                 if algorithm.local.personal and data.test_clients is not None:
+                    last = ended(run.algorithm, state)
                     own = measure_personal(
-                        run.algorithm.local, state, run.data, run.key, model=run.model, execution=execution
+                        run.algorithm.local, last, run.data, run.key, model=run.model, execution=execution
                     )
                     seen = seen._replace(personal=own)
                 history.append(metrics.evaluation(done, seen, report, records, task_of(whole, records)))
@@ -388,7 +387,7 @@ def simulate(
                 on_pause(state, history)
     usual = statistics.median(later) if later else first_round_s
     timing = Timing(max(first_round_s - usual, 0.0), usual, time.perf_counter() - began)
-    return Simulation(state, history, timing)
+    return Simulation(state, history, timing, final_model(run.algorithm, state))
 
 
 def _next_multiple(value: int, of: int) -> int:

@@ -22,13 +22,14 @@ from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.experiments.floor import size_of
 from fedjax_dp.gradients import split
 from fedjax_dp.models import Model, task_of
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import Evaluation, Look
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.memory import Shelf as Shelf
@@ -293,7 +294,7 @@ class Group:
         ends = [_outcome(job, jax.tree.map(lambda a: a[row], shown)) for row, job in enumerate(jobs)]  # noqa: B023
         if not with_params:
             return ends
-        params = jax.tree.map(np.asarray, running.state.params)
+        params = jax.tree.map(np.asarray, jax.vmap(final_model)(points.algorithm, running.state))
         return [end._replace(params=jax.tree.map(lambda a: a[slot], params)) for slot, end in zip(slots, ends)]  # noqa: B023
 
     def _place(self, lanes: list[list[int]]) -> tuple[Points, FederatedData, Any, jax.Array]:

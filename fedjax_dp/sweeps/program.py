@@ -19,6 +19,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import ended
 from fedjax_dp.rounds.metrics import Look
 from fedjax_dp.rounds.personal import Holder, evaluate_personal
 from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
@@ -112,6 +113,7 @@ class Program:
 
     def _see(self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
         """What there is to see of a point whose last round gave `report`."""
+        state = ended(point.algorithm, state)
         look, local = metrics.look(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
         if local.personal and data.test_clients is not None:
             everyone = jnp.arange(data.num_clients, dtype=jnp.int32)

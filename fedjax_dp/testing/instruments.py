@@ -17,7 +17,7 @@ from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Shuffled, Unit, correlated
-from fedjax_dp.accounting.events import GaussianSteps, SkellamSums
+from fedjax_dp.accounting.events import Release, SkellamSums
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import JitOfModel
@@ -229,6 +229,7 @@ class StatedNoise(NamedTuple):
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
     adjacency: Adjacency
     unit: Unit
+    release: Release  # one, which states the law and the norm
     resolution: float = 0.0  # of a ring, if the noise is of integers
     norm: float = 1.0  # bound on a member's vector over the clip norm; above 1 where it is rounded
 
@@ -246,12 +247,11 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     if isinstance(first, SkellamSums):
         resolution = algorithm.transport.resolution
         clip = clip_of(algorithm) / resolution
-        return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
-    assert isinstance(first, GaussianSteps)
+        return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, first, resolution, first.l2 / clip)
     source = correlated_source(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload)
     if source is not None:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
-    return StatedNoise(noise, first.adjacency, unit)
+    return StatedNoise(noise, first.adjacency, unit, first)
 
 
 def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:

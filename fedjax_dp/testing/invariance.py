@@ -16,7 +16,7 @@ from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.record_privacy import Privatizer
-from fedjax_dp.privacy.paper_noise import clips_records
+from fedjax_dp.privacy.protection import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check

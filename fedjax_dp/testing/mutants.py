@@ -33,7 +33,7 @@ from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, Lo
 from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, RecordGaussian, variance_of
-from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
+from fedjax_dp.privacy.protection import clips_records, noises_steps
 from fedjax_dp.pytrees import Part, changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing.posing import Deed, Wrong, posing

@@ -165,8 +165,10 @@ def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return scaled
 
 
-def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray) -> Report:
-    """Rows of `moved` are differences between neighbours, over `bound`, one number or one per row."""
+def _bounded(
+    what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray, order: int = 2
+) -> Report:
+    """Rows of `moved` are differences between neighbours, over `bound`, one number or one per row, in L1 or L2."""
     finite = np.isfinite(moved).all(-1)
     law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
     if not finite.all():
@@ -177,8 +179,9 @@ def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, bas
             "finite",
             "some neighbours hold NaN or infinity, which a bound has to map to zero",
         )
-    part = np.sqrt(np.sum(moved.astype(float) ** 2, -1)) / bound
-    slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * np.sqrt(np.sum(base**2, -1)) / bound, initial=0.0))
+    part = np.linalg.norm(moved.astype(float), ord=order, axis=-1) / bound
+    length = np.linalg.norm(base, ord=order, axis=-1)
+    slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * length / bound, initial=0.0))
     return require(
         part.max() <= 1 + slack,
         law,
@@ -199,7 +202,8 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
 def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
     rng = np.random.default_rng(seed)
     algorithm, data = instruments.few(instruments.bare(algorithm), data, most=2)
-    adjacency = instruments.claim_of(algorithm, data, 1, model).adjacency
+    claim = instruments.claim_of(algorithm, data, 1, model)
+    adjacency = claim.adjacency
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
     if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
         # the event counts how often a record is drawn; the bound is that of a record that is drawn once
@@ -225,7 +229,8 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     one, other = (np.asarray(instruments.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
     unit = adjacency.sensitivity * np.broadcast_to(instruments.step_units(algorithm, data)[0], one.shape[:-1])
     taken = unit > 0
-    return [_bounded("the mean gradient of a step", (one - other)[taken], unit[taken], adjacency, one[taken])]
+    moved, order = (one - other)[taken], claim.release.norm
+    return [_bounded("the mean gradient of a step", moved, unit[taken], adjacency, one[taken], order)]
 
 
 def _exchanged(data: FederatedData, theirs: np.ndarray, rng: np.random.Generator) -> list[tuple[Any, Any]]:

@@ -13,13 +13,13 @@ import pytest
 from helpers import GivenCohorts, GivenNoise, QuadraticModel, next_state
 
 from fedjax_dp import accounting, algorithms, data, parts, privacy
+from fedjax_dp.papers.reproductions import mean_estimation as theory
 from fedjax_dp.parts.clusters import GaussianChoice, GumbelChoice
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.privacy.ledger import ledger_of
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import structure, value
-from fedjax_dp.reproductions import mean_estimation as theory
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.personal import models_of_clients
 from fedjax_dp.rounds.simulation import check, numbers, run_key

@@ -8,7 +8,7 @@ import pytest
 from fedjax_dp import cli
 from fedjax_dp.cli import completion
 from fedjax_dp.cli.commands import COMMANDS
-from fedjax_dp.reproductions.recipe import recipes
+from fedjax_dp.papers.reproductions.recipe import recipes
 
 
 @pytest.fixture(scope="module")
