@@ -1,25 +1,25 @@
 """An option is written once, where it is taken: name, type and default in a signature, its text beside it.
 
-The text stands in the type, `Annotated[float, about("how fast")]`, or in the docstring, in lines such as
-`clip_rate  how fast`. Configurations, flags, help, checks and the axes of sweeps are read off from there.
+The text stands in the type, `Annotated[float, about("how fast")]`, or in the docstring, below `Args:`, in lines such as
+`clip_rate: how fast`. Configurations, flags, help, checks and the axes of sweeps are read off from there.
 """
 
 import contextlib
 import dataclasses
 import functools
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from docstring_parser import google
 
 from fedjax_dp import errors, own_code
 from fedjax_dp.arguments import Kind, kind_of, require_kind
 
 KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 REQUIRED = inspect.Parameter.empty
-_ROW = re.compile(r"(\w+) {2,}(\S.*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ Options = dict[str, Option]
 
 def of_class(cls: type, defaults: Mapping[str, Any] | None = None) -> Options:
     """The options that the fields of a dataclass, or the keys of a TypedDict, are; `defaults` of the latter."""
-    told, found = _rows(cls), Options()
+    told, found = _texts(cls), Options()
     own: dict[str, Any] = {}
     if dataclasses.is_dataclass(cls):
         own = {field.name: _default(field) for field in dataclasses.fields(cls)}
@@ -114,7 +114,7 @@ def of_function(function: Callable[..., Any], common: Mapping[Any, Options] | No
 
     `common` are the options behind `**rest: Unpack[Rest]`, by the class `Rest`.
     """
-    hints, told, found = typing.get_type_hints(function, include_extras=True), _rows(function), Options()
+    hints, told, found = typing.get_type_hints(function, include_extras=True), _texts(function), Options()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             found |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {})
@@ -197,20 +197,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
-def _rows(owner: Any) -> dict[str, str]:
-    """The texts of a docstring's rows, `name  text`, by name; a row goes on in lines that begin where its text does."""
-    rows: dict[str, str] = {}
-    name, column = "", 0
-    if isinstance(owner, type):
-        for base in reversed(owner.__mro__[1:-1]):
-            rows |= _rows(base)
-    for line in (inspect.cleandoc(owner.__doc__ or "")).splitlines():
-        found = _ROW.fullmatch(line)
-        if found:
-            name, column = found[1], found.start(2)
-            rows[name] = found[2]
-        elif name and line[:column].isspace():
-            rows[name] += f" {line.strip()}"
-        else:
-            name = ""
-    return {name: text.rstrip(";.") for name, text in rows.items()}
+def _texts(owner: Any) -> dict[str, str]:
+    """What a docstring says below `Args:`, by name; a class's own over that of its bases."""
+    found: dict[str, str] = {}
+    for one in reversed(owner.__mro__[:-1]) if isinstance(owner, type) else (owner,):
+        rows = google.parse(inspect.cleandoc(one.__doc__ or "")).params
+        found |= {row.arg_name: " ".join((row.description or "").split()) for row in rows}
+    return found

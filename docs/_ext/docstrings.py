@@ -1,7 +1,8 @@
 """The house's docstrings as reStructuredText.
 
 They are written for the eye: paragraphs; rows such as `clip_norm  C, bound on one record's gradient`, whose texts go
-on below one another; labels such as `Raises: ...`; tables between bars; doctests.
+on below one another; the arguments of an option's owner below `Args:`; labels such as `Raises: ...`; tables between
+bars; doctests.
 """
 
 import re
@@ -12,15 +13,25 @@ from sphinx.application import Sphinx
 
 LABELS = ("Adjacency", "Errors", "Limits", "Raises", "Returns", "Shapes", "Sensitivity", "Source", "Units", "Zeros")
 ROW = re.compile(r"(?P<name>[\w.*\"'|,()=\[\] -]*?[\w*\"')\]])(?P<gap> {2,})(?P<text>\S.*)")
+ARGUMENT = re.compile(r"^(\w+): ")
 LABEL = re.compile(rf"(?P<name>{'|'.join(LABELS)}):(?P<gap> +)(?P<text>\S.*)")
 
 
 def restructured(lines: list[str]) -> list[str]:
     """The lines of a docstring, without its indentation, as reStructuredText."""
     found: list[str] = []
-    for block in _blocks(lines):
+    for block in _blocks(_with_rows(lines)):
         found += [*_told(block), ""]
     return found
+
+
+def _with_rows(lines: list[str]) -> list[str]:
+    """The lines, what stands below `Args:` as rows."""
+    if "Args:" not in lines:
+        return lines
+    start = lines.index("Args:")
+    below = [ARGUMENT.sub(r"\1  ", line.removeprefix("    ")) for line in lines[start + 1 :]]
+    return [*lines[:start], *below]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:

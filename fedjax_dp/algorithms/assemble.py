@@ -68,32 +68,33 @@ def of_rule(number: str) -> About:
 class Common(TypedDict, total=False):
     """Options that every entry takes.
 
-    cohort_size      clients per round, or their expected number; N, or from Python None, takes all
-    cohort           how they are drawn; md draws by shares with replacement
-    one_by_one       a client drawn m times trains m times instead of once
-    dropout          probability that a client's message does not arrive
-    first            wait for so many of the cohort only
-    estimator        how updates combine
-    batches          how a step's records are drawn; full takes all, with epochs local steps are epochs
-    batch_size       records B per local step
-    local_steps      local steps tau per round
-    learning_rate    of the local steps
-    schedule         of the learning rate over rounds
-    per_step         the schedule runs over local steps, not rounds
-    local_rule       how a gradient becomes a step
-    local_decay      of momentum or rmsprop
-    local_b1         decay of the first moment
-    local_b2         decay of the second moment
-    local_eps        added to the root of the second moment
-    local_floor      least second moment once the noise's is taken off; a tiny one makes huge steps
-    local_weight_decay  lambda: a step also takes rate * lambda of the model off it
-    keep_rule        the rule's state stays with its client across rounds
-    l2               h in the penalty h |w|^2
-    microbatch       records whose gradients are built at once where a model needs that; bounds memory
-    secure           messages travel masked and only their sum is seen
-    ring_bits        of the secure sum's integers: 32 or 64
-    fractional_bits  of the secure sum's fixed point
-    neighbours       clients that each shares a mask with; all unless given
+    Args:
+        cohort_size: clients per round, or their expected number; N, or from Python None, takes all
+        cohort: how they are drawn; md draws by shares with replacement
+        one_by_one: a client drawn m times trains m times instead of once
+        dropout: probability that a client's message does not arrive
+        first: wait for so many of the cohort only
+        estimator: how updates combine
+        batches: how a step's records are drawn; full takes all, with epochs local steps are epochs
+        batch_size: records B per local step
+        local_steps: local steps tau per round
+        learning_rate: of the local steps
+        schedule: of the learning rate over rounds
+        per_step: the schedule runs over local steps, not rounds
+        local_rule: how a gradient becomes a step
+        local_decay: of momentum or rmsprop
+        local_b1: decay of the first moment
+        local_b2: decay of the second moment
+        local_eps: added to the root of the second moment
+        local_floor: least second moment once the noise's is taken off; a tiny one makes huge steps
+        local_weight_decay: lambda: a step also takes rate * lambda of the model off it
+        keep_rule: the rule's state stays with its client across rounds
+        l2: h in the penalty h |w|^2
+        microbatch: records whose gradients are built at once where a model needs that; bounds memory
+        secure: messages travel masked and only their sum is seen
+        ring_bits: of the secure sum's integers: 32 or 64
+        fractional_bits: of the secure sum's fixed point
+        neighbours: clients that each shares a mask with; all unless given
     """
 
     cohort_size: Required[int | None]

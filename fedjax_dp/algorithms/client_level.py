@@ -66,16 +66,18 @@ def dp_fedavg(
 ) -> Algorithm:
     """DP-FedAvg at client level (McMahan et al. 2018): clipped updates, bounded weights, noise on their mean.
 
-    noise          "server", or "shared": each client adds integer Skellam noise before a secure sum
-    clip_by        "update", or "tensor": each of m tensors to S / sqrt(m)
-    adaptive_clip  the clip norm follows a quantile of the updates' norms (Andrew et al. 2021)
-    clip_quantile  which quantile the clip norm follows
-    clip_rate      how fast it follows
-    bit_noise      noise on the sum of the bits that tell it, a twentieth of the cohort unless given
-    weight_cap     share of all records from which a client has full weight (w_hat / n); all alike unless given
-    least_weight   estimator f_f, over the expected weight q W, unless given; a number m: f_c, over max(m q W, realised
-                   weight), whose sensitivity is twice as large
     Default cohort: Poisson.
+
+    Args:
+        noise: "server", or "shared": each client adds integer Skellam noise before a secure sum
+        clip_by: "update", or "tensor": each of m tensors to S / sqrt(m)
+        adaptive_clip: the clip norm follows a quantile of the updates' norms (Andrew et al. 2021)
+        clip_quantile: which quantile the clip norm follows
+        clip_rate: how fast it follows
+        bit_noise: noise on the sum of the bits that tell it, a twentieth of the cohort unless given
+        weight_cap: share of all records from which a client has full weight (w_hat / n); all alike unless given
+        least_weight: estimator f_f, over the expected weight q W, unless given; a number m: f_c, over max(m q W,
+            realised weight), whose sensitivity is twice as large
     """
     if adaptive_clip and (clip_by == "tensor" or noise == "shared"):
         raise errors.refuse("adaptive_clip", True, "used with clip_by update and noise server")
@@ -108,8 +110,10 @@ def dp_ftrl(
 ) -> Algorithm:
     """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that sums of it stay small.
 
-    bands  rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
     Default cohort: cyclic, so that a client's rounds are far apart; the server has momentum.
+
+    Args:
+        bands: rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
     """
     errors.require_integer("bands", bands, 1, 10_000)  # each is held beside the model
     source = BandedNoise(coefficients=inverse_root_bands(bands))

@@ -35,7 +35,7 @@ class Entry(Generic[P]):
     """A constructor of algorithms whose keyword arguments are its options.
 
     What they are named, their types, choices and defaults stand in its signature, what they mean in their types or in
-    the rows of its docstring (see `fedjax_dp.options`); `**common: Unpack[Common]` takes what every entry takes.
+    the `Args:` of its docstring (see `fedjax_dp.options`); `**common: Unpack[Common]` takes what every entry takes.
 
     source    who proposed it: author and year, or a paper by its short name;
     defaults  of the common options, where they are others than `Common`'s;

@@ -35,8 +35,9 @@ def fedavg(**common: Unpack[Common]) -> Algorithm:
 def fedprox(*, mu: float = 1.0, prox_form: Literal["half", "full"] = "half", **common: Unpack[Common]) -> Algorithm:
     """FedAvg whose steps are pulled to the received model by mu/2 |w - w_start|^2 (Li et al. 2020).
 
-    mu         strength of the pull to the received model
-    prox_form  "half": gradient mu (w - w_start); "full": mu |w - w_start|^2, as in rfedavg's code, so twice that
+    Args:
+        mu: strength of the pull to the received model
+        prox_form: "half": gradient mu (w - w_start); "full": mu |w - w_start|^2, as in rfedavg's code, so twice that
     """
     return assemble(common, corrections=(Proximal(strength=mu * (1 if prox_form == "half" else 2)),))
 
@@ -51,9 +52,10 @@ def scaffold(
 ) -> Algorithm:
     """SCAFFOLD (Karimireddy et al. 2020), estimator `mean`.
 
-    controls    "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
-                the received model
-    warm_start  control variates begin as gradients at the first model, not zero
+    Args:
+        controls: "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
+            the received model
+        warm_start: control variates begin as gradients at the first model, not zero
     """
     correction = ControlVariates(again=controls == "gradient", warm_start=warm_start)
     return assemble(common, corrections=(correction,), server=add_update(server_learning_rate))
@@ -65,8 +67,9 @@ def q_fedavg(
 ) -> Algorithm:
     """q-FedAvg (Li et al. 2020, "Fair resource allocation"): clients of large loss count more; q = 0 is the mean.
 
-    q          how much large losses count
-    fair_norm  "update": the norm of L Delta_k; "weighted": of F_k^q L Delta_k, a mistake in rfedavg's code
+    Args:
+        q: how much large losses count
+        fair_norm: "update": the norm of L Delta_k; "weighted": of F_k^q L Delta_k, a mistake in rfedavg's code
     """
     return assemble(common, aggregate=FairRatio(q=q, of_weighted=fair_norm == "weighted"))
 
@@ -96,14 +99,15 @@ def rfedavg(
 ) -> Algorithm:
     """rFedAvg (rfedavg, Algorithm 1): local steps also pull the mean feature towards the other clients'.
 
-    feature_strength  lambda, on the mean over the others (the text drops 1/(N-1) in places; the code divides)
-    delta_at          "local_after": delta^k at the client's own trained model, as theory and code have it;
-                      "global_before": at the received model, as line 10 prints
-    delta_scope       "participants": targets from this round's cohort; "all": the last delta of every client
-    leave_one_out     False keeps a client's own delta in its target, as the paper's code does
-    delta_batch       records that delta is a mean of; 0 takes all (the paper's code: one batch)
-    feature_noise     sigma_2 of the paper's privacy evaluation, with features clipped to `feature_clip_norm`; no
-                      epsilon follows, because model uploads carry no noise
+    Args:
+        feature_strength: lambda, on the mean over the others (the text drops 1/(N-1) in places; the code divides)
+        delta_at: "local_after": delta^k at the client's own trained model, as theory and code have it; "global_before":
+            at the received model, as line 10 prints
+        delta_scope: "participants": targets from this round's cohort; "all": the last delta of every client
+        leave_one_out: False keeps a client's own delta in its target, as the paper's code does
+        delta_batch: records that delta is a mean of; 0 takes all (the paper's code: one batch)
+        feature_noise: sigma_2 of the paper's privacy evaluation, with features clipped to `feature_clip_norm`; no
+            epsilon follows, because model uploads carry no noise
     """
     matching = FeatureMatching(
         strength=feature_strength,

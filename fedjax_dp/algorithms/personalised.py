@@ -181,8 +181,11 @@ def mr_mtl(
 ) -> Algorithm:
     """Mean-regularised multi-task learning (Liu et al. 2022): every client's model is pulled to the mean of all.
 
-    strength  0 is `local`; with more of it the models come as close to each other as FedAvg's, at no cost of privacy
     The server keeps the mean of all clients' models, those absent included.
+
+    Args:
+        strength: 0 is `local`; with more of it the models come as close to each other as FedAvg's, at no cost of
+            privacy
     """
     models = OwnModel(pull=Pull(strength=strength, form=proximal))
     return _assembled(common, models, unit, clip_norm, noise_multiplier, aggregate=_OF_ALL)
@@ -278,9 +281,11 @@ def ifca(
 ) -> Algorithm:
     """IFCA (Ghosh et al. 2020) with a private choice: clients train the model, of several, that suits them best.
 
-    choice  "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel noise, which is the exponential
-            mechanism (Liu et al. 2022), covered by accountants rdp and zcdp
     Models are means within their cluster; one that nobody chose stays as it is.
+
+    Args:
+        choice: "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel noise, which is the exponential
+            mechanism (Liu et al. 2022), covered by accountants rdp and zcdp
     """
     rule: Choice = GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
     if choice == "gumbel":

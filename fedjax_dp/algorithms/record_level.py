@@ -64,11 +64,13 @@ def addpnfl(
 ) -> Algorithm:
     """AdDPNFL (dpnfl, Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
 
-    second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (the displayed equation,
-                   whose first steps are up to ten times larger), "unbiased" takes off the squared update what its noise
-                   brings into it (DP-AdamBC); pi then bounds the steps
-    nu_init        where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     Both rates follow `schedule`.
+
+    Args:
+        second_moment: "delta" squares the update (Algorithm 2), "mu" squares the first moment (the displayed equation,
+            whose first steps are up to ten times larger), "unbiased" takes off the squared update what its noise brings
+            into it (DP-AdamBC); pi then bounds the steps
+        nu_init: where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     """
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
     numbers |= {} if nu_init is None else {"nu_init": nu_init}
@@ -99,11 +101,12 @@ def dp_scaffold(
 ) -> Algorithm:
     """DP-SCAFFOLD (Noble et al. 2022): SCAFFOLD with clipped and noised gradients; estimator `mean`, or `renorm`.
 
-    clipping    "record", or "tensor-median" as in the published code: each parameter tensor at the median norm of the
-                batch, which is no privacy at all
-    controls    "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
-                the received model
-    warm_start  every client first releases tau noisy gradients at the first model
+    Args:
+        clipping: "record", or "tensor-median" as in the published code: each parameter tensor at the median norm of the
+            batch, which is no privacy at all
+        controls: "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
+            the received model
+        warm_start: every client first releases tau noisy gradients at the first model
     """
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
     correction = ControlVariates(again=controls == "gradient", warm_start=warm_start)
@@ -132,11 +135,12 @@ def cpfed(
 ) -> Algorithm:
     """CPFed: noisy local steps, updates averaged through a secure sum, or plainly where secure is false.
 
-    clipping        the paper assumes gradients below L = clip_norm without saying how: "record" clips them; "scale"
-                    multiplies them by clip_norm / gradient_bound; "none" is as printed, which bounds nothing and has no
-                    epsilon
-    gradient_bound  what no gradient exceeds
     Secure sums hide single uploads; the Guarantee counts the others' noise under view secure_sum.
+
+    Args:
+        clipping: the paper assumes gradients below L = clip_norm without saying how: "record" clips them; "scale"
+            multiplies them by clip_norm / gradient_bound; "none" is as printed, which bounds nothing and has no epsilon
+        gradient_bound: what no gradient exceeds
     """
     if clipping == "scale" and gradient_bound is None:
         raise errors.refuse("gradient_bound", "nothing", "given for clipping scale", "say what no gradient exceeds")
@@ -194,12 +198,13 @@ def acs_pldp(
 ) -> Algorithm:
     """ACS-PLDP-FL: K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
 
-    noise_multiplier  one per client: `calibrate` with one epsilon per client finds them
-    clipping          "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the
-                      noise for the same privacy
-    sampling          q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
-                      against budgets; from Python `probabilities`, and what was `paid` for them, are given, from
-                      `optimal_probabilities`
+    Args:
+        noise_multiplier: one per client: `calibrate` with one epsilon per client finds them
+        clipping: "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the noise
+            for the same privacy
+        sampling: q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
+            against budgets; from Python `probabilities`, and what was `paid` for them, are given, from
+            `optimal_probabilities`
     """
     if (sampling == "optimal") != (probabilities is not None):
         raise errors.refuse(
@@ -233,12 +238,14 @@ def dp_fedavg_output(
 ) -> Algorithm:
     """DP-FedAvg with noise on the upload (dp_fedavg_output): clipped steps, noise at the synchronisation step.
 
-    noise_multiplier  z in units of the farthest that the clipped steps can go, G * sum of rates
-    clipping          "batch" as in the paper, or "record"
-    noise_space       "model": that noise joins the uploaded model; "literal": it is multiplied by the learning rate,
-                      as equation (13) prints, and does not give the epsilon it was computed for
-    noise_at          "last" step of a round, or "every" step
     Estimator `wor_model`, rates per step.
+
+    Args:
+        noise_multiplier: z in units of the farthest that the clipped steps can go, G * sum of rates
+        clipping: "batch" as in the paper, or "record"
+        noise_space: "model": that noise joins the uploaded model; "literal": it is multiplied by the learning rate, as
+            equation (13) prints, and does not give the epsilon it was computed for
+        noise_at: "last" step of a round, or "every" step
     """
     privatizer = OutputGaussian(
         clip_norm=clip_norm,

@@ -54,16 +54,17 @@ _UNTESTED = "your model, which is not run: this canary chooses gradients, and al
 class AuditOptions(PlotOption):
     """How to attack.
 
-    trials        runs in all; some tenths of them only choose the attack
-    one_run       one run with so many canaries instead of many runs with one; proves less
-    canary        gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of
-                  your data in your model
-    client        whom to attack
-    record        of that client, where single records are hidden
-    significance  chance of a wrong VIOLATED, at most
-    claim         an epsilon to test instead of the one stated
-    parameters    of the model that the gradient canary is run in
-    lanes         runs at once on a device
+    Args:
+        trials: runs in all; some tenths of them only choose the attack
+        one_run: one run with so many canaries instead of many runs with one; proves less
+        canary: gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of
+            your data in your model
+        client: whom to attack
+        record: of that client, where single records are hidden
+        significance: chance of a wrong VIOLATED, at most
+        claim: an epsilon to test instead of the one stated
+        parameters: of the model that the gradient canary is run in
+        lanes: runs at once on a device
     """
 
     trials: int = USUAL["trials"]

@@ -54,8 +54,9 @@ MEASURING = ("turns", "evaluate_every")  # mean nothing where nothing runs
 class BenchOptions(PlotOption):
     """How to measure.
 
-    turns        how often each variant of the round is timed
-    compile_for  compile for this accelerator instead, see above
+    Args:
+        turns: how often each variant of the round is timed
+        compile_for: compile for this accelerator instead, see above
     """
 
     turns: int = 7

@@ -52,8 +52,9 @@ def take_path(arguments: list[str]) -> str | None:
 class LookOptions:
     """How pictures look.
 
-    size   of a picture, width and height in inches
-    style  of a picture, a style sheet of matplotlib
+    Args:
+        size: of a picture, width and height in inches
+        style: of a picture, a style sheet of matplotlib
     """
 
     size: Annotated[str | None, about("", metavar="WxH", default="what fits")] = None
@@ -64,7 +65,8 @@ class LookOptions:
 class PlotOption(LookOptions):
     """A picture beside what is printed.
 
-    plot   write a picture to this .png, .pdf or .svg file
+    Args:
+        plot: write a picture to this .png, .pdf or .svg file
     """
 
     plot: Annotated[str | None, about("", metavar="FILE")] = None

@@ -27,9 +27,10 @@ SEEN_WITH = "MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it goes"
 class TrackOptions:
     """Who else is told of the run.
 
-    track      experiment trackers, with commas between; mlflow goes where MLFLOW_TRACKING_URI says, wandb is offline
-               unless WANDB_MODE is online
-    track_dir  where tensorboard and wandb write
+    Args:
+        track: experiment trackers, with commas between; mlflow goes where MLFLOW_TRACKING_URI says, wandb is offline
+            unless WANDB_MODE is online
+        track_dir: where tensorboard and wandb write
     """
 
     track: Annotated[str | None, about("", choices=tuple(TRACKERS), metavar="NAME,...")] = None

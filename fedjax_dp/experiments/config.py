@@ -42,25 +42,28 @@ TRANSFORMERS = {"model": ("vit", "gpt")}  # beside which their sizes mean someth
 class TrainingConfig:
     """How long, and what model.
 
-    rounds  rounds T
-    model   the architecture, or FILE.py:NAME; logistic unless data set or algorithm ask for another
-    hidden  widths of mlp's hidden layers, such as 1200 or 64,32; 64 unless given
-    width   of a transformer's vectors, a multiple of heads; its hidden layers are 4 x as wide
-    layers  its blocks
-    heads   of its attention
-    patch   pixels a side of the squares that vit cuts an image into
-    loss    of a record; sequence: mean over its tokens or per length; multi_label: mean or sum over labels;
+    Args:
+        rounds: rounds T
+        model: the architecture, or FILE.py:NAME; logistic unless data set or algorithm ask for another
+        hidden: widths of mlp's hidden layers, such as 1200 or 64,32; 64 unless given
+        width: of a transformer's vectors, a multiple of heads; its hidden layers are 4 x as wide
+        layers: its blocks
+        heads: of its attention
+        patch: pixels a side of the squares that vit cuts an image into
+        loss: of a record; sequence: mean over its tokens or per length; multi_label: mean or sum over labels;
             regression: squared or huber
-    dtype   bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
-    trainable  what of the model is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with commas
-    start   checkpoint to begin with: .npz, .safetensors, a run folder or one of orbax; runs say what it was trained on
-    start_names  TOML: the model's paths to names in the checkpoint
-    start_data  what the checkpoint was trained on, for the Guarantee to say
-    start_private  whether it holds records of these clients: no epsilon then; false: on your word it holds none
-    fresh   head or patterns: parameters that begin at random, not with the checkpoint's
-    lora_rank  r of low-rank terms
-    lora_alpha  their factor is alpha / r
-    lora_targets  dense, or patterns of kernels
+        dtype: bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
+        trainable: what of the model is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with
+            commas
+        start: checkpoint to begin with: .npz, .safetensors, a run folder or one of orbax; runs say what it was trained
+            on
+        start_names: TOML: the model's paths to names in the checkpoint
+        start_data: what the checkpoint was trained on, for the Guarantee to say
+        start_private: whether it holds records of these clients: no epsilon then; false: on your word it holds none
+        fresh: head or patterns: parameters that begin at random, not with the checkpoint's
+        lora_rank: r of low-rank terms
+        lora_alpha: their factor is alpha / r
+        lora_targets: dense, or patterns of kernels
     """
 
     rounds: int
@@ -87,8 +90,9 @@ class TrainingConfig:
 class PrivacyConfig(PrivacyTerms):
     """How privacy is counted.
 
-    epsilon       budget per client; finds the noise
-    epsilon_high  budgets are uniform from epsilon to this, one per client
+    Args:
+        epsilon: budget per client; finds the noise
+        epsilon_high: budgets are uniform from epsilon to this, one per client
     """
 
     epsilon: float | None = None
@@ -112,12 +116,13 @@ class PrivacyConfig(PrivacyTerms):
 class ExecutionConfig:
     """Where it runs; results are the same, to rounding.
 
-    devices        that share a cohort: auto takes all; no more than clients in a cohort
-    model_devices  that hold a model together, each a part, for models too large for one
-    records        kept on devices, or host, which feeds them the next cohorts'; auto: host for stores and several
-                   processes
-    chunk_size     clients computed at once on a device; all, but for large models on a CPU: 1
-    deterministic  add up the cohort in so many parts, in order: the same bits on any number of devices
+    Args:
+        devices: that share a cohort: auto takes all; no more than clients in a cohort
+        model_devices: that hold a model together, each a part, for models too large for one
+        records: kept on devices, or host, which feeds them the next cohorts'; auto: host for stores and several
+            processes
+        chunk_size: clients computed at once on a device; all, but for large models on a CPU: 1
+        deterministic: add up the cohort in so many parts, in order: the same bits on any number of devices
     """
 
     devices: Annotated[int | str, about("", metavar="auto|INT")] = "auto"
@@ -131,12 +136,13 @@ class ExecutionConfig:
 class OutputConfig:
     """What is measured and written.
 
-    evaluate_every    rounds between evaluations
-    train_metrics     also evaluate objective and gradient norm over all training records
-    target            value of a metric to count rounds and bytes to, such as accuracy=0.9
-    ap                how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
-    checkpoint_every  rounds between checkpoints
-    out               run folder; must not exist or be empty
+    Args:
+        evaluate_every: rounds between evaluations
+        train_metrics: also evaluate objective and gradient norm over all training records
+        target: value of a metric to count rounds and bytes to, such as accuracy=0.9
+        ap: how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
+        checkpoint_every: rounds between checkpoints
+        out: run folder; must not exist or be empty
     """
 
     evaluate_every: Annotated[int, about("", default="rounds / 20")]

@@ -69,29 +69,30 @@ POPULATIONS: dict[str, dict[str, Any]] = {
 class PopulationConfig(Reading):
     """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
 
-    data_dir             folder with data sets
-    seed                 decides partition, cohorts, batches, noise and initial model
-    num_clients          clients N in the population
-    labels_per_client    k, for partitions labels and pathological
-    assignment           of labels, pathological: cyclic, client i has i, i + 1, ...; first, i and random ones
-    shards_per_client    s, for partition shards
-    shard_size           records of a shard instead, of which all whole ones are dealt
-    similarity           percent of records dealt at random, partition similarity
-    concentration        of the dirichlet partitions; small is heterogeneous
-    concentration_scale  hsu: concentration over the number of classes
-    balance              for class-dirichlet: clients with their even part take no classes to come
-    column               for continuous: target, target:J of several numbers, or the number of a feature
-    column_strength      for continuous: 0 is iid, 1 sorted by the column
-    group_size           natural clients that make one, grouped-natural
-    remainder            of these: a smaller client, spread over the others, dropped, or refused
-    client_ids           for partition given: .npy or text, an id for each training record; .json, lists of their rows
-    sizes                records per client
-    min_records          smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
-    zipf_exponent        for sizes zipf
-    pca                  principal components that replace the features; not private
-    cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
-    normalise            public constants: features become (x - MEAN) / STD, before pca and cosines
-    holdout              pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
+    Args:
+        data_dir: folder with data sets
+        seed: decides partition, cohorts, batches, noise and initial model
+        num_clients: clients N in the population
+        labels_per_client: k, for partitions labels and pathological
+        assignment: of labels, pathological: cyclic, client i has i, i + 1, ...; first, i and random ones
+        shards_per_client: s, for partition shards
+        shard_size: records of a shard instead, of which all whole ones are dealt
+        similarity: percent of records dealt at random, partition similarity
+        concentration: of the dirichlet partitions; small is heterogeneous
+        concentration_scale: hsu: concentration over the number of classes
+        balance: for class-dirichlet: clients with their even part take no classes to come
+        column: for continuous: target, target:J of several numbers, or the number of a feature
+        column_strength: for continuous: 0 is iid, 1 sorted by the column
+        group_size: natural clients that make one, grouped-natural
+        remainder: of these: a smaller client, spread over the others, dropped, or refused
+        client_ids: for partition given: .npy or text, an id for each training record; .json, lists of their rows
+        sizes: records per client
+        min_records: smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
+        zipf_exponent: for sizes zipf
+        pca: principal components that replace the features; not private
+        cosines: so many lowest cosine frequencies a side replace an image; public, learns nothing
+        normalise: public constants: features become (x - MEAN) / STD, before pca and cosines
+        holdout: pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
     """
 
     dataset: Annotated[str, about(_NAMES)] = "digits"

@@ -26,20 +26,21 @@ Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one
 class PrivacyTerms:
     """How privacy is counted.
 
-    epsilon        budget, one for all or one per client; the noise is found that meets it
-    delta          of the budget and of the Guarantee
-    accountant     pld is rigorous; integer noise needs rdp
-    participation  the rounds of a client that noise is found for and that the Guarantee counts. schedule: its own
-                   number under the seed, which the run must use; law: any seed, delta averaged over the draw of
-                   cohorts; worst: every round; expected: the mean number, as papers do, which is no guarantee for
-                   clients drawn more often; once: a single round, which is none for the run. The Guarantee of the last
-                   two says so first; `guarantee(..., participation="schedule")` gives what such a run really has
-    sigma_mode     per_client: each its own noise; common_worst: all that of the client that needs most; or what a
-                   paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
-    view           the adversary, by default the strongest that the algorithm protects against; uploads: the server
-                   sees every message, so sampling clients amplifies nothing; in the others the others' noise
-                   helps where it is known to add up
-    colluders      clients of each cohort that help the adversary, in views other than uploads
+    Args:
+        epsilon: budget, one for all or one per client; the noise is found that meets it
+        delta: of the budget and of the Guarantee
+        accountant: pld is rigorous; integer noise needs rdp
+        participation: the rounds of a client that noise is found for and that the Guarantee counts. schedule: its own
+            number under the seed, which the run must use; law: any seed, delta averaged over the draw of cohorts;
+            worst: every round; expected: the mean number, as papers do, which is no guarantee for clients drawn more
+            often; once: a single round, which is none for the run. The Guarantee of the last two says so first;
+            `guarantee(..., participation="schedule")` gives what such a run really has
+        sigma_mode: per_client: each its own noise; common_worst: all that of the client that needs most; or what a
+            paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
+        view: the adversary, by default the strongest that the algorithm protects against; uploads: the server sees
+            every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
+            known to add up
+        colluders: clients of each cohort that help the adversary, in views other than uploads
     """
 
     epsilon: Budget | None = None

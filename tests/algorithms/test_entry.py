@@ -33,9 +33,10 @@ def pulled(
 ) -> fdp.Algorithm:
     """DP-SGD pulled to the received model (somebody, 2026).
 
-    pull   how strongly
-    form   "half" or "full" of the square
-    slack  taken off the pull
+    Args:
+        pull: how strongly
+        form: "half" or "full" of the square
+        slack: taken off the pull
     """
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     strength = pull if form == "half" else 2 * (pull - slack)
@@ -141,7 +142,8 @@ def test_a_bare_function_of_options_is_an_entry_too():
     def bare(*, rate: float, **common: Unpack[Common]) -> fdp.Algorithm:
         """A function.
 
-        rate  of the server
+        Args:
+            rate: of the server
         """
         return assemble(common, server=fdp.parts.Server(hyperparameters={"learning_rate": rate}))
 

@@ -49,9 +49,10 @@ from fedjax_dp.algorithms import Common, entry
 def mine(*, shrink: float = 0.5, clip_norm: float, noise_multiplier: float = 0.0, **common: Unpack[Common]):
     \"\"\"Private steps with smaller rates.
 
-    shrink            what rates are multiplied by
-    clip_norm         C
-    noise_multiplier  z
+    Args:
+        shrink: what rates are multiplied by
+        clip_norm: C
+        noise_multiplier: z
     \"\"\"
     rate = common.pop("learning_rate") * shrink
     return fdp.dpnfl(clip_norm=clip_norm, noise_multiplier=noise_multiplier, learning_rate=rate, **common)
