@@ -33,6 +33,9 @@ class About:
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # it means something only where these are so
     metavar: str | None = None
     default: str | None = None  # in words, where no value says it
+    switch: bool = False  # a flag without a value
+    short: str | None = None  # another name of the flag, of one letter
+    positional: bool = False  # a word without a flag, at its place
 
     def __repr__(self) -> str:  # in signatures
         return repr(self.text)

@@ -1,13 +1,14 @@
 """`fedjax-dp run`."""
 
+import dataclasses
 import json
 import pathlib
-from typing import Any
+from typing import Annotated, Any
 
-from fedjax_dp import devices
-from fedjax_dp.cli.options import take_flag, take_option
-from fedjax_dp.cli.run_options import asked_with
-from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
+from fedjax_dp import devices, errors
+from fedjax_dp.cli.options import Detail, DetailOptions, known_flags
+from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.cli.telling import INDENT, tell
 from fedjax_dp.cli.tracking import Tracker, TrackOptions, lost, trackers_of
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution import distributed
@@ -16,6 +17,7 @@ from fedjax_dp.experiments import configured
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.presets import paper_of
 from fedjax_dp.experiments.training import Callbacks
+from fedjax_dp.options import about, of_class
 from fedjax_dp.tasks.measures import Measure, Measures, measures_of, target_of
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
@@ -28,37 +30,65 @@ processes that share the run, each started with its own I; --timeout SECONDS is 
 FEW = 0.1  # of the gradients
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(DetailOptions, TrackOptions):
+    """How a run is carried out, which decides nothing of it.
+
+    Args:
+        resume: a run folder, to go on with it from its last checkpoint
+        coordinator: HOST:PORT of process 0, or auto: this is one of several processes that share the run
+        processes: how many they are
+        process: which of them this is, from 0
+        timeout: seconds that they wait for each other
+    """
+
+    resume: Annotated[str | None, about("", metavar="DIR")] = None
+    coordinator: Annotated[str | None, about("", metavar="HOST:PORT")] = None
+    processes: Annotated[int | None, about("", default="as the cluster says")] = None
+    process: Annotated[int | None, about("", default="as the cluster says")] = None
+    timeout: int = distributed.TIMEOUT
+
+    def group(self) -> distributed.Group | None:
+        """The processes that share the run.
+
+        Raises: ConfigurationError.
+        """
+        if self.coordinator is not None:
+            return distributed.group_of(self.coordinator, self.processes, self.process, self.timeout)
+        for name in ("processes", "process"):
+            if getattr(self, name) is not None:
+                raise errors.refuse(name, getattr(self, name), "left out without --coordinator", "add --coordinator")
+        return None
+
+
 def run_command(arguments: list[str]) -> int:
     """Start or resume a run, and print its result; of several processes the first prints."""
-    as_json, arguments = take_flag(arguments, "--json")
-    detail, arguments = take_detail(arguments)
-    resume, arguments = take_option(arguments, "--resume", "a run folder")
-    group, arguments = _take_group(arguments)
+    values, rest = known_flags(arguments, of_class(RunOptions))
+    options = RunOptions(**values)
+    detail = options.detail
     devices.cache_programs()
-    with distributed.joined(group):
+    with distributed.joined(options.group()):
         screen = Screen(quiet=not distributed.first() or detail is Detail.QUIET)
-        said, trackers = distributed.together(
-            lambda: _asked(arguments), lambda made: {name: str(value) for name, value in made[0].items()}
+
+        def overridden() -> tuple[dict[str, Any], list[Tracker]]:
+            return configured_by("run", rest, DESCRIPTION, RunOptions)[0], trackers_of(options)
+
+        overrides, trackers = distributed.together(
+            overridden, lambda made: {name: str(value) for name, value in made[0].items()}
         )
-        told = Callbacks(trackers, lost)
+        callbacks = Callbacks(trackers, lost)
         caption = ""
-        if resume is None:
-            config = configs.resolve(said)
+        if options.resume is None:
+            config = configs.resolve(overrides)
             caption = _caption(config)
-            result, where = configured.start(config, screen, told)
+            result, where = configured.start(config, screen, callbacks)
         else:
-            result, where = configured.resume(pathlib.Path(resume), said, screen, told)
-        if as_json and distributed.first():
+            result, where = configured.resume(pathlib.Path(options.resume), overrides, screen, callbacks)
+        if options.json and distributed.first():
             print(json.dumps(result, allow_nan=False))
         elif distributed.first():
             _print_result(result, where, detail, caption, trackers)
     return 0
-
-
-def _asked(arguments: list[str]) -> tuple[dict[str, Any], list[Tracker]]:
-    """What file and flags say of the run, and who is told of it."""
-    said, track, _ = asked_with("run", arguments, DESCRIPTION, TrackOptions)
-    return said, trackers_of(track)
 
 
 def _caption(config: configs.RunConfig) -> str:
@@ -68,17 +98,6 @@ def _caption(config: configs.RunConfig) -> str:
     return (
         "" if "delta" in config.given or paper is None else f"; it is that of the {paper} paper, the default on {kind}"
     )
-
-
-def _take_group(arguments: list[str]) -> tuple[distributed.Group | None, list[str]]:
-    """The processes that share the run, and the other arguments."""
-    coordinator, arguments = take_option(arguments, "--coordinator", "HOST:PORT or auto")
-    if coordinator is None:
-        return None, arguments
-    words = {}
-    for name in ("processes", "process", "timeout"):
-        words[name], arguments = take_option(arguments, f"--{name}", "a whole number")
-    return distributed.group_of(coordinator, **words), arguments
 
 
 def _print_result(

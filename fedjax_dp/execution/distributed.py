@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_dp import errors
 
 T = TypeVar("T")
+TIMEOUT = 300  # seconds until all must have come
 LOST_S = 30  # without a sign of life, until a process counts as dead
 LOST_WORDS = ("Gloo", "NCCL", "oordination", "arrier")  # in messages about others, not about memory or numbers
 OPEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)  # why a port cannot be opened
@@ -34,20 +35,15 @@ class Group(NamedTuple):
     coordinator: str | None = None
     processes: int | None = None
     process: int | None = None
-    timeout: int = 300
+    timeout: int = TIMEOUT
 
 
-def group_of(coordinator: str, processes: str | None, process: str | None, timeout: str | None) -> Group:
-    """From the words of a command line; `auto` for the coordinator leaves all that is not given to JAX.
+def group_of(coordinator: str, processes: int | None, process: int | None, timeout: int = TIMEOUT) -> Group:
+    """`auto` for the coordinator leaves all that is not given to JAX.
 
     Raises: ConfigurationError.
     """
-    asked = {"processes": processes, "process": process, "timeout": timeout}
-    for name, word in asked.items():
-        if word is not None and not word.isdecimal():
-            raise errors.refuse(name, repr(word), "a whole number")
-    counts = {name: int(word) for name, word in asked.items() if word is not None}
-    group = Group(None if coordinator == "auto" else coordinator, **counts)
+    group = Group(None if coordinator == "auto" else coordinator, processes, process, timeout)
     if group.coordinator is not None:
         host, _, port = group.coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -58,7 +54,7 @@ def group_of(coordinator: str, processes: str | None, process: str | None, timeo
             )
     if group.processes is not None:
         errors.require_count("processes", group.processes)
-        if group.process is not None and group.process >= group.processes:
+        if group.process is not None and not 0 <= group.process < group.processes:
             raise errors.refuse(
                 "process", group.process, f"a number from 0 to {group.processes - 1}", "they count from 0"
             )

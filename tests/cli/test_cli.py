@@ -14,15 +14,13 @@ from helpers import usual
 
 import fedjax_dp
 from fedjax_dp import algorithms, cli
-from fedjax_dp.cli.commands import COMMANDS
-from fedjax_dp.cli.tracking import TrackOptions
+from fedjax_dp.cli.run import RunOptions
 from fedjax_dp.experiments import build, config, environment, population
 from fedjax_dp.options import of_class
 from fedjax_dp.rounds import simulation
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
-TRACKING = of_class(TrackOptions)
-SWITCHES = set(COMMANDS["run"].switches)
+OWN = of_class(RunOptions)
 
 
 def command(*words):
@@ -163,14 +161,14 @@ def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
 
 def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypatch):
     out = shown_by(capsys, monkeypatch, "--help-all")
-    everything = config.options_of() | TRACKING
-    assert flags_in(out) == {option.flag for option in everything.values()} | SWITCHES
-    assert len(re.findall(r"default:\s", out)) == len(everything)
+    everything = config.options_of() | OWN
+    assert flags_in(out) == {option.flag for option in everything.values()}
+    assert len(re.findall(r"default:\s", out)) == len([one for one in everything.values() if not one.about.switch])
     told = " ".join(out.replace("│", " ").split())
-    assert "dp_fedavg: how fast it follows (default: 0.2)" in told
-    assert "only their sum is seen (default: by algorithm: cpfed: true; else false)" in told
+    assert "dp_fedavg: how fast it follows [default: 0.2]" in told
+    assert "only their sum is seen [default: by algorithm: cpfed: true; else false]" in told
     assert "dp_fedavg, dp_ftrl: C, L2 bound on a client's update" in told
-    assert "(default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
+    assert "[default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
     assert "no epsilon (record, scale, none); acs_pldp:" in told
 
 
@@ -178,11 +176,11 @@ def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypat
 def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monkeypatch, entry):
     out = shown_by(capsys, monkeypatch, "--algorithm", entry, "--help")
     of_privacy = {f"--{name.replace('_', '-')}" for name in vars(config.PrivacyConfig())}
-    taken = {option.flag for option in (config.options_of(algorithms.CATALOGUE[entry]) | TRACKING).values()} | SWITCHES
+    taken = {option.flag for option in (config.options_of(algorithms.CATALOGUE[entry]) | OWN).values()}
     assert flags_in(out) == taken - (set() if algorithms.CATALOGUE[entry].private else of_privacy)
     defaults = config.resolve({"algorithm": entry}).flat()
-    assert f"rounds T (default: {defaults['rounds']})" in out
-    assert "(default: )" not in out
+    assert f"rounds T [default: {defaults['rounds']}]" in out
+    assert "[default: ]" not in out
 
 
 BAD = [
