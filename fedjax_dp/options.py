@@ -11,7 +11,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from docstring_parser import google
 
@@ -33,6 +33,7 @@ class About:
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # it means something only where these are so
     metavar: str | None = None
     default: str | None = None  # in words, where no value says it
+    value: Any = REQUIRED  # the default of a key of a TypedDict, which cannot say it itself
     switch: bool = False  # a flag without a value
     short: str | None = None  # another name of the flag, of one letter
     positional: bool = False  # a word without a flag, at its place
@@ -76,6 +77,16 @@ class Option:
         return listed or self.about.choices
 
     @property
+    def parameter(self) -> inspect.Parameter:
+        """As a keyword argument of a function: its plain type, of names those that it may have."""
+        hint = self.hint
+        if self.choices:
+            hint = Literal[tuple(self.choices)]
+            more = ([str] if self.about.own else []) + ([None] if type(None) in _members(self.hint) else [])
+            hint = typing.Union[(hint, *more)]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=hint)
+
+    @property
     def flag(self) -> str:
         return f"--{self.name.replace('_', '-')}"
 
@@ -101,7 +112,7 @@ Options = dict[str, Option]
 
 
 def of_class(cls: type, defaults: Mapping[str, Any] | None = None) -> Options:
-    """The options that the fields of a dataclass, or the keys of a TypedDict, are; `defaults` of the latter."""
+    """The options that the fields of a dataclass, or the keys of a TypedDict, are; `defaults` over its own."""
     told, found = _texts(cls), Options()
     own: dict[str, Any] = {}
     if dataclasses.is_dataclass(cls):
@@ -191,7 +202,7 @@ def _option(name: str, hint: Any, default: Any, told: Mapping[str, str]) -> Opti
         found = next((entry for entry in more if isinstance(entry, About)), found)
     if name in told:  # the owner's own words
         found = dataclasses.replace(found, text=told[name])
-    return Option(name, hint, default, found)
+    return Option(name, hint, found.value if default is REQUIRED else default, found)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from fedjax_dp import doors, errors
-from fedjax_dp.options import About, about, of_class, require
+from fedjax_dp.options import REQUIRED, About, about, of_class, require
 from fedjax_dp.parts.aggregation import ESTIMATORS, Aggregate
 from fedjax_dp.parts.answers import Dropout, FirstResponders
 from fedjax_dp.parts.batches import (
@@ -62,7 +62,7 @@ def of_rule(number: str) -> About:
     """What is told of a number of the local rules that have it."""
     rules = rules_with(number)
     values = dict.fromkeys(f"{LOCAL_RULES[rule].hyperparameters[number]:g}" for rule in rules)
-    return about("", beside={"local_rule": rules}, default=" or ".join(values))
+    return about("", value=None, beside={"local_rule": rules}, default=" or ".join(values))
 
 
 class Common(TypedDict, total=False):
@@ -98,58 +98,34 @@ class Common(TypedDict, total=False):
     """
 
     cohort_size: Required[int | None]
-    cohort: Annotated[str, about("", choices=COHORTS)]
-    one_by_one: Annotated[bool, about("", beside={"cohort": "md"})]
-    dropout: float
-    first: int | None
-    estimator: Annotated[str, about("", choices=ESTIMATORS)]
+    cohort: Annotated[str, about("", value="uniform", choices=COHORTS)]
+    one_by_one: Annotated[bool, about("", value=False, beside={"cohort": "md"})]
+    dropout: Annotated[float, about("", value=0.0)]
+    first: Annotated[int | None, about("", value=None)]
+    estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
     batch_size: Required[int | None]
-    batches: Annotated[str, about("", choices=BATCHES)]
+    batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
     local_steps: Required[int]
     learning_rate: Required[float]
-    schedule: Annotated[str, about("", choices=SCHEDULES)]
-    per_step: bool
-    local_rule: Annotated[str, about("", choices=LOCAL_RULES)]
+    schedule: Annotated[str, about("", value="constant", choices=SCHEDULES)]
+    per_step: Annotated[bool, about("", value=False)]
+    local_rule: Annotated[str, about("", value="sgd", choices=LOCAL_RULES)]
     local_decay: Annotated[float | None, of_rule("decay")]
     local_b1: Annotated[float | None, of_rule("b1")]
     local_b2: Annotated[float | None, of_rule("b2")]
     local_eps: Annotated[float | None, of_rule("eps")]
     local_floor: Annotated[float | None, of_rule("floor")]
     local_weight_decay: Annotated[float | None, of_rule("weight_decay")]
-    keep_rule: Annotated[bool, about("", beside={"local_rule": tuple(LOCAL_RULES)[1:]})]
-    l2: float
-    microbatch: int | None
-    secure: Annotated[bool, about("", group="privacy")]
-    ring_bits: Annotated[int, about("", group="privacy", beside={"secure": True})]
-    fractional_bits: Annotated[int, about("", group="privacy", beside={"secure": True})]
-    neighbours: Annotated[int | None, about("", group="privacy", beside={"secure": True})]
+    keep_rule: Annotated[bool, about("", value=False, beside={"local_rule": tuple(LOCAL_RULES)[1:]})]
+    l2: Annotated[float, about("", value=0.0)]
+    microbatch: Annotated[int | None, about("", value=None)]
+    secure: Annotated[bool, about("", value=False, group="privacy")]
+    ring_bits: Annotated[int, about("", value=32, group="privacy", beside={"secure": True})]
+    fractional_bits: Annotated[int, about("", value=16, group="privacy", beside={"secure": True})]
+    neighbours: Annotated[int | None, about("", value=None, group="privacy", beside={"secure": True})]
 
 
-DEFAULTS: dict[str, Any] = {
-    "cohort": "uniform",
-    "one_by_one": False,
-    "dropout": 0.0,
-    "first": None,
-    "estimator": "wor_delta",
-    "batches": "without-replacement",
-    "schedule": "constant",
-    "per_step": False,
-    "local_rule": "sgd",
-    "local_decay": None,
-    "local_b1": None,
-    "local_b2": None,
-    "local_eps": None,
-    "local_floor": None,
-    "local_weight_decay": None,
-    "keep_rule": False,
-    "l2": 0.0,
-    "microbatch": None,
-    "secure": False,
-    "ring_bits": 32,
-    "fractional_bits": 16,
-    "neighbours": None,
-}
-COMMON = of_class(Common, DEFAULTS)
+COMMON = of_class(Common)
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
@@ -184,7 +160,8 @@ def assemble(
     drawn: Mapping[str, Any] | None = None,
 ) -> Algorithm:
     """An algorithm from common options and the parts that are special."""
-    given: dict[str, Any] = {**DEFAULTS, **common}
+    defaults = {name: option.default for name, option in COMMON.items() if option.default is not REQUIRED}
+    given: dict[str, Any] = {**defaults, **common}
     require(COMMON, given, common, "every algorithm")
     if not isinstance(corrections, tuple | list):
         raise errors.refuse("corrections", doors.described(corrections), "a tuple of parts", "put it into one: (part,)")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec
@@ -91,6 +92,11 @@ class Entry(Generic[P]):
         """Everything that a run may say to it."""
         taken = self._arguments | (options.of_function(self.prepare) if self.prepare else {})
         return {name: option for name, option in taken.items() if name not in self.fixes}
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Every option with its type and the default that it has here."""
+        return inspect.Signature([option.parameter for option in self._arguments.values()], return_annotation=Algorithm)
 
     @property
     def __advice__(self) -> str:

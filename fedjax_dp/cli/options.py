@@ -5,10 +5,12 @@ Options are described where they are taken (see `fedjax_dp.options`).
 
 import dataclasses
 import enum
+import functools
 import inspect
 import pathlib
 import re
 import shutil
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
@@ -257,17 +259,23 @@ def _parameter(option: Option, group: cyclopts.Group) -> inspect.Parameter:
 
 def print_help(command: str, boxes: Mapping[str, Options], description: str) -> None:
     """All options of a command, a box for each group."""
-    app_of(f"fedjax-dp {command}", boxes, whole(description)).help_print([], console=console())
+    app_of(f"fedjax-dp {command}", boxes, wrapped(description)).help_print([], console=console())
 
 
 def console() -> Console:
     """stdout, as wide as help is at most."""
-    return Console(width=min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST), highlight=False, markup=False)
+    return Console(width=_width(), highlight=False, markup=False)
 
 
-def whole(text: str) -> str:
-    """Paragraphs in one line each, to be wrapped where they are printed; indented lines stay apart."""
-    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+def wrapped(text: str) -> str:
+    """Paragraphs as wide as help; indented lines stay as they are."""
+    lines = re.sub(r"(?<=\S)\n(?=\S)", " ", text).split("\n")
+    fill = functools.partial(textwrap.fill, width=_width(), break_on_hyphens=False, break_long_words=False)
+    return "\n".join(line if line.startswith(" ") else fill(line) for line in lines)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
 
 
 def in_words(option: Option) -> str:

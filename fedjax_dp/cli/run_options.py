@@ -10,7 +10,7 @@ from rich.table import Table
 from fedjax_dp import own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.citations import CITATIONS
-from fedjax_dp.cli.options import HELP, console, in_words, known_flags, print_help, require_known, whole
+from fedjax_dp.cli.options import HELP, console, in_words, known_flags, print_help, require_known, wrapped
 from fedjax_dp.data import DATASETS
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.config import entry_of, groups_of, known_options, options_of
@@ -71,7 +71,7 @@ def _help(command: str, description: str, own: Options, everything: bool) -> Non
         rows.add_row(f"  {group}", " ".join([*(usual or (option.flag for option in options.values())), *more]))
     rows.add_row("  algorithms", ", ".join(CATALOGUE))
     page = console()
-    page.print(whole(description), end="\n\n")
+    page.print(wrapped(description), end="\n\n")
     page.print(rows)
     page.print(_MORE.format(command=command))
 

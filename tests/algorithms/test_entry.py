@@ -1,5 +1,6 @@
 """An entry is written in one place: configuration, flags, help, checks, table and axes follow from it."""
 
+import inspect
 import json
 import pathlib
 import pickle
@@ -136,6 +137,16 @@ def test_what_follows_from_what_is_said_says_the_same_again():
             for more in ({}, {"batches": "full"}, {"noise_multiplier": 1.0} if CATALOGUE[name].private else {}):
                 found = config.resolve({"dataset": named, "algorithm": name, **more})
                 assert config.resolve(found.flat()) == found
+
+
+def test_a_signature_shows_every_option_with_its_type_and_default():
+    shown = inspect.signature(pulled).parameters
+    assert list(shown) == list(pulled.options)
+    assert str(shown["pull"]) == "pull: float = 0.1"
+    assert str(shown["form"]) == "form: Literal['half', 'full'] = 'half'"
+    assert str(shown["batch_size"]) == "batch_size: int | None"
+    assert shown["estimator"].default == "mean"  # as the decorator has it
+    assert "Annotated" not in str(inspect.signature(fdp.dpnfl))
 
 
 def test_a_bare_function_of_options_is_an_entry_too():
