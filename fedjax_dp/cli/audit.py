@@ -18,7 +18,7 @@ from fedjax_dp.cli.telling import INDENT, tell
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.options import about, of_class
@@ -90,7 +90,7 @@ def audit_command(arguments: list[str]) -> int:
     if idle:
         screen.say(f"of no effect on an audit: {', '.join(idle)}")
     devices.cache_programs()
-    config = configs.resolve(overrides)
+    config = configs.RunSpec.of(overrides)
     with config.naming_defaults():
         found, promise = _audited(config, options, screen)
     found = dataclasses.replace(found, repeat=_again(arguments))
@@ -112,7 +112,7 @@ def audit_command(arguments: list[str]) -> int:
     return int(found.violated)
 
 
-def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[Audit, Guarantee]:
+def _audited(config: RunSpec, options: AuditOptions, screen: Screen) -> tuple[Audit, Guarantee]:
     """The audit of a configuration, and the Guarantee of its run."""
     data = build_data(config.data)
     model, algorithm = build_model(config, data), build_algorithm(config, data)

@@ -21,7 +21,7 @@ from fedjax_dp.experiments.build import (
     records_on_host,
 )
 from fedjax_dp.experiments.compiled import Compiled, compiled_round
-from fedjax_dp.experiments.config import RunConfig, Said
+from fedjax_dp.experiments.config import Overrides, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.latency import Latency, latency
 from fedjax_dp.experiments.population import build_data
@@ -76,7 +76,7 @@ def bench_command(arguments: list[str]) -> int:
                 raise errors.refuse(name, value, "left out with --compile-for", "as nothing is measured")
         return _compile(overrides, target_of(options.compile_for), options.plot, look, options.json, screen)
     devices.cache_programs()
-    config = configs.resolve(overrides)
+    config = configs.RunSpec.of(overrides)
     with config.naming_defaults():
         data = build_data(config.data)
         model, algorithm = build_model(config, data), build_algorithm(config, data)
@@ -104,10 +104,10 @@ def bench_command(arguments: list[str]) -> int:
     return 0
 
 
-def _compile(overrides: Said, target: Target, plot: str | None, look: Look, as_json: bool, screen: Screen) -> int:
+def _compile(overrides: Overrides, target: Target, plot: str | None, look: Look, as_json: bool, screen: Screen) -> int:
     """Compile for a target and print."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs on what else may be here
-    config = configs.resolve(overrides)
+    config = configs.RunSpec.of(overrides)
     asked = config.execution
     with config.naming_defaults(), screen.bar(f"compiling for {target.name}", total=1):
         data = build_data(config.data)
@@ -171,7 +171,7 @@ def _print_compiled(found: Compiled, name: str) -> None:
         console.print(line)
 
 
-def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
+def to_dict(found: Latency, config: RunSpec) -> dict[str, Any]:
     """The JSON object of a measurement."""
     return found._asdict() | {
         "total_ms": found.total_ms,

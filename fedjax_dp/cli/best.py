@@ -66,11 +66,13 @@ def best_command(arguments: list[str]) -> int:
 
 def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
+
     from fedjax_dp.experiments import config as configs  # loads JAX
+    from fedjax_dp.experiments import groups
 
     if not best.config:
         raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
-    known = configs.options_of()
+    known = groups.options_of()
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
     return configs.to_toml(best.config | {"out": None})

@@ -54,7 +54,7 @@ def options_of_command(name: str) -> Options:
     """All that a command takes, with the names that are known only once data sets and recipes are."""
     from fedjax_dp.cli.run_options import FILE
     from fedjax_dp.data import DATASETS
-    from fedjax_dp.experiments.config import options_of
+    from fedjax_dp.experiments.groups import options_of
 
     command = COMMANDS[name]
     found = (FILE | options_of() if command.configured else {}) | of_class(command.own())

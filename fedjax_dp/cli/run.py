@@ -79,7 +79,7 @@ def run_command(arguments: list[str]) -> int:
         callbacks = Callbacks(trackers, lost)
         caption = ""
         if options.resume is None:
-            config = configs.resolve(overrides)
+            config = configs.RunSpec.of(overrides)
             caption = _caption(config)
             result, where = configured.start(config, screen, callbacks)
         else:
@@ -91,13 +91,13 @@ def run_command(arguments: list[str]) -> int:
     return 0
 
 
-def _caption(config: configs.RunConfig) -> str:
+def _caption(config: configs.RunSpec) -> str:
     """Whose delta it is, where nobody gave one."""
     kind = kind_of(config.data.dataset)
     paper = paper_of(kind)
-    return (
-        "" if "delta" in config.given or paper is None else f"; it is that of the {paper} paper, the default on {kind}"
-    )
+    if "delta" in config.explicit or paper is None:
+        return ""
+    return f"; it is that of the {paper} paper, the default on {kind}"
 
 
 def _print_result(

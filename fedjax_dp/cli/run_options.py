@@ -13,7 +13,7 @@ from fedjax_dp.citations import CITATIONS
 from fedjax_dp.cli.options import HELP, console, in_words, known_flags, print_help, require_known, wrapped
 from fedjax_dp.data import DATASETS
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments.config import entry_of, groups_of, known_options, options_of
+from fedjax_dp.experiments.groups import entry_of, groups_of, known_options, options_of
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.options import Option, Options, about, of_class
 
@@ -79,7 +79,7 @@ def _help(command: str, description: str, own: Options, everything: bool) -> Non
 def _help_of(command: str, description: str, own: Options, algorithm: str, dataset: str) -> None:
     """All that an algorithm takes, with its defaults on a data set."""
     entry = entry_of(algorithm)
-    values = configs.resolve({"algorithm": algorithm, "dataset": dataset}).flat()
+    values = configs.RunSpec.of({"algorithm": algorithm, "dataset": dataset}).flat()
     groups = {
         group: {name: _with_default(option, values) for name, option in options.items()}
         for group, options in groups_of(entry).items()

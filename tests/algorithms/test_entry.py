@@ -13,7 +13,7 @@ from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE, Common, Entry, assemble, entry
 from fedjax_dp.algorithms.assemble import ClipNorm, NoiseMultiplier
 from fedjax_dp.data import DATASETS
-from fedjax_dp.experiments import catalogue_table, config
+from fedjax_dp.experiments import catalogue_table, config, groups
 from fedjax_dp.options import about
 from fedjax_dp.parts.corrections import Proximal
 from fedjax_dp.parts.record_privacy import RecordGaussian
@@ -135,8 +135,8 @@ def test_what_follows_from_what_is_said_says_the_same_again():
         named = f"{dataset}:x" if dataset in ("npz", "tfds", "store") else dataset
         for name in CATALOGUE:
             for more in ({}, {"batches": "full"}, {"noise_multiplier": 1.0} if CATALOGUE[name].private else {}):
-                found = config.resolve({"dataset": named, "algorithm": name, **more})
-                assert config.resolve(found.flat()) == found
+                found = config.RunSpec.of({"dataset": named, "algorithm": name, **more})
+                assert config.RunSpec.of(found.flat()) == found
 
 
 def test_a_signature_shows_every_option_with_its_type_and_default():
@@ -180,7 +180,7 @@ def named_as_the_run(*, rounds: int = 3, **common: Unpack[Common]) -> fdp.Algori
         (lambda: Entry(nothing, defaults={"estimater": "mean"})(**COMMON), "did you mean estimator"),
         (lambda: Entry(nothing, defaults=lambda given: None)(**COMMON), "must be mappings of options"),
         (lambda: Entry(nothing)(**COMMON), "nothing must be a function that returns an Algorithm, got NoneType"),
-        (lambda: config.groups_of(Entry(named_as_the_run)), "must be a name that no field of a run has, got rounds"),
+        (lambda: groups.groups_of(Entry(named_as_the_run)), "must be a name that no field of a run has, got rounds"),
     ],
 )
 def test_entries_that_cannot_be_are_refused_in_one_line(made, told):

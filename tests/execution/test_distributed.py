@@ -321,7 +321,7 @@ def started_long(out, port):
 
 def shorten(out, rounds):
     """Make a run of `rounds` out of a longer one, which nobody else may: its configuration is held to its checksum."""
-    config = configs.resolve(configs.read(out / "config.toml") | {"rounds": rounds})
+    config = configs.RunSpec.of(configs.read(out / "config.toml") | {"rounds": rounds})
     (out / "config.toml").write_text(configs.to_toml(config.flat()))
     about = json.loads((out / "run.json").read_text())
     about["config"]["rounds"] = rounds

@@ -79,9 +79,9 @@ def run(*words):
     ("name", "kind"), [("Net", "Net"), ("Nnx", "Nnx"), ("pair", "start"), ("instance", "Net"), ("made", None)]
 )
 def test_what_a_name_stands_for_becomes_a_model(name, kind):
-    made = build_model(configs.resolve({"model": f"net.py:{name}"}), SHAPE)
+    made = build_model(configs.RunSpec.of({"model": f"net.py:{name}"}), SHAPE)
     assert kind is None or kind in made.network.name or name == "pair"
-    assert made == build_model(configs.resolve({"model": f"net.py:{name}"}), SHAPE)
+    assert made == build_model(configs.RunSpec.of({"model": f"net.py:{name}"}), SHAPE)
 
 
 @pytest.mark.slow
