@@ -7,10 +7,11 @@ The text stands in the type, `Annotated[float, about("how fast")]`, or in the do
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from docstring_parser import google
@@ -23,6 +24,27 @@ REQUIRED = inspect.Parameter.empty
 
 
 @dataclasses.dataclass(frozen=True)
+class Names(Collection[str]):
+    """The keys of a table, which is loaded where they are wanted: `Names("package.module", "TABLE")`."""
+
+    module: str
+    table: str
+
+    @functools.cached_property
+    def _all(self) -> tuple[str, ...]:
+        return tuple(getattr(importlib.import_module(self.module), self.table))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+
+@dataclasses.dataclass(frozen=True)
 class About:
     """What is told of an option beside its type and default; goes into `Annotated`."""
 
@@ -30,6 +52,7 @@ class About:
     group: str | None = None  # under which it stands in help
     choices: Collection[str] | None = None  # names that it may have
     own: bool = False  # or FILE.py:NAME, see `own_code`
+    open: bool = False  # or something else, which is checked where it is used
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # it means something only where these are so
     metavar: str | None = None
     default: str | None = None  # in words, where no value says it
@@ -82,8 +105,8 @@ class Option:
         hint = self.hint
         if self.choices:
             hint = Literal[tuple(self.choices)]
-            more = ([str] if self.about.own else []) + ([None] if type(None) in _members(self.hint) else [])
-            hint = typing.Union[(hint, *more)]
+            more = [str] if self.about.own or self.about.open else []
+            hint = typing.Union[(hint, *more, *({type(None)} & {*_members(self.hint)}))]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=hint)
 
     @property
@@ -95,7 +118,7 @@ class Option:
         require_kind(self.name, value, self.kind)
         if self.choices is None or (value is None and type(None) in _members(self.hint)):
             return
-        if not (self.about.own and own_code.is_own(value)):
+        if not (self.about.open or (self.about.own and own_code.is_own(value))):
             errors.require_choice(self.name, value, self.choices)
 
     def missing(self, values: Mapping[str, Any]) -> str | None:
@@ -128,12 +151,17 @@ def of_function(function: Callable[..., Any], common: Mapping[Any, Options] | No
 
     `common` are the options behind `**rest: Unpack[Rest]`, by the class `Rest`.
     """
-    hints, told, found = typing.get_type_hints(function, include_extras=True), _texts(function), Options()
-    for name, parameter in inspect.signature(function).parameters.items():
+    told, found = _texts(function), Options()
+    parameters = inspect.signature(function).parameters
+    hints: dict[str, Any] = {name: parameter.annotation for name, parameter in parameters.items()}
+    if any(isinstance(hint, str) for hint in hints.values()):
+        hints = typing.get_type_hints(function, include_extras=True)
+    for name, parameter in parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             found |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {})
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            found[name] = _option(name, hints.get(name, Any), parameter.default, told)
+            hint = hints.get(name, Any)
+            found[name] = _option(name, Any if hint is parameter.empty else hint, parameter.default, told)
     return found
 
 

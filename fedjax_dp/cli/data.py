@@ -14,9 +14,9 @@ from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.data.disk import check_place
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS
 from fedjax_dp.experiments.population import (
-    PopulationConfig,
     build_data,
     notes,
     population_of,

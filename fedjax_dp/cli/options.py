@@ -175,7 +175,8 @@ def known_flags(arguments: list[str], taken: Options) -> tuple[dict[str, Any], l
 
     Raises: ConfigurationError for flags without a value, and for values of the wrong type.
     """
-    app = app_of("", {"": {name: option for name, option in taken.items() if not option.about.positional}})
+    flagged = {name: option for name, option in taken.items() if not option.about.positional}
+    app = app_of("", {"": flagged}, named=False)
     try:
         _, bound, rest, _ = app.parse_known_args(arguments)
     except cyclopts.MissingArgumentError as error:
@@ -192,9 +193,9 @@ def known_flags(arguments: list[str], taken: Options) -> tuple[dict[str, Any], l
     return values, rest
 
 
-def app_of(name: str, boxes: Mapping[str, Options], description: str = "") -> cyclopts.App:
+def app_of(name: str, boxes: Mapping[str, Options], description: str = "", *, named: bool = True) -> cyclopts.App:
     """An application that takes options as flags; in its help they stand in boxes, by the group that they name, or by
-    the one under which they are given."""
+    the one under which they are given. Names that options may have are loaded for help and completion: `named`."""
 
     def take(**values: Any) -> Any:
         return values
@@ -202,7 +203,7 @@ def app_of(name: str, boxes: Mapping[str, Options], description: str = "") -> cy
     order = dict.fromkeys([*boxes, *(option.about.group for box in boxes.values() for option in box.values())])
     groups = {box: cyclopts.Group(box or "options", sort_key=index) for index, box in enumerate(order)}
     parameters = [
-        _parameter(option, groups[option.about.group or box])
+        _parameter(option, groups[option.about.group or box], named)
         for box, listed in boxes.items()
         for option in listed.values()
         if option.kinds
@@ -223,29 +224,29 @@ def app_of(name: str, boxes: Mapping[str, Options], description: str = "") -> cy
     return app
 
 
-def _parameter(option: Option, group: cyclopts.Group) -> inspect.Parameter:
+def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Parameter:
     """A keyword argument of an application. Its text is converted by `options.from_text`, as cyclopts takes 2.5 and
     0x10 for integers."""
 
     def convert(kind: Any, tokens: Iterable[cyclopts.Token]) -> Any:
         return options.from_text(option.flag, [*tokens][-1].value, option)
 
-    shown = option.about
+    shown, choices = option.about, tuple(option.choices or ()) if named else ()
     hint: Any = Union[option.kinds]  # noqa: UP007
-    if choices := option.choices or (("true", "false") if hint is bool else ()):
-        hint = Literal[tuple(choices)]
+    if choices or hint is bool:
+        hint = Literal[choices or ("true", "false")]
     elif hint is str:
         hint = pathlib.Path  # which shells complete
     parameter = cyclopts.Parameter(
         group=group, help=shown.text, alias=shown.short, negative="", allow_repeating=True, show_default=False
     )
     if not shown.switch:
-        metavar = shown.metavar or (None if option.choices else "|".join(_METAVARS[kind] for kind in option.kinds))
+        metavar = shown.metavar or (None if choices else "|".join(_METAVARS[kind] for kind in option.kinds))
         value = cyclopts.Parameter(
             converter=convert,
             allow_leading_hyphen=True,
             metavar=metavar,
-            show_choices=bool(option.choices),
+            show_choices=bool(choices),
             show_default=not shown.positional and (lambda _: in_words(option)),
         )
         parameter = cyclopts.Parameter.combine(parameter, value)

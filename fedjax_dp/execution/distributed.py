@@ -19,7 +19,6 @@ import numpy as np
 from fedjax_dp import errors
 
 T = TypeVar("T")
-TIMEOUT = 300  # seconds until all must have come
 LOST_S = 30  # without a sign of life, until a process counts as dead
 LOST_WORDS = ("Gloo", "NCCL", "oordination", "arrier")  # in messages about others, not about memory or numbers
 OPEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)  # why a port cannot be opened
@@ -35,10 +34,10 @@ class Group(NamedTuple):
     coordinator: str | None = None
     processes: int | None = None
     process: int | None = None
-    timeout: int = TIMEOUT
+    timeout: int = 300
 
 
-def group_of(coordinator: str, processes: int | None, process: int | None, timeout: int = TIMEOUT) -> Group:
+def group_of(coordinator: str, processes: int | None, process: int | None, timeout: int = 300) -> Group:
     """`auto` for the coordinator leaves all that is not given to JAX.
 
     Raises: ConfigurationError.

@@ -25,6 +25,7 @@ from fedjax_dp.experiments.groups import (
     TAKEN_OFF,
     ExecutionConfig,
     OutputConfig,
+    PopulationConfig,
     PrivacyConfig,
     TrainingConfig,
     entry_of,
@@ -32,7 +33,7 @@ from fedjax_dp.experiments.groups import (
     known_options,
     options_of,
 )
-from fedjax_dp.experiments.population import PopulationConfig, population_of, resolve_population
+from fedjax_dp.experiments.population import population_of, resolve_population
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.models.starts import start_files
 from fedjax_dp.options import Options, require_meant, typed

@@ -7,16 +7,79 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedjax_dp import errors, own_code
-from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.experiments.population import PopulationConfig
-from fedjax_dp.models import ARCHITECTURES
-from fedjax_dp.options import Option, Options, about, of_class
+from fedjax_dp.options import Names, Option, Options, about, of_class
 from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
-from fedjax_dp.tasks.choice import APS, LOSSES
+from fedjax_dp.reading import Reading
 
+APS = Names("fedjax_dp.tasks.choice", "APS")
+ARCHITECTURES = Names("fedjax_dp.models", "ARCHITECTURES")
+ASSIGNMENTS = Names("fedjax_dp.data.labels", "ASSIGNMENTS")
+DATASETS = Names("fedjax_dp.experiments.population", "DATASET_NAMES")
+LOSSES = Names("fedjax_dp.tasks.choice", "LOSSES")
+PARTITIONS = Names("fedjax_dp.experiments.partitions", "PARTITIONS")
+REMAINDERS = Names("fedjax_dp.data.partition", "REMAINDERS")
+SCALES = Names("fedjax_dp.data.dirichlet", "SCALES")
+SIZES = Names("fedjax_dp.experiments.partitions", "SIZES")
 WIDTHS = ("float32", "bfloat16")
 TRANSFORMERS = {"model": ("vit", "gpt")}  # beside which their sizes mean something
+
+
+@dataclasses.dataclass(frozen=True)
+class PopulationConfig(Reading):
+    """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
+
+    Args:
+        data_dir: folder with data sets
+        seed: decides partition, cohorts, batches, noise and initial model
+        num_clients: clients N in the population
+        labels_per_client: k, for partitions labels and pathological
+        assignment: of labels, pathological: cyclic, client i has i, i + 1, ...; first, i and random ones
+        shards_per_client: s, for partition shards
+        shard_size: records of a shard instead, of which all whole ones are dealt
+        similarity: percent of records dealt at random, partition similarity
+        concentration: of the dirichlet partitions; small is heterogeneous
+        concentration_scale: hsu: concentration over the number of classes
+        balance: for class-dirichlet: clients with their even part take no classes to come
+        column: for continuous: target, target:J of several numbers, or the number of a feature
+        column_strength: for continuous: 0 is iid, 1 sorted by the column
+        group_size: natural clients that make one, grouped-natural
+        remainder: of these: a smaller client, spread over the others, dropped, or refused
+        client_ids: for partition given: .npy or text, an id for each training record; .json, lists of their rows
+        sizes: records per client
+        min_records: smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
+        zipf_exponent: for sizes zipf
+        pca: principal components that replace the features; not private
+        cosines: so many lowest cosine frequencies a side replace an image; public, learns nothing
+        normalise: public constants: features become (x - MEAN) / STD, before pca and cosines
+        holdout: pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
+    """
+
+    dataset: Annotated[str, about("", choices=DATASETS, open=True)] = "digits"
+    data_dir: Annotated[str | None, about("", metavar="DIR", default="$FEDJAX_DP_DATA, else the user cache")] = None
+    seed: int = 0
+    num_clients: int | None = None
+    partition: Annotated[str | None, about("how records are spread", choices=PARTITIONS)] = None
+    labels_per_client: int | None = None
+    assignment: Annotated[str | None, about("", choices=ASSIGNMENTS)] = None
+    shards_per_client: int | None = None
+    shard_size: Annotated[int | None, about("", default="what shards_per_client makes of all records")] = None
+    similarity: float | None = None
+    concentration: float | None = None
+    concentration_scale: Annotated[str | None, about("", choices=SCALES)] = None
+    balance: bool | None = None
+    column: Annotated[str | None, about("", metavar="COLUMN")] = None
+    column_strength: float | None = None
+    group_size: int | None = None
+    remainder: Annotated[str | None, about("", choices=REMAINDERS)] = None
+    client_ids: Annotated[str | None, about("", metavar="FILE")] = None
+    sizes: Annotated[str | None, about("", choices=SIZES)] = None
+    min_records: int | None = None
+    zipf_exponent: float | None = None
+    pca: int | None = None
+    cosines: int | None = None
+    normalise: Annotated[str | None, about("", metavar="MEAN,STD")] = None
+    holdout: Annotated[float | None, about("", default="the test set")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +144,8 @@ class PrivacyConfig(PrivacyTerms):
 
     def terms(self, num_clients: int, seed: int) -> PrivacyTerms:
         """The same with the budgets of a population, drawn by the seed where they differ."""
+        from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
+
         low, high = self.epsilon, self.epsilon_high
         budgets: float | np.ndarray | None = low
         if low is not None and high is not None:

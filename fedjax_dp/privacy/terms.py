@@ -6,11 +6,10 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
-from fedjax_dp import accounting, doors, errors
-from fedjax_dp.accounting import View
-from fedjax_dp.accounting.calibrate import require_budget
-from fedjax_dp.options import about, of_class
+from fedjax_dp import doors, errors
+from fedjax_dp.options import Names, about, of_class
 
+VIEWS = Names("fedjax_dp.accounting.views", "VIEWS")
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
     "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
@@ -45,10 +44,10 @@ class PrivacyTerms:
 
     epsilon: Budget | None = None
     delta: float | None = None
-    accountant: Annotated[str, about("", choices=accounting.ACCOUNTANTS)] = "pld"
+    accountant: Annotated[str, about("", choices=Names("fedjax_dp.accounting", "ACCOUNTANTS"))] = "pld"
     participation: Annotated[str, about("", choices=PARTICIPATION)] = "schedule"
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
-    view: Annotated[str | None, about("", choices=[known.value for known in View], default="the algorithm's")] = None
+    view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
 
     def check(self) -> None:
@@ -61,6 +60,8 @@ class PrivacyTerms:
 
         Raises: ConfigurationError unless there is one positive number, or one for each.
         """
+        from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
+
         try:
             budgets = np.asarray(self.epsilon, float)
         except (TypeError, ValueError):

@@ -14,7 +14,8 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.population import PopulationConfig, build_data
+from fedjax_dp.experiments.groups import PopulationConfig
+from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.pytrees import changed

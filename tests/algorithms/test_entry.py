@@ -139,6 +139,17 @@ def test_what_follows_from_what_is_said_says_the_same_again():
                 assert config.RunSpec.of(found.flat()) == found
 
 
+def test_numbers_of_local_rules_are_described_as_the_rules_have_them():
+    for name, option in fdp.algorithms.COMMON.items():
+        if "local_rule" in option.about.beside and name != "keep_rule":
+            rules = {rule: fdp.parts.LOCAL_RULES[rule].hyperparameters for rule in fdp.parts.LOCAL_RULES}
+            having = {rule: numbers for rule, numbers in rules.items() if name.removeprefix("local_") in numbers}
+            values = dict.fromkeys(f"{numbers[name.removeprefix('local_')]:g}" for numbers in having.values())
+            assert option.about.beside == {"local_rule": tuple(having)}
+            assert option.about.default == " or ".join(values)
+    assert fdp.algorithms.COMMON["keep_rule"].about.beside == {"local_rule": tuple(fdp.parts.LOCAL_RULES)[1:]}
+
+
 def test_a_signature_shows_every_option_with_its_type_and_default():
     shown = inspect.signature(pulled).parameters
     assert list(shown) == list(pulled.options)

@@ -11,9 +11,9 @@ from helpers import refusal
 
 from fedjax_dp import cli, data, errors
 from fedjax_dp.experiments import config, plots
+from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, divide
 from fedjax_dp.experiments.population import (
-    PopulationConfig,
     build_data,
     population_of,
     resolve_population,
