@@ -8,7 +8,7 @@ bars; doctests.
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
@@ -118,7 +118,7 @@ def plain(thing: Any) -> str:
     whole = inspect.signature(thing)
     known = of_class(thing) if isinstance(thing, type) else of_function(thing)
     parameters = [
-        one.replace(annotation=known[name].parameter.annotation if name in known else one.annotation)
+        one.replace(annotation=known[name].parameter.annotation) if get_origin(one.annotation) is Annotated else one
         for name, one in whole.parameters.items()
     ]
     returned = inspect.Signature.empty if isinstance(thing, type) else whole.return_annotation
