@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
 import cyclopts
-from rich.console import Console
 
 from fedjax_dp import errors, options
 from fedjax_dp.options import REQUIRED, Option, Options, about
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedjax_dp.pictures import Look
 
 T = TypeVar("T")
@@ -263,8 +264,10 @@ def print_help(command: str, boxes: Mapping[str, Options], description: str) -> 
     app_of(f"fedjax-dp {command}", boxes, wrapped(description)).help_print([], console=console())
 
 
-def console() -> Console:
+def console() -> "Console":
     """stdout, as wide as help is at most."""
+    from rich.console import Console
+
     return Console(width=_width(), highlight=False, markup=False)
 
 

@@ -5,8 +5,6 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rich.table import Table
-
 from fedjax_dp import own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.citations import CITATIONS
@@ -60,6 +58,8 @@ def _read(path: str) -> dict[str, Any]:
 
 def _help(command: str, description: str, own: Options, everything: bool) -> None:
     """The groups on one screen, or every option there is."""
+    from rich.table import Table
+
     groups = {command: own} | groups_of(*CATALOGUE.values())
     if everything:
         shown = {group: {name: _anywhere(option) for name, option in of.items()} for group, of in groups.items()}
