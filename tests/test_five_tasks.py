@@ -88,9 +88,10 @@ def somebodys(
 ) -> fdp.Algorithm:
     """DP-FedProx (somebody, 2026).
 
-    mu      strength of the pull to the received model
-    halved  half of it
-    slack   what then is taken off
+    Args:
+        mu: strength of the pull to the received model
+        halved: half of it
+        slack: what then is taken off
     """
     pull = fdp.parts.Proximal(strength=mu / 2 - slack if halved else mu)
     privatizer = fdp.parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)

@@ -39,6 +39,9 @@ class View(enum.Enum):
         }[self]
 
 
+VIEWS = tuple(view.value for view in View)
+
+
 def seen(
     own: Steps,
     view: View | str,

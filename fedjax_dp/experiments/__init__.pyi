@@ -2,8 +2,7 @@
 
 from .communication import Traffic as Traffic
 from .communication import traffic as traffic
-from .config import RunConfig as RunConfig
-from .config import resolve as resolve
+from .config import RunSpec as RunSpec
 from .opened import SavedRun as SavedRun
 from .opened import open_run as open_run
 from .plots import plot_clients as plot_clients

@@ -198,7 +198,7 @@ def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None
             raise errors.refuse(f"{name} of the resumed run", now, wanted, START_ANEW)
 
 
-def files_of(config: configs.RunConfig) -> dict[str, str]:
+def files_of(config: configs.RunSpec) -> dict[str, str]:
     """The checksums of the user's own files as they are kept."""
     found = {f"code in {file}": digest for file, digest in config.code.items()}
     return found | {f"content of {file}": digest for file, digest in config.files.items()}

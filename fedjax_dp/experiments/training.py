@@ -23,7 +23,9 @@ from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.rounds import metrics
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import main_of
@@ -138,6 +140,28 @@ class Ready:
 
     def _card(self) -> Card:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
+
+
+def make_ready(planned: PlannedRun, progress: Callable[[int, int], None] | None = None, **how: Any) -> Ready:
+    """A planned run with its noise found, and how it is carried out.
+
+    Raises: ConfigurationError for a target of a metric that the task has not, and for records on the host where they
+            are needed elsewhere.
+    """
+    if how["target"] is not None:
+        target_of(how["target"], measures_of_task(task_of(planned.model, planned.data)))
+    if how["on_host"]:
+        prefetch.check(planned.algorithm, how["train_metrics"])
+    algorithm, guarantee = prepared(planned, progress)
+    return Ready(
+        algorithm=algorithm,
+        guarantee=guarantee,
+        data=planned.data,
+        model=planned.model,
+        rounds=planned.rounds,
+        seed=planned.seed,
+        **how,
+    )
 
 
 class Callback(Protocol):
@@ -275,9 +299,3 @@ def _trained(
 def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
     reached = "".join(f"{name} {value}, " for name, value in main_of(history).items())
     return f"{reached}{rounds / max(seconds, 1e-9):.1f} rounds/s"
-
-
-def check_target(said: str | None, model: Model, data: FederatedData) -> None:
-    """Refuse a target of a metric that the task has not."""
-    if said is not None:
-        target_of(said, measures_of_task(task_of(model, data)))

@@ -56,7 +56,7 @@ def test_catalogue_and_readme_cite_every_paper(capsys):
 
 
 def test_a_run_of_before_the_names_is_refused_with_the_choices(capsys, tmp_path):
-    config = configs.resolve({"dataset": "digits", "epsilon": 1.0, "sigma_mode": "dpnfl"})
+    config = configs.RunSpec.of({"dataset": "digits", "epsilon": 1.0, "sigma_mode": "dpnfl"})
     text = configs.to_toml(config.flat()).replace('sigma_mode = "dpnfl"', 'sigma_mode = "paper_000"')
     assert "paper_000" in text
     (tmp_path / "config.toml").write_text(text)

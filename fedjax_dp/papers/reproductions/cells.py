@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data import load
-from fedjax_dp.experiments.config import RunConfig, options_of, resolve
+from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.options import typed
 from fedjax_dp.papers.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
 from fedjax_dp.sweeps.plan import SweepConfig, identity, taken_by
@@ -27,9 +28,9 @@ class Cell(NamedTuple):
     reading: str
     fields: Fields
 
-    def config(self, seed: int) -> RunConfig:
+    def config(self, seed: int) -> RunSpec:
         """The resolved configuration of one seed."""
-        return resolve(self.fields | {"seed": seed})
+        return RunSpec.of(self.fields | {"seed": seed})
 
 
 def cells_of(

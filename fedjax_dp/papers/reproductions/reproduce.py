@@ -11,7 +11,7 @@ from fedjax_dp import errors, folders
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.papers.reproductions import features, tables
 from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
@@ -182,7 +182,7 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
     return found
 
 
-def _round_epsilon(config: RunConfig, sources: Sources) -> float | None:
+def _round_epsilon(config: RunSpec, sources: Sources) -> float | None:
     run = planned_of(config, sources)
     if noise_of(run.algorithm) is None:
         return None

@@ -16,19 +16,20 @@ COLUMNS = ("task", "label_column", "client_column", "feature_columns", "record_s
 class Reading:
     """How files are read; what is None is as the format has it.
 
-    task             what targets are, where the files do not say it
-    label_column     of csv:PATH, parquet:PATH and hf:PATH; in tables several, with commas, for task regression
-    client_column    likewise; its clients are the natural ones
-    split_column     of csv:PATH and parquet:PATH: says train or test
-    feature_columns  all others unless given
-    record_shape     of features that stand in one row, such as 28,28
-    length           tokens of a record of text; what is longer is cut, what is shorter padded
-    stride           tokens from one record of a text to the next
-    vocabulary       a public list of words, one a line; else learnt from the training records, without privacy
-    vocabulary_size  words of it
-    oov_buckets      ids for unknown words
-    convention       how tokens are numbered, and text is cut
-    subset           of a TFF database, such as digits_only
+    Args:
+        task: what targets are, where the files do not say it
+        label_column: of csv:PATH, parquet:PATH and hf:PATH; in tables several, with commas, for task regression
+        client_column: likewise; its clients are the natural ones
+        split_column: of csv:PATH and parquet:PATH: says train or test
+        feature_columns: all others unless given
+        record_shape: of features that stand in one row, such as 28,28
+        length: tokens of a record of text; what is longer is cut, what is shorter padded
+        stride: tokens from one record of a text to the next
+        vocabulary: a public list of words, one a line; else learnt from the training records, without privacy
+        vocabulary_size: words of it
+        oov_buckets: ids for unknown words
+        convention: how tokens are numbered, and text is cut
+        subset: of a TFF database, such as digits_only
     """
 
     task: Annotated[str | None, about("", choices=TASKS)] = None
