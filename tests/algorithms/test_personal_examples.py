@@ -217,7 +217,7 @@ def test_own_heads_equal_worked_example(name):
     _, states = run("fedper", model=BilinearModel(), store=PAIRS, **ON_PAIRS, **options)
     for state, expected in zip(states, told["rounds"], strict=True):
         agree(name, state.params["u"][0], expected["base"])
-        agree(name, state.clients[-1][:, 0], expected["heads"])
+        agree(name, state.clients[-1]["head"][:, 0], expected["heads"])
         agree(name, state.params["v"][0], B["start"][1])
 
 
@@ -228,7 +228,7 @@ def test_heads_before_what_is_shared_equal_worked_example():
     _, states = run("fedrep", model=BilinearModel(), store=PAIRS, tables=tables, **{**ON_PAIRS, **options})
     for state, expected in zip(states, told["rounds"], strict=True):
         agree("fedrep_noise", state.params["u"][0], expected["base"])
-        agree("fedrep_noise", state.clients[-1][:, 0], expected["heads"])
+        agree("fedrep_noise", state.clients[-1]["head"][:, 0], expected["heads"])
 
 
 def test_own_heads_at_client_level_equal_worked_example():
@@ -239,7 +239,7 @@ def test_own_heads_at_client_level_equal_worked_example():
     before = B["start"][0]
     for state, expected, noise in zip(states, told["rounds"], server[:, 0], strict=True):
         agree("fedper_client_level", state.params["u"][0], expected["base"])
-        agree("fedper_client_level", state.clients[-1][:, 0], expected["heads"])
+        agree("fedper_client_level", state.clients[-1]["head"][:, 0], expected["heads"])
         agree("fedper_client_level", before + np.mean(expected["clipped"]) + told["std"] * noise, expected["base"])
         before = expected["base"]
     assert float(made.upload.clip_norm) == pytest.approx(told["clip"])
