@@ -30,6 +30,7 @@ class PopulationConfig(Reading):
     """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
 
     Args:
+        dataset: its name; files and folders of your own stand behind a colon
         data_dir: folder with data sets
         seed: decides partition, cohorts, batches, noise and initial model
         num_clients: clients N in the population
