@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, target_data
+from helpers import target_data, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -86,7 +86,7 @@ class ReadsTargets:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", quick(TARGETS, ["own"]))
+@pytest.mark.parametrize("task", usual(TARGETS, ["own", "sequence"]))
 def test_records_on_the_host_bring_their_targets(task):
     data, model = target_data(task), ReadsTargets()
     algorithm = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=3, learning_rate=0.1)

@@ -233,7 +233,7 @@ CASES = {  # what passes between processes: sums, tables by client in parts, mas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(CASES, ("masks", "records")))
+@pytest.mark.parametrize("name", usual(CASES, ("records",)))
 def test_one_process_is_two(name, tmp_path):
     words = [*PLAIN, *CASES[name]]
     run_alone([*words, "--out", str(tmp_path / "one")], devices=2)
@@ -246,7 +246,7 @@ def test_one_process_is_two(name, tmp_path):
     assert (tmp_path / "two" / "run.png").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fixed_order_gives_the_same_bits_on_any_processes_and_stdout_is_clean(tmp_path):
     words = [*PLAIN, "--deterministic", "4", "--json"]
     alone = json.loads(run_alone([*words, "--out", str(tmp_path / "1")], devices=1))
@@ -274,7 +274,7 @@ print("told", json.dumps([read, state]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_from_python_each_process_reads_the_records_of_its_own_clients(tmp_path):
     data = scattered_data()
     fdp.data.save_store(data, tmp_path / "store")
@@ -410,7 +410,7 @@ def two_hosts():
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_hosts_are_one(two_hosts, tmp_path):
     words = [*PLAIN, "--out", str(tmp_path / "two"), "--coordinator", "10.77.0.1:7700", "--processes", "2"]
     started = [

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from helpers import quick
+from helpers import usual
 from on_host import COMMON, FEATURES, data, end  # noqa: F401
 
 import fedjax_dp as fdp
@@ -52,7 +52,7 @@ def test_a_table_of_a_million_clients_takes_the_room_of_few():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", quick(KEEPING, ["controls"]))
+@pytest.mark.parametrize("name", usual(KEEPING, ["controls"]))
 def test_the_host_keeps_what_devices_would(name, data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 2)  # clients come back in later blocks
     state = fdp.simulate(KEEPING[name], data, rounds=7, on_host=True).state

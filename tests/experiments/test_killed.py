@@ -143,14 +143,8 @@ def hunt(name, kills):
     return [folder / "out" for folder in ended], stored
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "kills"),
-    [
-        ("run", 2),  # a sweep is killed once, and goes on, in tests/sweeps/test_sweep_folder.py
-        *(pytest.param(*told, marks=pytest.mark.exhaustive) for told in (("run", 10), ("sweep", 2), ("sweep", 6))),
-    ],
-)
+@pytest.mark.exhaustive  # CI stops a run at every operation on a file, below, and kills a sweep once, in its own tests
+@pytest.mark.parametrize(("what", "kills"), [("run", 2), ("run", 10), ("sweep", 2), ("sweep", 6)])
 def test_what_is_killed_at_random_moments_ends_like_what_was_left_alone(what, kills, capsys):
     names = [name for name in WAYS if what in name]
     with futures.ThreadPoolExecutor() as threads:  # each waits for its processes

@@ -183,7 +183,7 @@ def with_slow_batches(local):
     return dataclasses.replace(local, batches=SlowBatches(like=local.batches))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("part", "slowed"), [("noise", with_slow_noise), ("sampling", with_slow_batches)])
 def test_the_part_that_is_made_slow_is_named_and_no_other(part, slowed, data, model):
     algorithm = private()

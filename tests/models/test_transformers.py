@@ -180,7 +180,7 @@ def test_every_weight_is_factored(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", quick([*SMALL, *list(MADE)[::6]], {"gpt"}))
+@pytest.mark.parametrize("name", usual([*SMALL, *list(MADE)[::6]], ("gpt", "vit")))
 def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
     model = (SMALL | MADE)[name]()
     params, (x, y) = started(model), batch(model, 4, 3)
@@ -197,7 +197,7 @@ def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
         np.testing.assert_allclose(a, np.tensordot(np.minimum(1, clip_norm / norms), b, 1), atol=1e-5 * size)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", usual(SMALL, ("gpt", "vit")))
 def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     model = SMALL[name]()
@@ -212,7 +212,7 @@ def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     assert total <= 4 * 0.1 * (1 + 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     usual(

@@ -262,7 +262,7 @@ def test_a_live_page_says_that_its_server_is_gone(tmp_path, browser):
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_the_program_leaves_is_shown_without_complaint(tmp_path, opened, capsys):
     """A sweep of 60 points, an audit and a reproduction, all made by the command line."""
     (tmp_path / "sixty.toml").write_text(

@@ -28,7 +28,7 @@ CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(CASES, ("poisson", "masks", "tables")))
+@pytest.mark.parametrize("name", usual(CASES, ("masks", "tables")))
 def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):  # noqa: F811
     make, options = CASES[name]
     algorithm = make(**COMMON | options)
@@ -58,7 +58,7 @@ def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [None, 3])
+@pytest.mark.parametrize("parts", usual([None, 3], [3]))
 def test_any_layout_of_the_cohort_gets_its_records(parts, data):  # noqa: F811
     algorithm = fdp.dpnfl(**COMMON | NOISE | {"cohort_size": 5})
     for chunk in (1, 2):

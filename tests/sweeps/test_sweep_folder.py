@@ -311,7 +311,7 @@ print(len(missed), file=sys.stderr)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_second_process_compiles_nothing(tmp_path):
     missed = []
     for out in ("one", "two"):
@@ -328,7 +328,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert histories("one") == histories("two")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_ray_cluster_loses_and_doubles_nothing_when_a_worker_is_killed(whole):
     psutil = pytest.importorskip("psutil")
     killed = []
