@@ -88,13 +88,13 @@ class LaplaceRecords:
 
     clip_norm: float
     noise_multiplier: float
-    gap, assumptions, on_upload = None, (), False
+    no_epsilon_reason, assumptions, on_upload = None, (), False
 
-    def gradient(self, key, place, model, params, records):
+    def gradient(self, key, step, model, params, records):
         mean, report = self.clipped(model, params, records)
-        noise = jax.random.laplace(jax.random.fold_in(key, place.step), mean.shape)
+        noise = jax.random.laplace(jax.random.fold_in(key, step.number), mean.shape)
         multiplier = jnp.asarray(self.noise_multiplier)  # one, or that of each client
-        own = multiplier[place.client] if multiplier.ndim else multiplier
+        own = multiplier[step.client] if multiplier.ndim else multiplier
         return mean + own * self.clip_norm / records.divisor * noise, report
 
     def clipped(self, model, params, records):

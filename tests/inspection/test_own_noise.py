@@ -43,7 +43,7 @@ def test_noise_is_found_for_a_budget_and_a_run_trains_with_it():
 
 def liar(**members):
     """The same with other members, which states its facts itself."""
-    facts = ("client_noise", "event", "unit", "on_upload", "gap", "assumptions")
+    facts = ("client_noise", "event", "unit", "on_upload", "no_epsilon_reason", "assumptions")
     stated = {name: vars(LaplaceRecords)[name] for name in facts}
     made = fdp.value(type("Liar", (LaplaceRecords,), stated | members))
     return with_records(made(clip_norm=1.0, noise_multiplier=3.0))
@@ -53,19 +53,19 @@ def in_l2(self, rows):
     return jnp.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-def fainter(self, key, place, model, params, records):
+def fainter(self, key, step, model, params, records):
     quiet = dataclasses.replace(LAPLACE.local.privatizer, noise_multiplier=0.8 * self.noise_multiplier)
-    return quiet.gradient(key, place, model, params, records)
+    return quiet.gradient(key, step, model, params, records)
 
 
-def normal(self, key, place, model, params, records):
+def normal(self, key, step, model, params, records):
     mean, report = self.clipped(model, params, records)
-    noise = 2**0.5 * jax.random.normal(jax.random.fold_in(key, place.step), mean.shape)
+    noise = 2**0.5 * jax.random.normal(jax.random.fold_in(key, step.number), mean.shape)
     return mean + self.noise_multiplier * self.clip_norm / records.divisor * noise, report
 
 
-def again(self, key, place, model, params, records):
-    return LaplaceRecords.gradient(self, key, place._replace(step=jnp.uint32(0)), model, params, records)
+def again(self, key, step, model, params, records):
+    return LaplaceRecords.gradient(self, key, step._replace(number=jnp.uint32(0)), model, params, records)
 
 
 @pytest.mark.parametrize(

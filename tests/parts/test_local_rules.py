@@ -24,8 +24,9 @@ from fedjax_dp.parts.local_rules import LOCAL_RULES, LocalRule
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.record_privacy import variance_of
 from fedjax_dp.prng import role_key
-from fedjax_dp.rounds import round as rounds_of
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "local_rules.json").read_text())
 ADAPTIVE = ("adam", "adam_bc", "adamw", "adamw_bc")
@@ -327,13 +328,13 @@ def test_other_numbers_compile_nothing_new():
     @jax.jit
     def run(algorithm, state):
         traced.append(1)
-        return rounds_of.run_round(algorithm, model, DATA, run_key(0), state, fdp.execution.Execution())[0].params
+        return run_round(algorithm, model, DATA, run_key(0), state, fdp.execution.Execution())[0].params
 
     found = []
     for number in (0.5, 0.7, 0.9):
         told = {"local_b1": number, "local_b2": number, "local_floor": number, "local_weight_decay": number}
         algorithm = numbers(fdp.dpnfl(**COMMON, **PRIVATE, local_rule="adamw_bc", **told))
-        state = rounds_of.initial_state(algorithm, model, DATA, run_key(0))
+        state = initial_state(algorithm, model, DATA, run_key(0))
         found.append(np.concatenate([np.ravel(a) for a in jax.tree.leaves(run(algorithm, state))]))
     assert len(traced) == 1
     assert all(np.abs(a - b).max() > 1e-4 for a, b in itertools.pairwise(found))
