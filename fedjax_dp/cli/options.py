@@ -251,11 +251,12 @@ def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Pa
             show_default=not shown.positional and (lambda _: in_words(option)),
         )
         parameter = cyclopts.Parameter.combine(parameter, value)
+    kind: Any = bool if shown.switch else hint
     return inspect.Parameter(
         option.name,
         inspect.Parameter.POSITIONAL_ONLY if shown.positional else inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[bool if shown.switch else hint, parameter],
+        annotation=Annotated[kind | None, parameter],  # pydantic, where a tracker has loaded it, looks at defaults too
     )
 
 

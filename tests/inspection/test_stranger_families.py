@@ -464,7 +464,7 @@ LIES = {
     ),
     "cohort counted twice": changed(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
     "cohort hidden as a smaller sample": changed(
-        CLIENT, cohort=lying(COINS, hidden=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
+        CLIENT, cohort=lying(COINS, amplified=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
     ),
     "cohort hidden as independent": changed(CLIENT, cohort=lying(COINS, sample=pairs)),
     "cohort fixed though it is not": changed(
@@ -785,7 +785,7 @@ LIES |= {
     "noise times the rate": noised(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
     "noise that falls silent": noised(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
     "cohort of a seed of its own": changed(CLIENT, cohort=lying(COINS, sample=own_seed)),
-    "cohort hidden among fewer": changed(CLIENT, cohort=lying(SHUFFLED, hidden=fewer_others)),
+    "cohort hidden among fewer": changed(CLIENT, cohort=lying(SHUFFLED, amplified=fewer_others)),
     "batches wrong for some sizes": steps(RECORD, batches=lying(PICKS, sample=middle_sizes)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
