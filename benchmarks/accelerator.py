@@ -23,8 +23,9 @@ import numpy as np
 from round_latency import RESULTS, commit, ours, quiet, relatives, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import environment, latency
-from fedjax_dp.experiments.floor import floor_of, speeds
+from fedjax_dp.experiments import environment
+from fedjax_dp.forecast import latency
+from fedjax_dp.forecast.floor import floor_of, speeds
 from fedjax_dp.sweeps.engine import Group, Job, Shelf
 
 COHORTS, POINTS = (10, 100, 1000), (64, 256)

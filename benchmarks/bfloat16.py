@@ -19,7 +19,7 @@ import numpy as np
 
 import fedjax_dp as fdp
 from fedjax_dp.experiments import environment
-from fedjax_dp.experiments.config import resolve
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.models import logistic_regression, mlp
 
@@ -34,7 +34,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
-    data = build_data(resolve({"dataset": "mnist", "algorithm": "dpnfl"}).data)
+    data = build_data(RunSpec.of({"dataset": "mnist", "algorithm": "dpnfl"}).data)
     algorithm = fdp.dpnfl(
         cohort_size=10,
         batch_size=10,

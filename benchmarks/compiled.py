@@ -6,7 +6,7 @@
     python benchmarks/compiled.py --guard --update                  # after a change that is meant
 
 Nothing runs on an accelerator, and nothing is measured: what is told is read off the programs that XLA makes, see
-`fedjax_dp.experiments.compiled`. Needs the extra `accelerators`; without it the guard says so and passes.
+`fedjax_dp.forecast.compiled`. Needs the extra `accelerators`; without it the guard says so and passes.
 """
 
 import argparse
@@ -24,11 +24,10 @@ import numpy as np
 from round_latency import RESULTS, commit, ours, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.audits.compiled import compiled_audit
-from fedjax_dp.execution import targets
-from fedjax_dp.experiments import compiled, environment
+from fedjax_dp.experiments import environment
+from fedjax_dp.forecast import compiled, targets
+from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.pytrees import changed
-from fedjax_dp.sweeps.compiled import compiled_sweep
 
 COHORTS = (10, 100, 1000)
 FEW = 4  # sizes of exchanges that a cell of the table tells one by one

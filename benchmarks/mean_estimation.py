@@ -6,7 +6,7 @@ Clients hold values around means that differ with variance h^2, and each release
 `dp_fedavg_local` and `mr_mtl` with strength 0 run one round of one step of rate 1 on all records of a quadratic loss,
 calibrated by the library, many runs at once. From the models and the shared mean of that round of `mr_mtl`, the pull of
 MR-MTL (`parts.Pull`, implicit, without a gradient) goes on to each lambda: it sees no records, so one release pays for
-all of them. Every error has to lie within MOST_OFF standard errors of the closed form (fedjax_dp.reproductions).
+all of them. Every error has to lie within MOST_OFF standard errors of the closed form (fedjax_dp.papers.reproductions).
 """
 
 import argparse
@@ -28,11 +28,12 @@ import fedjax_dp as fdp
 from fedjax_dp import pictures
 from fedjax_dp.execution import Execution
 from fedjax_dp.experiments import environment
+from fedjax_dp.papers.reproductions import mean_estimation as theory
 from fedjax_dp.parts.pull import Pull
-from fedjax_dp.reproductions import mean_estimation as theory
 from fedjax_dp.rounds.personal import models_of_clients
-from fedjax_dp.rounds.round import initial_state, run_round
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 SIGMA, CLIP_NORM, DELTA = 0.4, 1.0, 1e-5
 EPSILONS, SPREADS = (0.25, 1.0, 4.0), (0.03, 0.08, 0.2)

@@ -26,7 +26,8 @@ import numpy as np
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate, open_store, save_store
-from fedjax_dp.experiments import environment, latency
+from fedjax_dp.experiments import environment
+from fedjax_dp.forecast import latency
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.rounds import simulation
 

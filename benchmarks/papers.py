@@ -20,11 +20,11 @@ import sys
 import time
 
 import fedjax_dp as fdp
-from fedjax_dp.reproductions import figure
-from fedjax_dp.reproductions.cells import CellKey
-from fedjax_dp.reproductions.found import Reproduction
-from fedjax_dp.reproductions.recipe import READINGS, read_recipe
-from fedjax_dp.reproductions.rows import Found, Row
+from fedjax_dp.papers.reproductions import figure
+from fedjax_dp.papers.reproductions.cells import CellKey
+from fedjax_dp.papers.reproductions.found import Reproduction
+from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe
+from fedjax_dp.papers.reproductions.rows import Found, Row
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "papers"
 KEPT = ("table.md", "table.json", "figure.png")
@@ -129,7 +129,7 @@ def main():
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
     index = RESULTS / "index.json"
-    for name in options.names or fdp.reproductions.recipes():
+    for name in options.names or fdp.papers.recipes():
         told = json.loads(index.read_text()) if index.is_file() else {}
         folder = folder_of(name, options.scale, options.panels)
         if not options.names and folder in told:

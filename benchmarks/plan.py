@@ -23,8 +23,9 @@ import numpy as np
 
 import fedjax_dp as fdp
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments import environment, latency
-from fedjax_dp.experiments.floor import floor_of
+from fedjax_dp.experiments import environment
+from fedjax_dp.forecast import latency
+from fedjax_dp.forecast.floor import floor_of
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.prefetch import Feed

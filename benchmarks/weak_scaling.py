@@ -24,7 +24,8 @@ from round_latency import RESULTS, commit, ours, quiet, timed, workloads
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.execution.mesh import AXIS
-from fedjax_dp.experiments import environment, latency
+from fedjax_dp.experiments import environment
+from fedjax_dp.forecast import latency
 
 
 def counts_of(available):

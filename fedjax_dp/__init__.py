@@ -12,6 +12,7 @@ from typing import Any
 import lazy_loader
 
 from fedjax_dp import devices
+from fedjax_dp import papers as papers  # fills the hooks of `privacy`
 
 __version__ = "0.2.0"
 

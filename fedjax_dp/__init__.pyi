@@ -6,12 +6,13 @@ from . import audits as audits
 from . import data as data
 from . import execution as execution
 from . import experiments as experiments
+from . import forecast as forecast
 from . import gradients as gradients
 from . import models as models
+from . import papers as papers
 from . import parts as parts
 from . import privacy as privacy
 from . import reports as reports
-from . import reproductions as reproductions
 from . import rounds as rounds
 from . import sweeps as sweeps
 from . import tasks as tasks
@@ -48,11 +49,11 @@ from .models import cnn as cnn
 from .models import logistic_regression as logistic_regression
 from .models import mlp as mlp
 from .models import model as model
+from .papers.reproductions.reproduce import reproduce as reproduce
 from .privacy.guarantees import calibrate as calibrate
 from .privacy.guarantees import guarantee as guarantee
 from .pytrees import structure as structure
 from .pytrees import value as value
-from .reproductions.reproduce import reproduce as reproduce
 from .rounds.algorithm import Algorithm as Algorithm
 from .rounds.simulation import simulate as simulate
 from .sweeps.sweep import open_sweep as open_sweep

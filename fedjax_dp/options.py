@@ -1,25 +1,47 @@
 """An option is written once, where it is taken: name, type and default in a signature, its text beside it.
 
-The text stands in the type, `Annotated[float, about("how fast")]`, or in the docstring, in lines such as
-`clip_rate  how fast`. Configurations, flags, help, checks and the axes of sweeps are read off from there.
+The text stands in the type, `Annotated[float, about("how fast")]`, or in the docstring, below `Args:`, in lines such as
+`clip_rate: how fast`. Configurations, flags, help, checks and the axes of sweeps are read off from there.
 """
 
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
-import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Literal
+
+from docstring_parser import google
 
 from fedjax_dp import errors, own_code
 from fedjax_dp.arguments import Kind, kind_of, require_kind
 
 KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 REQUIRED = inspect.Parameter.empty
-_ROW = re.compile(r"(\w+) {2,}(\S.*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Names(Collection[str]):
+    """The keys of a table, which is loaded where they are wanted: `Names("package.module", "TABLE")`."""
+
+    module: str
+    table: str
+
+    @functools.cached_property
+    def _all(self) -> tuple[str, ...]:
+        return tuple(getattr(importlib.import_module(self.module), self.table))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +52,14 @@ class About:
     group: str | None = None  # under which it stands in help
     choices: Collection[str] | None = None  # names that it may have
     own: bool = False  # or FILE.py:NAME, see `own_code`
+    open: bool = False  # or something else, which is checked where it is used
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # it means something only where these are so
     metavar: str | None = None
     default: str | None = None  # in words, where no value says it
+    value: Any = REQUIRED  # the default of a key of a TypedDict, which cannot say it itself
+    switch: bool = False  # a flag without a value
+    short: str | None = None  # another name of the flag, of one letter
+    positional: bool = False  # a word without a flag, at its place
 
     def __repr__(self) -> str:  # in signatures
         return repr(self.text)
@@ -73,6 +100,16 @@ class Option:
         return listed or self.about.choices
 
     @property
+    def parameter(self) -> inspect.Parameter:
+        """As a keyword argument of a function: its plain type, of names those that it may have."""
+        hint = self.hint
+        if self.choices:
+            hint = Literal[tuple(self.choices)]
+            more = [str] if self.about.own or self.about.open else []
+            hint = typing.Union[(hint, *more, *({type(None)} & {*_members(self.hint)}))]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=hint)
+
+    @property
     def flag(self) -> str:
         return f"--{self.name.replace('_', '-')}"
 
@@ -81,7 +118,7 @@ class Option:
         require_kind(self.name, value, self.kind)
         if self.choices is None or (value is None and type(None) in _members(self.hint)):
             return
-        if not (self.about.own and own_code.is_own(value)):
+        if not (self.about.open or (self.about.own and own_code.is_own(value))):
             errors.require_choice(self.name, value, self.choices)
 
     def missing(self, values: Mapping[str, Any]) -> str | None:
@@ -98,8 +135,8 @@ Options = dict[str, Option]
 
 
 def of_class(cls: type, defaults: Mapping[str, Any] | None = None) -> Options:
-    """The options that the fields of a dataclass, or the keys of a TypedDict, are; `defaults` of the latter."""
-    told, found = _rows(cls), Options()
+    """The options that the fields of a dataclass, or the keys of a TypedDict, are; `defaults` over its own."""
+    told, found = _texts(cls), Options()
     own: dict[str, Any] = {}
     if dataclasses.is_dataclass(cls):
         own = {field.name: _default(field) for field in dataclasses.fields(cls)}
@@ -114,12 +151,17 @@ def of_function(function: Callable[..., Any], common: Mapping[Any, Options] | No
 
     `common` are the options behind `**rest: Unpack[Rest]`, by the class `Rest`.
     """
-    hints, told, found = typing.get_type_hints(function, include_extras=True), _rows(function), Options()
-    for name, parameter in inspect.signature(function).parameters.items():
+    told, found = _texts(function), Options()
+    parameters = inspect.signature(function).parameters
+    hints: dict[str, Any] = {name: parameter.annotation for name, parameter in parameters.items()}
+    if any(isinstance(hint, str) for hint in hints.values()):
+        hints = typing.get_type_hints(function, include_extras=True)
+    for name, parameter in parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             found |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {})
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            found[name] = _option(name, hints.get(name, Any), parameter.default, told)
+            hint = hints.get(name, Any)
+            found[name] = _option(name, Any if hint is parameter.empty else hint, parameter.default, told)
     return found
 
 
@@ -188,7 +230,7 @@ def _option(name: str, hint: Any, default: Any, told: Mapping[str, str]) -> Opti
         found = next((entry for entry in more if isinstance(entry, About)), found)
     if name in told:  # the owner's own words
         found = dataclasses.replace(found, text=told[name])
-    return Option(name, hint, default, found)
+    return Option(name, hint, found.value if default is REQUIRED else default, found)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -197,20 +239,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
-def _rows(owner: Any) -> dict[str, str]:
-    """The texts of a docstring's rows, `name  text`, by name; a row goes on in lines that begin where its text does."""
-    rows: dict[str, str] = {}
-    name, column = "", 0
-    if isinstance(owner, type):
-        for base in reversed(owner.__mro__[1:-1]):
-            rows |= _rows(base)
-    for line in (inspect.cleandoc(owner.__doc__ or "")).splitlines():
-        found = _ROW.fullmatch(line)
-        if found:
-            name, column = found[1], found.start(2)
-            rows[name] = found[2]
-        elif name and line[:column].isspace():
-            rows[name] += f" {line.strip()}"
-        else:
-            name = ""
-    return {name: text.rstrip(";.") for name, text in rows.items()}
+def _texts(owner: Any) -> dict[str, str]:
+    """What a docstring says below `Args:`, by name; a class's own over that of its bases."""
+    found: dict[str, str] = {}
+    for one in reversed(owner.__mro__[:-1]) if isinstance(owner, type) else (owner,):
+        rows = google.parse(inspect.cleandoc(one.__doc__ or "")).params
+        found |= {row.arg_name: " ".join((row.description or "").split()) for row in rows}
+    return found

@@ -59,7 +59,10 @@ OWN = {
     "dp_ftrl": [{"bands": 1}, {"cohort": "uniform"}],
 }
 LEARNT = {"sampling": "optimal", "probabilities": CHANCES}
-CHANGED = {"acs_pldp of unnoised norms": ({**LEARNT}, {}), "acs_pldp of noised norms": ({**LEARNT, "paid": PAID}, {})}
+CHANGED = {
+    "acs_pldp of unnoised norms": ({**LEARNT}, {}),
+    "acs_pldp of noised norms": ({**LEARNT, "prior_event": PAID}, {}),
+}
 
 
 def cases():

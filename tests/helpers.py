@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from fedjax_dp import errors
 from fedjax_dp.data import Dataset, Vocabulary, federate, power_law_sizes
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.parts.cohorts import SEEN, Members
+from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.pytrees import structure, value
-from fedjax_dp.rounds.round import initial_state, run_round
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.tasks import Classes, measures_of, told_of
 
 SPECS = pathlib.Path(__file__).parent / "golden"
@@ -95,29 +96,16 @@ def target_data(task, records=24, clients=3, shape=(4,), seed=0, tested=False):
 
 
 @value
-class GivenCohort:
+class GivenCohort(Cohort):
     """The clients that it is told."""
 
     ids: jax.Array
     count: int = structure()
 
-    drawn, fixed, once, turns = True, True, True, 1
-    gap, paid = None, None
+    no_epsilon_reason, fixed, at_most_once = None, True, True
 
-    @property
-    def base(self):
-        return self
-
-    def hidden(self, num_clients, known):
-        return SEEN
-
-    def spacing(self, num_clients):
-        return 1
-
-    def members(self, num_clients):
+    def capacity(self, num_clients):
         return self.count
-
-    usual = members
 
     def sample(self, key, round_index, shares):
         ids = self.ids.astype(jnp.int32)
@@ -126,15 +114,12 @@ class GivenCohort:
     def rates(self, shares):
         return self.count / shares.shape[0] + 0.0 * shares
 
-    def law(self, shares):
+    def inclusion_probability(self, shares):
         return self.rates(shares), 1
-
-    def check(self, num_clients):
-        pass
 
 
 @value
-class GivenCohorts:
+class GivenCohorts(Cohort):
     """The clients of each round `(rounds, members)`, a multiset by counts; `chances` are those of their law."""
 
     ids: jax.Array
@@ -142,23 +127,10 @@ class GivenCohorts:
     rate: jax.Array
     size: int = structure()
 
-    drawn, fixed, once, turns = True, True, True, 1
-    gap, paid = None, None
+    no_epsilon_reason, fixed, at_most_once = None, True, True
 
-    @property
-    def base(self):
-        return self
-
-    def hidden(self, num_clients, known):
-        return SEEN
-
-    def spacing(self, num_clients):
-        return 1
-
-    def members(self, num_clients):
+    def capacity(self, num_clients):
         return self.size
-
-    usual = members
 
     def sample(self, key, round_index, shares):
         ids, counts = self.ids[round_index].astype(jnp.int32), self.counts[round_index]
@@ -167,7 +139,7 @@ class GivenCohorts:
     def rates(self, shares):
         return self.rate
 
-    def law(self, shares):
+    def inclusion_probability(self, shares):
         return self.rate, 1
 
     def check(self, num_clients):
@@ -182,8 +154,8 @@ class GivenNoise:
 
     fresh, bands = True, (1.0,)
 
-    def draw(self, key, place, size):
-        return self.table[place.round, place.client, place.step][:size]
+    def draw(self, key, step, size):
+        return self.table[step.round, step.client, step.number][:size]
 
     def variance(self, step):
         return 1.0

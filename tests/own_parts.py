@@ -15,7 +15,7 @@ from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.client_privacy import noisy_sums
 from fedjax_dp.parts.clipping import Bounded, StepReport
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.contexts import LocalState
 from fedjax_dp.parts.facts import restates
 
 SEEN = (FullBatch(), Adjacency.REPLACE_ONE)
@@ -40,16 +40,16 @@ class Shuffled:
 
     size: int = fdp.structure()
 
-    drawn, fixed, once, turns, gap, paid = True, True, True, 1, None, None
+    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, prior_event = True, True, True, 1, None, None
 
     @property
     def base(self):
         return self
 
-    def members(self, num_clients):
+    def capacity(self, num_clients):
         return self.size
 
-    def usual(self, num_clients):
+    def expected_size(self, num_clients):
         return self.size
 
     def sample(self, key, round_index, shares):
@@ -58,14 +58,14 @@ class Shuffled:
     def rates(self, shares):
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def law(self, shares):
+    def inclusion_probability(self, shares):
         return self.rates(shares), 1
 
-    def hidden(self, num_clients, known):
+    def amplified(self, num_clients, known):
         others = max(num_clients - known, 1)
         return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
 
-    def spacing(self, num_clients):
+    def min_separation(self, num_clients):
         return 1
 
     def check(self, num_clients):
@@ -78,16 +78,16 @@ class Coins:
 
     rate: float
 
-    drawn, fixed, once, turns, gap, paid = True, False, True, 1, None, None
+    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, prior_event = True, False, True, 1, None, None
 
     @property
     def base(self):
         return self
 
-    def members(self, num_clients):
+    def capacity(self, num_clients):
         return num_clients
 
-    def usual(self, num_clients):
+    def expected_size(self, num_clients):
         return num_clients
 
     def sample(self, key, round_index, shares):
@@ -96,13 +96,13 @@ class Coins:
     def rates(self, shares):
         return self.rate + 0.0 * shares
 
-    def law(self, shares):
+    def inclusion_probability(self, shares):
         return self.rates(shares), 1
 
-    def hidden(self, num_clients, known):
+    def amplified(self, num_clients, known):
         return Poisson(float(self.rate)), Adjacency.ADD_REMOVE
 
-    def spacing(self, num_clients):
+    def min_separation(self, num_clients):
         return 1
 
     def check(self, num_clients):
@@ -113,16 +113,16 @@ class Coins:
 class Halves:
     """The two halves of the clients take turns."""
 
-    drawn, fixed, once, turns, gap, paid = False, True, True, 1, None, None
+    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, prior_event = False, True, True, 1, None, None
 
     @property
     def base(self):
         return self
 
-    def members(self, num_clients):
+    def capacity(self, num_clients):
         return num_clients // 2
 
-    usual = members
+    expected_size = capacity
 
     def sample(self, key, round_index, shares):
         half = shares.shape[0] // 2
@@ -131,13 +131,13 @@ class Halves:
     def rates(self, shares):
         return 0.5 + 0.0 * shares
 
-    def law(self, shares):
+    def inclusion_probability(self, shares):
         return self.rates(shares), 1
 
-    def hidden(self, num_clients, known):
+    def amplified(self, num_clients, known):
         return SEEN
 
-    def spacing(self, num_clients):
+    def min_separation(self, num_clients):
         return 2
 
     def check(self, num_clients):
@@ -235,7 +235,7 @@ def by_records(model, params, records):
 class Normalise:
     """Each record's gradient over its norm, if that is above the clip norm."""
 
-    gap, assumption, per_record = None, None, True
+    no_epsilon_reason, assumption, per_record = None, None, True
 
     def apply(self, model, params, records, clip_norm):
         losses, rows = by_records(model, params, records)
@@ -252,7 +252,7 @@ class Normalise:
 class ClampMean:
     """The mean gradient of the batch, clipped as a whole."""
 
-    gap, assumption, per_record = None, None, False
+    no_epsilon_reason, assumption, per_record = None, None, False
 
     def apply(self, model, params, records, clip_norm):
         losses, rows = by_records(model, params, records)
@@ -271,8 +271,8 @@ class JaxNormals:
 
     fresh, bands = True, (1.0,)
 
-    def draw(self, key, place, size):
-        return jax.random.normal(jax.random.fold_in(key, place.step), (size,))
+    def draw(self, key, step, size):
+        return jax.random.normal(jax.random.fold_in(key, step.number), (size,))
 
     def variance(self, step):
         return 1.0
@@ -284,11 +284,11 @@ class TakesBack:
 
     fresh, bands = False, (1.0, -0.5)
 
-    def draw(self, key, place, size):
+    def draw(self, key, step, size):
         def z(step):
             return jax.random.normal(jax.random.fold_in(key, step), (size,))
 
-        return z(place.step) - jnp.where(place.step > 0, 0.5, 0.0) * z(jnp.maximum(place.step, 1) - 1)
+        return z(step.number) - jnp.where(step.number > 0, 0.5, 0.0) * z(jnp.maximum(step.number, 1) - 1)
 
     def variance(self, step):
         return jnp.where(step > 0, 1.25, 1.0)
@@ -301,11 +301,11 @@ class Noises:
     clip_norm: float
     noise_multiplier: float
 
-    gap, assumptions, on_upload = None, ("none but its own",), False
+    no_epsilon_reason, assumptions, on_upload = None, ("none but its own",), False
 
-    def gradient(self, key, place, model, params, records):
+    def gradient(self, key, step, model, params, records):
         found = Normalise().apply(model, params, records, self.clip_norm)
-        noise = jax.random.normal(jax.random.fold_in(key, place.step), found.mean.shape)
+        noise = jax.random.normal(jax.random.fold_in(key, step.number), found.mean.shape)
         return found.mean + self.noise_multiplier * found.unit * noise, found.report
 
     def client_noise(self, num_clients):
@@ -330,7 +330,7 @@ class Within:
     radius: float
     noise_multiplier: float
 
-    gap, assumptions, on_upload = None, (), False
+    no_epsilon_reason, assumptions, on_upload = None, (), False
 
     def _named(self):
         return Noises(clip_norm=self.radius, noise_multiplier=self.noise_multiplier)
@@ -355,7 +355,7 @@ class Within:
 class EachTensor:
     """Every tensor of a record's gradient is clipped to its part of the bound."""
 
-    gap, assumption, per_record = None, None, True
+    no_epsilon_reason, assumption, per_record = None, None, True
 
     def apply(self, model, params, records, clip_norm):
         told, rows = Normalise().apply(model, params, records, clip_norm), by_records(model, params, records)[1]
@@ -381,8 +381,8 @@ class Decay(fdp.parts.Correction):
     def pull(self):
         return float(self.strength)
 
-    def gradient(self, gradient, step):
-        return gradient + self.strength * step.params
+    def gradient(self, gradient, params, step, client, records):
+        return gradient + self.strength * params
 
 
 @fdp.value
@@ -391,7 +391,7 @@ class SignOnly(fdp.parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
+    def gradient(self, gradient, params, step, client, records):
         return jnp.sign(gradient)
 
 
@@ -399,16 +399,16 @@ class SignOnly(fdp.parts.Correction):
 class Drift(fdp.parts.Correction):
     """The server keeps the mean update and sends it to everybody; clients send theirs once more."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
-    def init(self, setting):
-        return Memory(jnp.zeros(setting.size))
+    def init(self, run):
+        return LocalState(jnp.zeros(run.size))
 
-    def gradient(self, gradient, step):
-        return gradient - 0.1 * step.server
+    def gradient(self, gradient, params, step, client, records):
+        return gradient - 0.1 * client.received.server_state
 
-    def finish(self, visit):
-        return visit.end - visit.start, ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return update, ()
 
     def absorb(self, server, total, num_clients):
         return total / num_clients
@@ -418,17 +418,17 @@ class Drift(fdp.parts.Correction):
 class OneMore(fdp.parts.Correction):
     """One more privatized gradient of every client, kept by the server."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
     @property
     def extra_gradients(self):
         return 1
 
-    def init(self, setting):
-        return Memory(jnp.zeros(setting.size))
+    def init(self, run):
+        return LocalState(jnp.zeros(run.size))
 
-    def finish(self, visit):
-        return visit.gradient(visit.start), ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return another_gradient(client.received.params), ()
 
     def absorb(self, server, total, num_clients):
         return total / num_clients
@@ -450,12 +450,12 @@ class Clips:
         norm = jnp.linalg.norm(update)
         return jnp.where(jnp.isfinite(norm), update * jnp.minimum(1.0, self.clip_norm / (norm + 1e-9)), 0.0), ()
 
-    def release(self, key, round_index, mean, extra, state, reach, expected):
+    def release(self, key, round_index, mean, extra, state, sensitivity, expected):
         noise = jax.random.normal(jax.random.fold_in(key, round_index), mean.shape)
-        return mean + self.noise_multiplier * self.clip_norm * reach * noise, state
+        return mean + self.noise_multiplier * self.clip_norm * sensitivity * noise, state
 
-    def noise_std(self, state, reach, round_index):
-        return self.noise_multiplier * self.clip_norm * reach
+    def noise_std(self, state, sensitivity, round_index):
+        return self.noise_multiplier * self.clip_norm * sensitivity
 
     def event(self, noise, attendance):
         return noisy_sums(fdp.parts.WhiteNoise(), noise, attendance)
@@ -480,7 +480,7 @@ class Average:
     def combine(self, total, members, shares, rates, params):
         return total / jnp.sum(rates)
 
-    def reach(self, shares, rates, members):
+    def sensitivity(self, shares, rates, members):
         return 1 / jnp.sum(rates)
 
     def check(self, cohort, num_clients):
@@ -514,8 +514,8 @@ class Open:
 class Halved(fdp.parts.LocalSgd):
     """Local steps of which half the way is kept."""
 
-    def run(self, *arguments):
-        found = fdp.parts.LocalSgd.run(self, *arguments)
+    def run(self, client):
+        found = fdp.parts.LocalSgd.run(self, client)
         return found._replace(update=0.5 * found.update)
 
 

@@ -10,8 +10,9 @@ import shlex
 import pytest
 
 from fedjax_dp import cli
-from fedjax_dp.cli.commands import COMMANDS, HELP
-from fedjax_dp.cli.completion import words_of
+from fedjax_dp.cli.commands import COMMANDS
+from fedjax_dp.cli.completion import options_of_command
+from fedjax_dp.cli.options import HELP
 from fedjax_dp.sweeps.plan import expand, read_sweep
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -83,7 +84,8 @@ def test_pages_print_commands():
 def test_a_command_on_a_page_has_known_flags(name, words):
     command, rest = words[0], words[1:]
     assert command in COMMANDS or command == "help"
-    known = {*words_of(command).flags, *HELP, "--its-option"}
+    options = options_of_command(command).values() if command in COMMANDS else ()
+    known = {*(option.flag for option in options), *HELP, "--its-option"}
     for word in rest:
         flag = word.partition("=")[0]
         assert not flag.startswith("--") or flag in known, f"{name}: {flag} of {command}"

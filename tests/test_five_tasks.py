@@ -29,13 +29,10 @@ MOST_LINES = 40
 @fdp.value
 class Shuffled(fdp.parts.Cohort):
     size: int = fdp.structure()
-    drawn, fixed, once, turns, gap, paid = True, True, True, 1, None, None
-    base = property(lambda self: self)
+    no_epsilon_reason, fixed, at_most_once = None, True, True
 
-    def members(self, num_clients):
+    def capacity(self, num_clients):
         return self.size
-
-    usual = members
 
     def sample(self, key, round_index, shares):
         ids = jax.random.permutation(key, shares.shape[0])[: self.size].astype(jnp.int32)
@@ -44,17 +41,8 @@ class Shuffled(fdp.parts.Cohort):
     def rates(self, shares):
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def law(self, shares):
+    def inclusion_probability(self, shares):
         return self.rates(shares), 1
-
-    def hidden(self, num_clients, known):
-        return FullBatch(), Adjacency.REPLACE_ONE
-
-    def spacing(self, num_clients):
-        return 1
-
-    def check(self, num_clients):
-        pass
 
 
 # 2. A privatizer with an accounting event of its own: the server is told who is in a batch, so sampling hides nothing.
@@ -64,12 +52,12 @@ class Shuffled(fdp.parts.Cohort):
 class Told(fdp.parts.Privatizer):
     clip_norm: float
     noise_multiplier: Any  # one number, or one per client
-    gap, assumptions, on_upload = None, ("batches are public",), False
+    no_epsilon_reason, assumptions, on_upload = None, ("batches are public",), False
 
-    def gradient(self, key, place, model, params, records):
+    def gradient(self, key, step, model, params, records):
         bounded = ClipRecords().apply(model, params, records, self.clip_norm)
-        noise = jax.random.normal(jax.random.fold_in(key, place.step), bounded.mean.shape)
-        size = of_client(self.noise_multiplier, place.client) * bounded.unit
+        noise = jax.random.normal(jax.random.fold_in(key, step.number), bounded.mean.shape)
+        size = of_client(self.noise_multiplier, step.client) * bounded.unit
         return bounded.mean + size * noise, bounded.report
 
     def client_noise(self, num_clients):
@@ -100,9 +88,10 @@ def somebodys(
 ) -> fdp.Algorithm:
     """DP-FedProx (somebody, 2026).
 
-    mu      strength of the pull to the received model
-    halved  half of it
-    slack   what then is taken off
+    Args:
+        mu: strength of the pull to the received model
+        halved: half of it
+        slack: what then is taken off
     """
     pull = fdp.parts.Proximal(strength=mu / 2 - slack if halved else mu)
     privatizer = fdp.parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)

@@ -80,8 +80,8 @@ def test_a_disk_that_becomes_full_keeps_the_last_checkpoint_and_the_run_goes_on(
     whole = capsys.readouterr().out
     save, kept = Checkpoints.save, []
 
-    def twice(self, state):
-        (save if len(kept) < 2 else full)(self, state)
+    def twice(self, state, params=None):
+        (save if len(kept) < 2 else full)(self, state, params)
         kept.append(state.round)
 
     with monkeypatch.context() as patched:

@@ -84,7 +84,7 @@ def by_terminal(capsys, mine=MINE, words=WORDS):
 
 
 LEASH = "(Leash(strength=strength),)"
-GRADIENT = "def gradient(self, gradient, step)"
+GRADIENT = "def gradient(self, gradient, params, step, client, records)"
 TERM = "gradient + self.strength * away / (1.0 + jnp.linalg.norm(away))"
 SERVER = re.search(r"fdp\.parts\.Server\(.*\)", MINE)[0]
 
@@ -125,23 +125,23 @@ SERVER = re.search(r"fdp\.parts\.Server\(.*\)", MINE)[0]
         ("return assemble", "assemble", "mine must be a function that returns an Algorithm, got NoneType"),
         (
             GRADIENT,
-            "def grad(self, gradient, step)",
+            "def grad(self, gradient, params, step, client, records)",
             "got Leash, which lacks gradient (is grad meant?); write what it lacks",
         ),
         (
             GRADIENT,
             "def gradient(self, gradient)",
-            "got Leash, which lacks gradient(gradient, step); write what it lacks",
+            "got Leash, which lacks gradient(gradient, params, step, client, records); write what it lacks",
         ),
         (
             TERM,
             "jnp.linalg.norm(away)",
             "gradient of Leash must be of shape (147,), as it was given, got shape (); return",
         ),
-        (TERM, "gradient + step.own", "no round can be traced: mine.py line 23: TypeError: "),
+        (TERM, "gradient + client.received.client_state", "no round can be traced: mine.py line 23: TypeError: "),
         (
             TERM,
-            "gradient + step.records.x.sum()",
+            "gradient + records.x.sum()",
             "(Leash.gradient), past what is accounted for; use that gradient only",
         ),
     ],

@@ -15,24 +15,34 @@ from helpers import CLASSES, MEASURES
 from matplotlib.figure import Figure
 
 from fedjax_dp import ConfigurationError, accounting, pictures
-from fedjax_dp.accounting.guarantee import Claim, PaperRow, Verdict
+from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.audits import plots as audit_plots
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.cli import bench
 from fedjax_dp.cli.options import PlotOption, picture_of
 from fedjax_dp.experiments import plots
-from fedjax_dp.experiments.floor import Floor
-from fedjax_dp.experiments.latency import PARTS, Latency
-from fedjax_dp.reproductions import figure as reproduction_figure
-from fedjax_dp.reproductions.cells import CellKey
-from fedjax_dp.reproductions.found import Reproduction
-from fedjax_dp.reproductions.recipe import read_recipe
-from fedjax_dp.reproductions.rows import Found, Row
+from fedjax_dp.forecast import plots as forecast_plots
+from fedjax_dp.forecast.floor import Floor
+from fedjax_dp.forecast.latency import PARTS, Latency
+from fedjax_dp.papers import plots as paper_plots
+from fedjax_dp.papers.reproductions import figure as reproduction_figure
+from fedjax_dp.papers.reproductions.cells import CellKey
+from fedjax_dp.papers.reproductions.found import Reproduction
+from fedjax_dp.papers.reproductions.recipe import read_recipe
+from fedjax_dp.papers.reproductions.rows import Found, Row
+from fedjax_dp.papers.row import PaperRow
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps.sweep import Sweep
 from fedjax_dp.tasks import Classes, told_of
 
-PLOTS = ("experiments.plots", "audits.plots", "sweeps.plots.figures", "reproductions.figure")
+PLOTS = (
+    "experiments.plots",
+    "forecast.plots",
+    "audits.plots",
+    "sweeps.plots.figures",
+    "papers.plots",
+    "papers.reproductions.figure",
+)
 FINISHED = (0.1, -0.25, 4.0, 1.5, 2.25, 0.75, 0.05, 1.0)
 LATENCY = Latency(
     round_ms=sum(FINISHED) - 1.0,
@@ -153,10 +163,10 @@ SWEEP = Sweep("a sweep", AXES, tuple(records()))
 DRAWN = {  # panels, and how it is drawn
     "run": (2, lambda **k: unchecked(plots.plot_run)(history(), "a promise; of parts", "a title", **k)),
     "epsilon": (1, lambda **k: plots.plot_epsilon(CURVES, "steps", "a title", "one record", target=2.0, **k)),
-    "claims": (1, lambda **k: plots.plot_claims(claims(), **k)),
+    "claims": (1, lambda **k: paper_plots.plot_claims(claims(), **k)),
     "bubbles": (2, lambda **k: plots.plot_clients(SHARES[:10], "a title", **k)),
     "clients": (2, lambda **k: plots.plot_clients(SHARES, "a title", **k)),
-    "latency": (1, lambda **k: plots.plot_latency(LATENCY, "a title", **k)),
+    "latency": (1, lambda **k: forecast_plots.plot_latency(LATENCY, "a title", **k)),
     "audit": (3, lambda **k: unchecked(audit_plots.plot_audit)(audit(), **k)),
     "overview": (4, lambda **k: SWEEP.plot(**k)),
     "axis": (1, lambda **k: SWEEP.plot(kind="axis", x="clip_norm", by="algorithm", **k)),
@@ -263,7 +273,7 @@ def test_the_metric_has_an_axis_beside_the_colour_bar_where_every_setting_is_a_p
 
 
 def test_sixty_claims_are_a_few_rows_with_a_dot_for_each_setting():
-    figure = plots.plot_claims(claims(60))
+    figure = paper_plots.plot_claims(claims(60))
     (panel,) = figure.axes
     labels = panel.get_yticklabels()
     assert len(labels) == 8
@@ -272,11 +282,11 @@ def test_sixty_claims_are_a_few_rows_with_a_dot_for_each_setting():
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in labels]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    assert all(text.get_text() for text in plots.plot_claims(claims(20)).axes[0].texts[:20])
+    assert all(text.get_text() for text in paper_plots.plot_claims(claims(20)).axes[0].texts[:20])
 
 
 def test_a_measurement_has_the_same_numbers_in_print_and_on_its_picture(capsys):
-    figure = plots.plot_latency(LATENCY, "x")
+    figure = forecast_plots.plot_latency(LATENCY, "x")
     (panel,) = figure.axes
     shown = dict(zip([label.get_text() for label in panel.get_yticklabels()], [t.get_text() for t in panel.texts]))
     how = SimpleNamespace(summary="", table=(), cost=lambda batch: 0)
@@ -300,9 +310,9 @@ def test_a_measurement_has_the_same_numbers_in_print_and_on_its_picture(capsys):
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
 def test_no_bar_lies_on_an_axis_without_a_zero(scale):
     parts = {name: scale * ms for name, ms in LATENCY.parts.items()}
-    figure = plots.plot_latency(LATENCY._replace(round_ms=scale * LATENCY.round_ms, parts=parts), "x")
+    figure = forecast_plots.plot_latency(LATENCY._replace(round_ms=scale * LATENCY.round_ms, parts=parts), "x")
     assert figure.axes[0].get_xscale() == "linear"
-    assert not plots.plot_claims(claims()).axes[0].patches
+    assert not paper_plots.plot_claims(claims()).axes[0].patches
 
 
 @pytest.mark.parametrize(
@@ -326,7 +336,7 @@ def test_no_bar_lies_on_an_axis_without_a_zero(scale):
 )
 def test_looks_that_are_none_end_in_one_line(look, told):
     with pytest.raises(ConfigurationError) as refused:
-        plots.plot_latency(LATENCY, "x", **look)
+        forecast_plots.plot_latency(LATENCY, "x", **look)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -342,7 +352,7 @@ def test_axes_of_several_figures_and_a_size_without_room_are_refused():
 def test_axes_in_a_part_of_a_figure_return_the_whole():
     figure = Figure()
     left, _ = figure.subfigures(1, 2)
-    assert plots.plot_latency(LATENCY, "x", ax=left.subplots()) is figure
+    assert forecast_plots.plot_latency(LATENCY, "x", ax=left.subplots()) is figure
 
 
 def test_words_of_flags_are_the_same_look():

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedjax_dp.accounting import claim_rows
+from fedjax_dp.papers import claim_rows
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedjax_dp as fdp
-from fedjax_dp.reproductions import mean_estimation
+from fedjax_dp.papers.reproductions import mean_estimation
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

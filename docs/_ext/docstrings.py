@@ -1,26 +1,41 @@
 """The house's docstrings as reStructuredText.
 
 They are written for the eye: paragraphs; rows such as `clip_norm  C, bound on one record's gradient`, whose texts go
-on below one another; labels such as `Raises: ...`; tables between bars; doctests.
+on below one another; the arguments of an option's owner below `Args:`; labels such as `Raises: ...`; tables between
+bars; doctests.
 """
 
+import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
+
+from fedjax_dp.options import of_class, of_function
 
 LABELS = ("Adjacency", "Errors", "Limits", "Raises", "Returns", "Shapes", "Sensitivity", "Source", "Units", "Zeros")
 ROW = re.compile(r"(?P<name>[\w.*\"'|,()=\[\] -]*?[\w*\"')\]])(?P<gap> {2,})(?P<text>\S.*)")
+ARGUMENT = re.compile(r"^(\w+): ")
 LABEL = re.compile(rf"(?P<name>{'|'.join(LABELS)}):(?P<gap> +)(?P<text>\S.*)")
 
 
 def restructured(lines: list[str]) -> list[str]:
     """The lines of a docstring, without its indentation, as reStructuredText."""
     found: list[str] = []
-    for block in _blocks(lines):
+    for block in _blocks(_with_rows(lines)):
         found += [*_told(block), ""]
     return found
+
+
+def _with_rows(lines: list[str]) -> list[str]:
+    """The lines, what stands below `Args:` as rows."""
+    if "Args:" not in lines:
+        return lines
+    start = lines.index("Args:")
+    below = [ARGUMENT.sub(r"\1  ", line.removeprefix("    ")) for line in lines[start + 1 :]]
+    return [*lines[:start], *below]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
@@ -92,8 +107,23 @@ def _skip(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: An
 def _sign(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """A Protocol is not called."""
-    return ("", None) if getattr(thing, "_is_protocol", False) else (signature, returns)
+    """A Protocol is not called; types stand without what is said of an option beside them."""
+    if getattr(thing, "_is_protocol", False):
+        return "", None
+    return (plain(thing), None) if "Annotated" in (signature or "") else (signature, returns)
+
+
+def plain(thing: Any) -> str:
+    """The signature of a function or class, of its options the types and the names that they may have."""
+    whole = inspect.signature(thing)
+    known = of_class(thing) if isinstance(thing, type) else of_function(thing)
+    parameters = [
+        one.replace(annotation=known[name].parameter.annotation) if get_origin(one.annotation) is Annotated else one
+        for name, one in whole.parameters.items()
+    ]
+    returned = inspect.Signature.empty if isinstance(thing, type) else whole.return_annotation
+    found = whole.replace(parameters=parameters, return_annotation=returned)
+    return stringify_signature(found, unqualified_typehints=True)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -8,13 +8,14 @@ import re
 import statistics
 from typing import Any
 
+from docstrings import plain, restructured
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
 import fedjax_dp as fdp
-from fedjax_dp import citations
 from fedjax_dp.experiments import catalogue_table
 from fedjax_dp.options import REQUIRED, Option
+from fedjax_dp.papers import citations
 
 HERE = pathlib.Path(__file__).parent.parent
 ROOT = HERE.parent
@@ -68,7 +69,8 @@ def write_api() -> None:
             if home != name:
                 lines += [f".. py:data:: {name}", "", f"   The same as :py:obj:`{home}`.", ""]
                 continue
-            lines += [f".. {_directive(thing)}:: {name}", *_members(thing), ""]
+            called = plain(thing) if isinstance(thing, fdp.algorithms.Entry) else ""  # its source says less
+            lines += [f".. {_directive(thing)}:: {name}{called}", *_members(thing), ""]
         _write(f"api/{space}.rst", "\n".join(lines) + "\n")
     listed = "\n".join(namespaces())
     _write(
@@ -79,8 +81,6 @@ def write_api() -> None:
 
 
 def _escaped(text: str) -> list[str]:
-    from docstrings import restructured
-
     return restructured(text.splitlines())
 
 

@@ -57,13 +57,12 @@ from fedjax_dp.accounting.gaussian import (
     gaussian_trade_off,
 )
 from fedjax_dp.accounting.guarantee import Claim, Guarantee, Verdict
+from fedjax_dp.accounting.laws import BoundedLosses, GaussianPair
 from fedjax_dp.accounting.one_run import choose_guesses, one_run_contradicts, one_run_epsilon, one_run_mu
-from fedjax_dp.accounting.papers import claim_rows
+from fedjax_dp.accounting.pairs import Dominating
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail, within_quantile
 from fedjax_dp.accounting.personal import budgeted_participations, noise_terms, sampling_probabilities
-from fedjax_dp.accounting.rdp import renyi_divergence
 from fedjax_dp.accounting.selection import SelectionCost, composition_epsilons, repetition_epsilons, selection_cost
-from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
 from fedjax_dp.accounting.trade_off import (
     TradeOff,
@@ -84,13 +83,16 @@ __all__ = [
     "Accountant",
     "Adjacency",
     "AnyStep",
+    "BoundedLosses",
     "BoundedRange",
     "ChosenTest",
     "Claim",
     "Composed",
+    "Dominating",
     "ErrorBounds",
     "Event",
     "FullBatch",
+    "GaussianPair",
     "GaussianSteps",
     "Gdp",
     "Guarantee",
@@ -118,7 +120,6 @@ __all__ = [
     "budgeted_participations",
     "choose_guesses",
     "choose_test",
-    "claim_rows",
     "classical_gaussian_noise",
     "clopper_pearson_epsilon",
     "composition_epsilons",
@@ -146,13 +147,11 @@ __all__ = [
     "participation_quantile",
     "participation_tail",
     "prefix_error",
-    "renyi_divergence",
     "repeated",
     "repetition_epsilons",
     "sampling_probabilities",
     "seen",
     "selection_cost",
-    "skellam_divergence",
     "trade_off",
     "trials_needed",
     "within_quantile",

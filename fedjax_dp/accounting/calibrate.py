@@ -22,7 +22,7 @@ def noise_multiplier_for(event: Event, epsilon: float, delta: float, accountant:
     The event's own noise does not matter if all its parts share one; else the answer is that of the first part, the
     others in proportion. Precision, limits and errors as of `noise_factor_for`.
     """
-    own = next((step.noise_multiplier for step, _ in event.leaves()), 1.0)
+    own: float = next((step.noise_multiplier for step, _ in event.leaves()), 1.0)
     return own * noise_factor_for(event, epsilon, delta, accountant)
 
 
@@ -52,7 +52,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
         return 0.0
     if any(step.noise_multiplier == 0 for step, _ in event.leaves()):
         raise errors.refuse("the event to calibrate", event, "noisy in every release", "give it noise multiplier 1")
-    first = next(step.noise_multiplier for step, _ in event.leaves())
+    first: float = next(step.noise_multiplier for step, _ in event.leaves())
     event = event.scaled(1 / first)
     refused: list[NotCoveredError] = []
 

@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 import scipy
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Event, NotCoveredError, Release, WithReplacement, gaussian_only
+from fedjax_dp.accounting.neighbours import NotCoveredError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +40,6 @@ class Gdp:
     def delta(self, epsilon: float) -> float:
         """Smallest delta at `epsilon`."""
         return gaussian_delta(epsilon, 1 / self.mu) if self.mu else 0.0
-
-
-def price(event: Event) -> Callable[[Release], Gdp]:
-    """The mu of one release without sampling: one over the noise in sensitivities."""
-
-    def of(step: Release) -> Gdp:
-        step = gaussian_only(step)
-        if step.sampling.rate != 1 or isinstance(step.sampling, WithReplacement):
-            raise NotCoveredError(
-                f"the exact Gaussian formula needs unsampled sums, got {step.sampling}; use accountant pld"
-            )
-        return Gdp(1 / step.relative_noise)
-
-    return of
 
 
 def gaussian_trade_off(mu: float, false_positive: np.ndarray) -> np.ndarray:

@@ -12,11 +12,10 @@ import math
 import numpy as np
 import scipy
 from scipy import fft
-from scipy.special import ndtr
 
-from fedjax_dp.accounting.pairs import Dominating, Pair
+from fedjax_dp.accounting.laws import TAIL_MASS, Pair
+from fedjax_dp.accounting.pairs import Dominating
 
-TAIL_MASS = 1e-16  # probability moved to infinity loss, per side and truncation
 ROUNDING = 1e-17  # and per copy, for the rounding errors of a power in Fourier space: ten times what was seen
 LARGEST_LOSS = 709  # nats, of which the exponential still is a number
 
@@ -116,20 +115,6 @@ class LossDistribution:
         return max(float(losses[k]) + min(math.log(missing / discounted[k]), 0.0), 0.0)
 
 
-def reach_of(pair: Pair, count: int) -> tuple[float, float]:
-    """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
-    width = pair.noise * (8.3 + math.sqrt(2 * math.log(max(count, 1))))
-    low, high = pair.loss(np.array([-1.0 - width, 1.0 + width])).tolist()
-    return max(low, -700.0), min(high, 700.0)  # beyond 700 the exponentials overflow; losses there are rounded up
-
-
-def deviation_of(pair: Pair) -> float:
-    """Scale of one release's loss: the standard deviation of the ratio of densities, no more than the largest loss."""
-    spread = max(pair.up, pair.down) * math.sqrt(math.expm1(min(1 / pair.noise**2, 700.0)))
-    low, high = reach_of(pair, 1)
-    return min(spread, max(-low, high))
-
-
 def discretise(dominating: Dominating, spacing: float, count: int) -> LossDistribution:
     """The loss of a public draw of pairs on the grid, fit for `count` copies."""
     parts = [_of_pair(pair, spacing, count) for pair in dominating.pairs]
@@ -143,15 +128,13 @@ def discretise(dominating: Dominating, spacing: float, count: int) -> LossDistri
 
 
 def _of_pair(pair: Pair, spacing: float, count: int) -> LossDistribution:
-    lowest, highest = reach_of(pair, count)
+    lowest, highest = pair.reach(count)
     most = math.floor(LARGEST_LOSS / spacing)  # of a coarse grid
     bottom, top = max(math.floor(lowest / spacing), -most), min(math.ceil(highest / spacing), most)
     if pair.symmetrised:
         bottom = 0
     losses = np.arange(bottom, max(top, bottom + 1) + 1) * spacing
-    edges = pair.where(losses)
-    upper, lower = pair.upper_mass(edges), pair.lower_mass(edges)
-    above, below = _beyond(pair, edges)
+    upper, lower, above, below = pair.cells(losses)
     masses = _split(losses, upper, lower)
     if not pair.symmetrised:  # what lies beyond the grid: too high goes to infinity, too low is raised to the bottom
         masses[0] += below
@@ -161,15 +144,6 @@ def _of_pair(pair: Pair, spacing: float, count: int) -> LossDistribution:
     middle = 1.0 - above - positive.sum() - negative.sum()
     masses = np.concatenate([negative[::-1], [max(middle, 0.0)], positive])
     return LossDistribution(spacing, -positive.size, masses, above)
-
-
-def _beyond(pair: Pair, edges: np.ndarray) -> tuple[float, float]:
-    """Mass of the first law above the last and below the first edge."""
-    high, low = edges[-1] / pair.noise, edges[0] / pair.noise
-    shift = 1 / pair.noise
-    above = (1 - pair.up) * ndtr(-high) + pair.up * ndtr(shift - high)
-    below = (1 - pair.up) * ndtr(low) + pair.up * ndtr(low - shift)
-    return float(above), float(below)
 
 
 def _split(losses: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:

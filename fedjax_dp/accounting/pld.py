@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable
 
 import numpy as np
 
 from fedjax_dp.accounting.events import Event, Release
-from fedjax_dp.accounting.losses import LossDistribution, deviation_of, discretise, reach_of
-from fedjax_dp.accounting.pairs import Dominating, dominating
+from fedjax_dp.accounting.losses import LossDistribution, discretise
+from fedjax_dp.accounting.pairs import Dominating
 
 FINEST_SPACING = 1e-9  # nats; below it rounding errors of the losses themselves would show
 FINEST_GRID = 2**22  # points; beyond it the grid is coarsened, which is still an upper bound
@@ -54,18 +55,18 @@ def spacing_for(event: Event, pairs: Pairs) -> float:
     for step, releases in event.leaves():
         worst = pairs(step)[0]
         moments += releases * sum(
-            weight * deviation_of(pair) ** 2 for weight, pair in zip(worst.weights, worst.pairs, strict=True)
+            weight * pair.deviation**2 for weight, pair in zip(worst.weights, worst.pairs, strict=True)
         )
         steps += releases
         usual = worst.pairs[int(np.argmax(worst.weights))]
-        largest = max(largest, *map(abs, reach_of(usual, releases)))
-        rarest = max(rarest, *map(abs, reach_of(worst.pairs[-1], releases)))
+        largest = max(largest, *map(abs, usual.reach(releases)))
+        rarest = max(rarest, *map(abs, worst.pairs[-1].reach(releases)))
     spacing = min(math.sqrt(moments / steps) / POINTS_PER_DEVIATION, 1e-2)
     total = 20 * math.sqrt(moments) + 2 * largest
     return max(spacing, total / FINEST_GRID, largest / 2**18, rarest / 2**21, FINEST_SPACING)
 
 
-def price(event: Event, pairs: Pairs = dominating) -> Callable[[Release], Losses]:
+def price(event: Event, pairs: Pairs = operator.methodcaller("dominating_pairs")) -> Callable[[Release], Losses]:
     """The losses of one release of a step, on a grid that suits `event`, of which the step is a part."""
     spacing = spacing_for(event, pairs)
     counts: dict[Release, int] = {}

@@ -1,4 +1,4 @@
-"""Renyi differential privacy: divergences of the dominating pairs by quadrature, at real orders.
+"""Renyi differential privacy: divergences at real orders, by quadrature where laws are Gaussian (`laws`).
 
 Composition adds the divergences order by order; the best order is taken at the end. Always looser than the loss
 distribution of the same pairs, because one order has to serve all losses.
@@ -15,24 +15,11 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from fedjax_dp import errors
-from fedjax_dp.accounting.events import (
-    Adjacency,
-    BoundedRange,
-    Event,
-    GaussianSteps,
-    NotCoveredError,
-    Release,
-    SkellamSums,
-    WithoutReplacement,
-)
-from fedjax_dp.accounting.pairs import Pair, dominating
-from fedjax_dp.accounting.skellam import skellam_divergence
+from fedjax_dp.accounting.events import Adjacency, Event, NotCoveredError, Release, WithoutReplacement
+from fedjax_dp.accounting.laws import LEAST_RESOLVED, GaussianPair, panels
 
 NUM_ORDERS = 450  # 3% apart: alone this costs up to 2% of epsilon, where rare sampling makes the best order a sharp one
 FINER = 40  # orders between the neighbours of the best: 0.15% apart, and 0.008% the second time
-LEAST_RESOLVED = 0.2  # noise, in sensitivities, below which quadrature would need too many nodes to be worth it
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,27 +57,17 @@ class RenyiCurve:
         return converted
 
 
-def _highest_order(step: Release) -> float:
-    """Orders above this one never suit any delta above 1e-12."""
-    noise = step.relative_noise
-    if isinstance(step, GaussianSteps):
-        noise = min(noise, dominating(step)[0].pairs[0].noise)
-    return 8 + 14 * noise + min(4 * noise**2 * math.log(1 / step.sampling.rate), 1e4)
-
-
 def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], RenyiCurve]:
     """The curve of one release of a step, at orders dense near 1 and up to beyond the best of the noisiest step."""
-    highest = max(_highest_order(step) for step, _ in event.leaves())
+    highest = max(step.highest_order for step, _ in event.leaves())
     orders = 1 + np.geomspace(1e-3, highest - 1, NUM_ORDERS) if at is None else at
 
     @functools.cache
     def of(step: Release) -> RenyiCurve:
-        useful = orders <= _highest_order(step) * (1 + 1e-9)
+        useful = orders <= step.highest_order * (1 + 1e-9)
         values = np.full(orders.size, np.inf)
-        values[useful] = renyi_divergence(step, orders[useful])
-        if isinstance(step, SkellamSums | BoundedRange):
-            return RenyiCurve(orders, values)
-        return RenyiCurve(orders, values, dominating(step)[0].lost)
+        values[useful] = step.rdp(orders[useful])
+        return RenyiCurve(orders, values, step.lost)
 
     return of
 
@@ -103,83 +80,6 @@ def best_epsilon(curve_at: Callable[[np.ndarray | None], RenyiCurve], delta: flo
         curve = curve_at(curve.around(delta))
         found = min(found, curve.epsilon(delta))
     return found
-
-
-def renyi_divergence(step: Release, orders: np.ndarray) -> np.ndarray:
-    """Renyi divergence bound of one release of `step`, per order, in nats.
-
-    Shapes:    orders `(A,)`, real, above 1; returns `(A,)`.
-    Adjacency: the step's. Limits: rate 1 -> order / (2 noise^2), the noise in sensitivities.
-    Errors:    of the quadrature, 1e-8 relative where the divergence is above 1e-16.
-    Source:    `skellam_divergence` for integer noise, else the dominating pairs; for Poisson and add-remove this is
-               Mironov, Talwar, Zhang 2019, arXiv:1908.10530, whose Theorem 5 says that the direction taken here is the
-               worse one.
-    """
-    orders = np.asarray(orders, float)
-    if not np.all(orders > 1):
-        raise errors.refuse("Renyi orders", orders.min(), "above 1")
-    errors.require_positive("noise_multiplier", step.noise_multiplier)
-    if isinstance(step, SkellamSums):
-        return skellam_divergence(step, orders)
-    if isinstance(step, BoundedRange):
-        return orders / (2 * step.relative_noise**2)
-    worst = dominating(step)[0]
-    if len(worst.pairs) == 1:
-        return _divergences(worst.pairs[0], orders)
-    # a public draw averages exp((a - 1) D); for pairs that are hardly ever drawn a quick bound will do
-    bounds = [_convex_bound if weight < 1e-6 else _divergences for weight in worst.weights]
-    parts = np.array([(orders - 1) * bound(pair, orders) for bound, pair in zip(bounds, worst.pairs, strict=True)])
-    mixed: np.ndarray = logsumexp(parts, axis=0, b=np.array(worst.weights)[:, None]) / (orders - 1)
-    return mixed
-
-
-def _divergences(pair: Pair, orders: np.ndarray) -> np.ndarray:
-    """Of the pair's first law from its second."""
-    if pair.up == 1 and pair.down == 0:
-        return orders / (2 * pair.noise**2)
-    if pair.noise < LEAST_RESOLVED:
-        return _convex_bound(pair, orders)
-    x, weights = _panels(pair, orders.max())
-    loss, log_density = pair.loss(x), pair.log_lower_density(x)
-    a = orders[:, None]
-    grown = a * loss
-    logs = log_density + (np.logaddexp(grown, (1 - a) * loss) if pair.symmetrised else grown)
-    log_moments = logsumexp(logs, axis=1, b=weights)
-    # E[r^a] - 1 as an integral of terms that are never negative, so that tiny divergences keep their digits
-    tame = np.where(grown < 30.0, loss, 0.0)
-    if pair.symmetrised:
-        terms = np.expm1((a - 1) * tame) * (np.exp(tame) - np.exp((1 - a) * tame))
-        log_moments = np.logaddexp(log_moments, 0.0)  # the losses that are not the pair's own add less than one
-    else:
-        terms = np.expm1(a * tame) - a * np.expm1(tame)
-    excess = np.where(grown < 30.0, np.exp(log_density) * terms, np.exp(np.minimum(logs, 700.0))) @ weights
-    moderate = log_moments < math.log(50)
-    divergences: np.ndarray = np.where(
-        moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments
-    ) / (orders - 1)
-    return divergences
-
-
-def _convex_bound(pair: Pair, orders: np.ndarray) -> np.ndarray:
-    """E[r^a] - 1 <= q (E[unsampled r^a] - 1), by joint convexity; close where the unsampled divergence is huge.
-
-    It holds for the symmetrised pair, too: with r >= 1 there, (r^(a-1) - 1)(r - r^(1-a)) <= r^a - r.
-    """
-    shift = 2.0 if pair.down else 1.0
-    log_moments = (orders - 1) * orders * (shift / pair.noise) ** 2 / 2
-    bound: np.ndarray = np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
-    return bound
-
-
-def _panels(pair: Pair, order: float) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights that cover where either law, or its tilt by orders up to `order`, has mass."""
-    width = min(3 * pair.noise, 4 * pair.noise**2)
-    low, high = -1 - 10 * pair.noise, (2 * order if pair.down else order) + 10 * pair.noise
-    if pair.symmetrised:
-        low = 0.5  # where the loss is zero
-    edges = np.linspace(low, high, math.ceil((high - low) / width) + 1)
-    half = np.diff(edges)[:, None] / 2
-    return ((edges[:-1, None] + half) + half * NODES).ravel(), (half * WEIGHTS).ravel()
 
 
 def wang_price(event: Event) -> Callable[[Release], RenyiCurve]:
@@ -211,8 +111,8 @@ def _wang_moments(rate: float, noise: float, top: int) -> np.ndarray:
     powers = orders[1:]
     later = math.log(2) + powers * (powers - 1) * rho  # Theorem 9
     if noise >= LEAST_RESOLVED:  # Theorem 27, which is closer where noise hides anything
-        pair, evens = Pair(noise, 1.0), np.arange(2, top + 2, 2)
-        x, weights = _panels(pair, evens[-1])
+        pair, evens = GaussianPair(noise, 1.0), np.arange(2, top + 2, 2)
+        x, weights = panels(pair, evens[-1])
         ratio = np.log(np.abs(np.expm1(np.minimum(pair.loss(x), 700.0))))
         log_moments = np.full(top + 2, -np.inf)
         log_moments[evens] = logsumexp(evens[:, None] * ratio + pair.log_lower_density(x), axis=1, b=weights)

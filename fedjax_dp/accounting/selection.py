@@ -227,7 +227,7 @@ def _merged(times: frozenset[tuple[Event, int]]) -> Event:
             if isinstance(part, RandomParticipation):
                 counts[dataclasses.replace(part, rounds=1)] += often * part.rounds
             else:
-                counts[_once(part)] += often * part.releases
+                counts[part.once()] += often * part.releases
     parts = [
         dataclasses.replace(part, rounds=count) if isinstance(part, RandomParticipation) else repeated(part, count)
         for part, count in sorted(counts.items(), key=repr)
@@ -291,7 +291,7 @@ def _epsilon(
     def curve_at(orders: np.ndarray | None) -> rdp.RenyiCurve:
         of = rdp.price(whole, orders)
         curves = [
-            [total(e, lambda step: of(_once(step))) for e in events if any(True for _ in e.leaves())]
+            [total(e, lambda step: of(step.once())) for e in events if any(True for _ in e.leaves())]
             for events in groups
         ]
         return changed(functools.reduce(lambda a, b: a.plus(b), (_largest(found) for found in curves if found)))
@@ -303,8 +303,3 @@ def _largest(curves: list[rdp.RenyiCurve]) -> rdp.RenyiCurve:
     """The largest divergence at each order."""
     worst = np.max([curve.values for curve in curves], axis=0)
     return rdp.RenyiCurve(curves[0].orders, worst, max(curve.lost for curve in curves))
-
-
-def _once(step: Release) -> Release:
-    """A single release of a step, so that steps which differ in their number alone are priced once."""
-    return dataclasses.replace(step, count=step.count // step.releases)

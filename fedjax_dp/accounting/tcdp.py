@@ -6,18 +6,10 @@ dpnfl's Lemmas 2-4. `rho` is in nats per order, `omega` the largest order for wh
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import (
-    Adjacency,
-    Event,
-    FullBatch,
-    NotCoveredError,
-    Release,
-    WithoutReplacement,
-    gaussian_only,
-)
+from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
+from fedjax_dp.accounting.sampling import FullBatch, Sampling, WithoutReplacement
 
 
 class TcdpConditionError(NotCoveredError):
@@ -82,21 +74,16 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
     return Tcdp(13 * rate**2 * part.rho, omega / 2)
 
 
-def price(event: Event) -> Callable[[Release], Tcdp]:
-    """(rho, omega) of one release of a step: dpnfl's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
+def of_gaussian(noise_multiplier: float, sampling: Sampling, adjacency: Adjacency) -> Tcdp:
+    """Of one sampled sum with Gaussian noise: dpnfl's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
 
     Raises: TcdpConditionError where the subsampling theorem does not apply.
     """
-
-    def of(step: Release) -> Tcdp:
-        step = gaussian_only(step)
-        one = Tcdp(1 / (2 * step.relative_noise**2))
-        if isinstance(step.sampling, FullBatch):
-            return one
-        if not isinstance(step.sampling, WithoutReplacement) or step.adjacency is not Adjacency.REPLACE_ONE:
-            raise TcdpConditionError(
-                "tCDP subsampling covers fixed-size batches under replace-one only; use accountant pld"
-            )
-        return subsample(one, step.sampling.rate) if step.sampling.rate < 1 else one
-
-    return of
+    one = Tcdp(1 / (2 * (noise_multiplier / adjacency.sensitivity) ** 2))
+    if isinstance(sampling, FullBatch):
+        return one
+    if not isinstance(sampling, WithoutReplacement) or adjacency is not Adjacency.REPLACE_ONE:
+        raise TcdpConditionError(
+            "tCDP subsampling covers fixed-size batches under replace-one only; use accountant pld"
+        )
+    return subsample(one, sampling.rate) if sampling.rate < 1 else one

@@ -10,12 +10,12 @@ from fedjax_dp.accounting.events import (
     FullBatch,
     GaussianSteps,
     NotCoveredError,
-    SkellamSums,
+    Release,
     Unit,
     WithoutReplacement,
 )
 
-Steps = TypeVar("Steps", GaussianSteps, SkellamSums)
+Steps = TypeVar("Steps", bound=Release)
 
 
 class View(enum.Enum):
@@ -39,6 +39,9 @@ class View(enum.Enum):
         }[self]
 
 
+VIEWS = tuple(view.value for view in View)
+
+
 def seen(
     own: Steps,
     view: View | str,
@@ -60,7 +63,8 @@ def seen(
 
     | tau = 1                           | the noises of the h = cohort_size - colluders honest clients add up: h z^2 |
     | tau > 1, non-expansive, unsampled | own tau noises and one last noise of each other: z^2 (tau + h - 1) / tau   |
-    | otherwise, and in view `uploads`  | own noise only: the sum is computed from the uploads                       |
+    | otherwise, and in view `uploads`  | own noise only: the sum is computed from the uploads; so for noise that    |
+    |                                   | does not add up to noise of its kind                                       |
 
     The second row is amplification by iteration (Feldman et al. 2018, arXiv:1808.06651, Theorem 22; as a Gaussian
     trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278; integer noise falls in the third), and cannot be improved
@@ -93,7 +97,7 @@ def seen(
     if view in (View.BROADCAST, View.OWNER):
         colluders = max(colluders, 1)
     honest, gain = max(cohort_size - colluders, 1), 1.0
-    if view is not View.UPLOADS:
+    if view is not View.UPLOADS and own.adds_up:
         if local_steps == 1:
             gain = honest
         elif non_expansive and isinstance(own, GaussianSteps) and isinstance(own.sampling, FullBatch):

@@ -5,12 +5,10 @@ Source: Bun and Steinke 2016, arXiv:1605.02065. Sampling amplifies nothing here:
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import scipy
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import BoundedRange, Event, NotCoveredError, Release, WithReplacement, gaussian_only
 from fedjax_dp.accounting.tcdp import Tcdp
 
 
@@ -35,18 +33,6 @@ class Zcdp:
 
     def epsilon(self, delta: float) -> float:
         return zcdp_epsilon(self.rho, delta)
-
-
-def price(event: Event) -> Callable[[Release], Zcdp]:
-    """rho = 1 / (2 noise^2) of one release, the noise in sensitivities (Proposition 1.6)."""
-
-    def of(step: Release) -> Zcdp:
-        step = step if isinstance(step, BoundedRange) else gaussian_only(step)
-        if isinstance(step.sampling, WithReplacement):
-            raise NotCoveredError("zCDP cannot ignore sampling in which a record may be drawn many times; use pld")
-        return Zcdp(1 / (2 * step.relative_noise**2))
-
-    return of
 
 
 def zcdp_budget(epsilon: float, delta: float) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 from fedjax_dp.algorithms import client_level, non_private, personalised, record_level
 from fedjax_dp.algorithms.assemble import BATCHES, BOUNDS, COHORTS, COMMON, Common, assemble
 from fedjax_dp.algorithms.entry import Beforehand, Entry, entry
-from fedjax_dp.algorithms.importance_sampling import optimal_probabilities
 
 __all__ = [
     "BATCHES",
@@ -38,6 +37,10 @@ PERSONAL = tuple(name for name, found in CATALOGUE.items() if vars(personalised)
 
 def __getattr__(name: str) -> Any:
     """An entry by its name, so that a new one is written in one place."""
+    if name == "optimal_probabilities":
+        from fedjax_dp.algorithms.importance_sampling import optimal_probabilities  # loads JAX
+
+        return optimal_probabilities
     if name not in CATALOGUE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return CATALOGUE[name]

@@ -1,158 +1,120 @@
 """What all entries share: their common options, and how options become the slots of an `Algorithm`."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Required, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
 
-import jax
 import numpy as np
-import optax
 
-from fedjax_dp import doors, errors
-from fedjax_dp.options import About, about, of_class, require
-from fedjax_dp.parts.aggregation import ESTIMATORS, Aggregate
-from fedjax_dp.parts.answers import Dropout, FirstResponders
-from fedjax_dp.parts.batches import (
-    Batches,
-    EpochBatches,
-    FixedBatches,
-    FullBatches,
-    PoissonBatches,
-    ReplacementBatches,
-)
-from fedjax_dp.parts.client_models import ClientModels, ReceivedModel
-from fedjax_dp.parts.client_privacy import PlainUpload, Upload
-from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, ClipTensorsAtMedian, ScaleGradients, Unbounded
-from fedjax_dp.parts.cohorts import AllClients, Cohort, CyclicCohort, MultinomialCohort, PoissonCohort, UniformCohort
-from fedjax_dp.parts.corrections import Correction, L2Penalty
-from fedjax_dp.parts.local_rules import LOCAL_RULES, rules_with
-from fedjax_dp.parts.local_sgd import LocalSgd
-from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer
-from fedjax_dp.parts.secure_aggregation import SecureSum
-from fedjax_dp.parts.server_optimizers import Server, ServerOptimizer
-from fedjax_dp.parts.transport import PlainSum
-from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.schedules import SCHEDULES
+from fedjax_dp import doors, errors, parts
+from fedjax_dp.options import REQUIRED, About, Names, about, of_class, require
 
-BATCHES: dict[str, Callable[[Any], Batches]] = {
-    "without-replacement": lambda size: FixedBatches(size=size),
-    "with-replacement": lambda size: ReplacementBatches(size=size),
-    "poisson": lambda size: PoissonBatches(size=size),
-    "full": lambda size: FullBatches(),
-    "epochs": lambda size: EpochBatches(size=size),
+if TYPE_CHECKING:
+    import jax
+
+    from fedjax_dp.rounds.algorithm import Algorithm
+
+    Noise = float | np.ndarray | jax.Array
+else:
+    Noise = float | np.ndarray  # of JAX, which signatures do without, every array is one
+
+BATCHES: dict[str, Callable[[Any], "parts.Batches"]] = {
+    "without-replacement": lambda size: parts.FixedBatches(size=size),
+    "with-replacement": lambda size: parts.ReplacementBatches(size=size),
+    "poisson": lambda size: parts.PoissonBatches(size=size),
+    "full": lambda size: parts.FullBatches(),
+    "epochs": lambda size: parts.EpochBatches(size=size),
 }
 
-COHORTS: dict[str, Callable[..., Cohort]] = {
-    "uniform": lambda size, **drawn: UniformCohort(size=size),
-    "poisson": lambda size, **drawn: PoissonCohort(size=size),
-    "md": lambda size, **drawn: MultinomialCohort(draws=size, **drawn),
-    "cyclic": lambda size, **drawn: CyclicCohort(size=size),
+COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
+    "uniform": lambda size, **drawn: parts.UniformCohort(size=size),
+    "poisson": lambda size, **drawn: parts.PoissonCohort(size=size),
+    "md": lambda size, **drawn: parts.MultinomialCohort(draws=size, **drawn),
+    "cyclic": lambda size, **drawn: parts.CyclicCohort(size=size),
 }
 
-BOUNDS: dict[str, Callable[[Any], Bound]] = {
-    "record": lambda gradient_bound: ClipRecords(),
-    "batch": lambda gradient_bound: ClipBatch(),
-    "scale": lambda gradient_bound: ScaleGradients(gradient_bound=gradient_bound),
-    "none": lambda gradient_bound: Unbounded(),
-    "tensor-median": lambda gradient_bound: ClipTensorsAtMedian(),
+BOUNDS: dict[str, Callable[[Any], "parts.Bound"]] = {
+    "record": lambda gradient_bound: parts.ClipRecords(),
+    "batch": lambda gradient_bound: parts.ClipBatch(),
+    "scale": lambda gradient_bound: parts.ScaleGradients(gradient_bound=gradient_bound),
+    "none": lambda gradient_bound: parts.Unbounded(),
+    "tensor-median": lambda gradient_bound: parts.ClipTensorsAtMedian(),
 }
 
 
-def of_rule(number: str) -> About:
-    """What is told of a number of the local rules that have it."""
-    rules = rules_with(number)
-    values = dict.fromkeys(f"{LOCAL_RULES[rule].hyperparameters[number]:g}" for rule in rules)
-    return about("", beside={"local_rule": rules}, default=" or ".join(values))
+STATEFUL = ("momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")  # local rules
+MOMENTS = ("adam", "adam_bc", "adamw", "adamw_bc")
+
+
+def of_rules(*rules: str, default: str) -> About:
+    """A number of some local rules, with its defaults in words."""
+    return about("", value=None, beside={"local_rule": rules}, default=default)
 
 
 class Common(TypedDict, total=False):
     """Options that every entry takes.
 
-    cohort_size      clients per round, or their expected number; N, or from Python None, takes all
-    cohort           how they are drawn; md draws by shares with replacement
-    one_by_one       a client drawn m times trains m times instead of once
-    dropout          probability that a client's message does not arrive
-    first            wait for so many of the cohort only
-    estimator        how updates combine
-    batches          how a step's records are drawn; full takes all, with epochs local steps are epochs
-    batch_size       records B per local step
-    local_steps      local steps tau per round
-    learning_rate    of the local steps
-    schedule         of the learning rate over rounds
-    per_step         the schedule runs over local steps, not rounds
-    local_rule       how a gradient becomes a step
-    local_decay      of momentum or rmsprop
-    local_b1         decay of the first moment
-    local_b2         decay of the second moment
-    local_eps        added to the root of the second moment
-    local_floor      least second moment once the noise's is taken off; a tiny one makes huge steps
-    local_weight_decay  lambda: a step also takes rate * lambda of the model off it
-    keep_rule        the rule's state stays with its client across rounds
-    l2               h in the penalty h |w|^2
-    microbatch       records whose gradients are built at once where a model needs that; bounds memory
-    secure           messages travel masked and only their sum is seen
-    ring_bits        of the secure sum's integers: 32 or 64
-    fractional_bits  of the secure sum's fixed point
-    neighbours       clients that each shares a mask with; all unless given
+    Args:
+        cohort_size: clients per round, or their expected number; N, or from Python None, takes all
+        cohort: how they are drawn; md draws by shares with replacement
+        one_by_one: a client drawn m times trains m times instead of once
+        dropout: probability that a client's message does not arrive
+        first: wait for so many of the cohort only
+        estimator: how updates combine
+        batches: how a step's records are drawn; full takes all, with epochs local steps are epochs
+        batch_size: records B per local step
+        local_steps: local steps tau per round
+        learning_rate: of the local steps
+        schedule: of the learning rate over rounds
+        per_step: the schedule runs over local steps, not rounds
+        local_rule: how a gradient becomes a step
+        local_decay: of momentum or rmsprop
+        local_b1: decay of the first moment
+        local_b2: decay of the second moment
+        local_eps: added to the root of the second moment
+        local_floor: least second moment once the noise's is taken off; a tiny one makes huge steps
+        local_weight_decay: lambda: a step also takes rate * lambda of the model off it
+        keep_rule: the rule's state stays with its client across rounds
+        l2: h in the penalty h |w|^2
+        microbatch: records whose gradients are built at once where a model needs that; bounds memory
+        secure: messages travel masked and only their sum is seen
+        ring_bits: of the secure sum's integers: 32 or 64
+        fractional_bits: of the secure sum's fixed point
+        neighbours: clients that each shares a mask with; all unless given
     """
 
     cohort_size: Required[int | None]
-    cohort: Annotated[str, about("", choices=COHORTS)]
-    one_by_one: Annotated[bool, about("", beside={"cohort": "md"})]
-    dropout: float
-    first: int | None
-    estimator: Annotated[str, about("", choices=ESTIMATORS)]
+    cohort: Annotated[str, about("", value="uniform", choices=COHORTS)]
+    one_by_one: Annotated[bool, about("", value=False, beside={"cohort": "md"})]
+    dropout: Annotated[float, about("", value=0.0)]
+    first: Annotated[int | None, about("", value=None)]
+    estimator: Annotated[str, about("", value="wor_delta", choices=Names("fedjax_dp.parts", "ESTIMATORS"))]
     batch_size: Required[int | None]
-    batches: Annotated[str, about("", choices=BATCHES)]
+    batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
     local_steps: Required[int]
     learning_rate: Required[float]
-    schedule: Annotated[str, about("", choices=SCHEDULES)]
-    per_step: bool
-    local_rule: Annotated[str, about("", choices=LOCAL_RULES)]
-    local_decay: Annotated[float | None, of_rule("decay")]
-    local_b1: Annotated[float | None, of_rule("b1")]
-    local_b2: Annotated[float | None, of_rule("b2")]
-    local_eps: Annotated[float | None, of_rule("eps")]
-    local_floor: Annotated[float | None, of_rule("floor")]
-    local_weight_decay: Annotated[float | None, of_rule("weight_decay")]
-    keep_rule: Annotated[bool, about("", beside={"local_rule": tuple(LOCAL_RULES)[1:]})]
-    l2: float
-    microbatch: int | None
-    secure: Annotated[bool, about("", group="privacy")]
-    ring_bits: Annotated[int, about("", group="privacy", beside={"secure": True})]
-    fractional_bits: Annotated[int, about("", group="privacy", beside={"secure": True})]
-    neighbours: Annotated[int | None, about("", group="privacy", beside={"secure": True})]
+    schedule: Annotated[str, about("", value="constant", choices=Names("fedjax_dp.schedules", "SCHEDULES"))]
+    per_step: Annotated[bool, about("", value=False)]
+    local_rule: Annotated[str, about("", value="sgd", choices=Names("fedjax_dp.parts", "LOCAL_RULES"))]
+    local_decay: Annotated[float | None, of_rules("momentum", "rmsprop", default="0.9 or 0.99")]
+    local_b1: Annotated[float | None, of_rules(*MOMENTS, default="0.9")]
+    local_b2: Annotated[float | None, of_rules(*MOMENTS, default="0.999")]
+    local_eps: Annotated[float | None, of_rules("rmsprop", "adam", "adamw", default="1e-08")]
+    local_floor: Annotated[float | None, of_rules("adam_bc", "adamw_bc", default="1e-05")]
+    local_weight_decay: Annotated[float | None, of_rules("adamw", "adamw_bc", default="0.01")]
+    keep_rule: Annotated[bool, about("", value=False, beside={"local_rule": STATEFUL})]
+    l2: Annotated[float, about("", value=0.0)]
+    microbatch: Annotated[int | None, about("", value=None)]
+    secure: Annotated[bool, about("", value=False, group="privacy")]
+    ring_bits: Annotated[int, about("", value=32, group="privacy", beside={"secure": True})]
+    fractional_bits: Annotated[int, about("", value=16, group="privacy", beside={"secure": True})]
+    neighbours: Annotated[int | None, about("", value=None, group="privacy", beside={"secure": True})]
 
 
-DEFAULTS: dict[str, Any] = {
-    "cohort": "uniform",
-    "one_by_one": False,
-    "dropout": 0.0,
-    "first": None,
-    "estimator": "wor_delta",
-    "batches": "without-replacement",
-    "schedule": "constant",
-    "per_step": False,
-    "local_rule": "sgd",
-    "local_decay": None,
-    "local_b1": None,
-    "local_b2": None,
-    "local_eps": None,
-    "local_floor": None,
-    "local_weight_decay": None,
-    "keep_rule": False,
-    "l2": 0.0,
-    "microbatch": None,
-    "secure": False,
-    "ring_bits": 32,
-    "fractional_bits": 16,
-    "neighbours": None,
-}
-COMMON = of_class(Common, DEFAULTS)
+COMMON = of_class(Common)
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
-    float | np.ndarray | jax.Array,
+    Noise,
     about(
         "standard deviation of the noise on a sum of clipped gradients, over the clip norm; instead of --epsilon",
         group="privacy",
@@ -174,16 +136,21 @@ Momentum = Annotated[float, about("of the server: v <- momentum v + update", gro
 def assemble(
     common: Mapping[str, Any],
     *,
-    privatizer: Privatizer | None = None,
-    corrections: tuple[Correction, ...] = (),
-    models: ClientModels | None = None,
-    aggregate: Aggregate | None = None,
-    server: ServerOptimizer | None = None,
-    upload: Upload | None = None,
+    privatizer: "parts.Privatizer | None" = None,
+    corrections: "tuple[parts.Correction, ...]" = (),
+    models: "parts.ClientModels | None" = None,
+    aggregate: "parts.Aggregate | None" = None,
+    server: "parts.ServerOptimizer | None" = None,
+    upload: "parts.UpdatePrivatizer | None" = None,
     drawn: Mapping[str, Any] | None = None,
-) -> Algorithm:
+) -> "Algorithm":
     """An algorithm from common options and the parts that are special."""
-    given: dict[str, Any] = {**DEFAULTS, **common}
+    from fedjax_dp.pytrees import changed  # loads JAX
+    from fedjax_dp.rounds.algorithm import Algorithm
+    from fedjax_dp.schedules import SCHEDULES
+
+    defaults = {name: option.default for name, option in COMMON.items() if option.default is not REQUIRED}
+    given: dict[str, Any] = {**defaults, **common}
     require(COMMON, given, common, "every algorithm")
     if not isinstance(corrections, tuple | list):
         raise errors.refuse("corrections", doors.described(corrections), "a tuple of parts", "put it into one: (part,)")
@@ -196,14 +163,14 @@ def assemble(
     size = given["cohort_size"]
     if drawn and drawn.get("probabilities") is not None and (size is None or given["cohort"] != "md"):
         raise errors.refuse("cohort", given["cohort"], "md with a cohort_size for given probabilities")
-    cohort: Cohort = AllClients()
+    cohort: parts.Cohort = parts.AllClients()
     if size is not None:
         cohort = COHORTS[given["cohort"]](size, one_by_one=given["one_by_one"], **(drawn or {}))
     if given["first"] is not None:
-        cohort = FirstResponders(cohort=cohort, size=given["first"])
+        cohort = parts.FirstResponders(cohort=cohort, size=given["first"])
     if np.any(np.asarray(given["dropout"]) != 0):
-        cohort = Dropout(cohort=cohort, rate=given["dropout"])
-    rule = LOCAL_RULES[given["local_rule"]]
+        cohort = parts.Dropout(cohort=cohort, rate=given["dropout"])
+    rule = parts.LOCAL_RULES[given["local_rule"]]
     said = {name: given[f"local_{name}"] for name in rule.hyperparameters}
     numbers = {name: value for name, value in said.items() if value is not None}
     if given["microbatch"] is not None:
@@ -211,34 +178,36 @@ def assemble(
         bound = getattr(privatizer, "bound", None)
         if not hasattr(bound, "microbatch"):
             raise errors.refuse("microbatch", given["microbatch"], "left out where no record is clipped", "drop it")
-        privatizer = changed(privatizer, bound=ClipRecords(microbatch=given["microbatch"]))
+        privatizer = changed(privatizer, bound=parts.ClipRecords(microbatch=given["microbatch"]))
     ring = {"bits": given["ring_bits"], "fractional_bits": given["fractional_bits"], "neighbours": given["neighbours"]}
+    steps: dict[str, Any] = {
+        "learning_rate": given["learning_rate"],
+        "privatizer": parts.NonPrivate() if privatizer is None else privatizer,
+        "batches": BATCHES[given["batches"]](given["batch_size"]),
+        "corrections": (*corrections, parts.L2Penalty(strength=given["l2"])),
+        "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=given["keep_rule"]),
+        "steps": given["local_steps"],
+        "schedule": SCHEDULES[given["schedule"]],
+        "per_step": given["per_step"],
+    }
     return Algorithm(
         cohort=cohort,
-        local=LocalSgd(
-            learning_rate=given["learning_rate"],
-            privatizer=NonPrivate() if privatizer is None else privatizer,
-            batches=BATCHES[given["batches"]](given["batch_size"]),
-            corrections=(*corrections, L2Penalty(strength=given["l2"])),
-            rule=changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=given["keep_rule"]),
-            models=ReceivedModel() if models is None else models,
-            steps=given["local_steps"],
-            schedule=SCHEDULES[given["schedule"]],
-            per_step=given["per_step"],
-        ),
-        upload=PlainUpload() if upload is None else upload,
-        aggregate=ESTIMATORS[given["estimator"]] if aggregate is None else aggregate,
-        transport=SecureSum(**ring) if given["secure"] else PlainSum(),
+        local=parts.LocalSgd(**steps) if models is None else parts.PersonalSgd(**steps, models=models),
+        upload=parts.PlainUpload() if upload is None else upload,
+        aggregate=parts.ESTIMATORS[given["estimator"]] if aggregate is None else aggregate,
+        transport=parts.SecureSum(**ring) if given["secure"] else parts.PlainSum(),
         server=add_update() if server is None else server,
     )
 
 
-def add_update(rate: float = 1.0, momentum: float = 0.0) -> Server:
+def add_update(rate: float = 1.0, momentum: float = 0.0) -> "parts.Server":
     """The new model is the old one plus `rate` times the aggregated update, or times v <- momentum v + update."""
+    import optax  # loads JAX
+
     numbers = {"learning_rate": rate} | ({"momentum": momentum} if momentum else {})
-    return Server(hyperparameters=numbers, factory=optax.sgd)
+    return parts.Server(hyperparameters=numbers, factory=optax.sgd)
 
 
-def bound_of(clipping: str, gradient_bound: float | None = None) -> Bound:
+def bound_of(clipping: str, gradient_bound: float | None = None) -> "parts.Bound":
     """The bound of that name."""
     return BOUNDS[clipping](gradient_bound)

@@ -1,12 +1,9 @@
 """Entries that noise the updates of whole clients."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-import optax
-
-from fedjax_dp import errors
-from fedjax_dp.accounting.correlated import inverse_root_bands
+from fedjax_dp import errors, parts
 from fedjax_dp.algorithms.assemble import (
     ClientClipNorm,
     ClientNoiseMultiplier,
@@ -18,11 +15,9 @@ from fedjax_dp.algorithms.assemble import (
 )
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
-from fedjax_dp.parts.aggregation import BoundedMean
-from fedjax_dp.parts.client_privacy import AdaptiveClientGaussian, ClientGaussian, ClientSkellam, Upload
-from fedjax_dp.parts.noise import BandedNoise
-from fedjax_dp.parts.server_optimizers import Server
-from fedjax_dp.rounds.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from fedjax_dp.rounds.algorithm import Algorithm
 
 WHOLE_CLIENTS = {
     "num_clients": 100,
@@ -63,36 +58,38 @@ def dp_fedavg(
     server_learning_rate: ServerRate = 1.0,
     momentum: Momentum = 0.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """DP-FedAvg at client level (McMahan et al. 2018): clipped updates, bounded weights, noise on their mean.
 
-    noise          "server", or "shared": each client adds integer Skellam noise before a secure sum
-    clip_by        "update", or "tensor": each of m tensors to S / sqrt(m)
-    adaptive_clip  the clip norm follows a quantile of the updates' norms (Andrew et al. 2021)
-    clip_quantile  which quantile the clip norm follows
-    clip_rate      how fast it follows
-    bit_noise      noise on the sum of the bits that tell it, a twentieth of the cohort unless given
-    weight_cap     share of all records from which a client has full weight (w_hat / n); all alike unless given
-    least_weight   estimator f_f, over the expected weight q W, unless given; a number m: f_c, over max(m q W, realised
-                   weight), whose sensitivity is twice as large
     Default cohort: Poisson.
+
+    Args:
+        noise: "server", or "shared": each client adds integer Skellam noise before a secure sum
+        clip_by: "update", or "tensor": each of m tensors to S / sqrt(m)
+        adaptive_clip: the clip norm follows a quantile of the updates' norms (Andrew et al. 2021)
+        clip_quantile: which quantile the clip norm follows
+        clip_rate: how fast it follows
+        bit_noise: noise on the sum of the bits that tell it, a twentieth of the cohort unless given
+        weight_cap: share of all records from which a client has full weight (w_hat / n); all alike unless given
+        least_weight: estimator f_f, over the expected weight q W, unless given; a number m: f_c, over max(m q W,
+            realised weight), whose sensitivity is twice as large
     """
     if adaptive_clip and (clip_by == "tensor" or noise == "shared"):
         raise errors.refuse("adaptive_clip", True, "used with clip_by update and noise server")
-    upload: Upload = ClientGaussian(
+    upload: parts.UpdatePrivatizer = parts.ClientGaussian(
         clip_norm=clip_norm, noise_multiplier=noise_multiplier, by_tensor=clip_by == "tensor"
     )
     if noise == "shared":
-        upload = ClientSkellam(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+        upload = parts.ClientSkellam(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     if adaptive_clip:
-        upload = AdaptiveClientGaussian(
+        upload = parts.AdaptiveClientGaussian(
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             quantile=clip_quantile,
             rate=clip_rate,
             bit_noise=max((common["cohort_size"] or 20) / 20, 1.0) if bit_noise is None else bit_noise,
         )
-    aggregate = BoundedMean(cap=weight_cap, least=least_weight)
+    aggregate = parts.BoundedMean(cap=weight_cap, least=least_weight)
     return assemble(common, upload=upload, aggregate=aggregate, server=add_update(server_learning_rate, momentum))
 
 
@@ -105,14 +102,21 @@ def dp_ftrl(
     server_learning_rate: ServerRate = 1.0,
     momentum: Momentum = 0.9,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that sums of it stay small.
 
-    bands  rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
     Default cohort: cyclic, so that a client's rounds are far apart; the server has momentum.
+
+    Args:
+        bands: rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
     """
+    import optax  # loads JAX
+
+    from fedjax_dp.accounting.correlated import inverse_root_bands
+
     errors.require_integer("bands", bands, 1, 10_000)  # each is held beside the model
-    source = BandedNoise(coefficients=inverse_root_bands(bands))
-    upload = ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, source=source)
-    server = Server(hyperparameters={"learning_rate": server_learning_rate, "momentum": momentum}, factory=optax.sgd)
+    source = parts.BandedNoise(coefficients=inverse_root_bands(bands))
+    upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, source=source)
+    numbers = {"learning_rate": server_learning_rate, "momentum": momentum}
+    server = parts.Server(hyperparameters=numbers, factory=optax.sgd)
     return assemble(common, upload=upload, server=server)

@@ -2,18 +2,21 @@
 
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec
 
 import numpy as np
 
 from fedjax_dp import doors, errors, options, own_code
 from fedjax_dp.algorithms.assemble import COMMON, Common
-from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model
 from fedjax_dp.options import Options
-from fedjax_dp.rounds.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from fedjax_dp.data.store import FederatedData
+    from fedjax_dp.models import Model
+    from fedjax_dp.rounds.algorithm import Algorithm
 
 P = ParamSpec("P")
 Values = Mapping[str, Any]
@@ -22,8 +25,8 @@ Values = Mapping[str, Any]
 class Beforehand(NamedTuple):
     """What is known of a run before its algorithm is made."""
 
-    data: FederatedData
-    model: Model
+    data: "FederatedData"
+    model: "Model"
     rounds: int
     epsilon: float | Sequence[float] | np.ndarray | None  # the budget, or one per client
     delta: float | None
@@ -35,7 +38,7 @@ class Entry(Generic[P]):
     """A constructor of algorithms whose keyword arguments are its options.
 
     What they are named, their types, choices and defaults stand in its signature, what they mean in their types or in
-    the rows of its docstring (see `fedjax_dp.options`); `**common: Unpack[Common]` takes what every entry takes.
+    the `Args:` of its docstring (see `fedjax_dp.options`); `**common: Unpack[Common]` takes what every entry takes.
 
     source    who proposed it: author and year, or a paper by its short name;
     defaults  of the common options, where they are others than `Common`'s;
@@ -46,7 +49,7 @@ class Entry(Generic[P]):
     `defaults` and `presets` may be functions of the options that are given; `presets` sees the data set's beside them.
     """
 
-    constructor: Callable[P, Algorithm]
+    constructor: Callable[P, "Algorithm"]
     source: str = ""
     defaults: Values | Callable[[Values], Values] = dataclasses.field(default_factory=dict)
     presets: Values | Callable[[Values], Values] = dataclasses.field(default_factory=dict)
@@ -93,6 +96,13 @@ class Entry(Generic[P]):
         return {name: option for name, option in taken.items() if name not in self.fixes}
 
     @property
+    def __signature__(self) -> inspect.Signature:
+        """Every option with its type and the default that it has here."""
+        from fedjax_dp.rounds.algorithm import Algorithm  # loads JAX
+
+        return inspect.Signature([option.parameter for option in self._arguments.values()], return_annotation=Algorithm)
+
+    @property
     def __advice__(self) -> str:
         """Where an algorithm is wanted, and this is given."""
         needed = (name for name, option in self._arguments.items() if option.default is options.REQUIRED)
@@ -107,7 +117,7 @@ class Entry(Generic[P]):
         """What a run has where nothing is said, `known` its data set's presets and what is given."""
         return dict(_of(self.presets, known))
 
-    def of_run(self, given: Values, known: Beforehand) -> Algorithm:
+    def of_run(self, given: Values, known: Beforehand) -> "Algorithm":
         """The algorithm of a run, after its clients were asked what `prepare` asks them."""
         if self.prepare is None:
             return self.of(given)
@@ -117,7 +127,7 @@ class Entry(Generic[P]):
         found = self.prepare(known, self._filled(mine), **asked)
         return self.of(mine | dict(_of(found, mine)))
 
-    def __call__(self, *args: P.args, **given: P.kwargs) -> Algorithm:
+    def __call__(self, *args: P.args, **given: P.kwargs) -> "Algorithm":
         """The algorithm of some options.
 
         Raises: ConfigurationError in one line for options that are unknown, missing, none of their choices, or given
@@ -128,7 +138,7 @@ class Entry(Generic[P]):
             raise errors.refuse(self.name, f"{got} without a name", "called with options by name", self.__advice__)
         return self.of(given)
 
-    def of(self, given: Values) -> Algorithm:
+    def of(self, given: Values) -> "Algorithm":
         """The same of a mapping."""
         for name in given:
             if name in self._arguments:
@@ -136,6 +146,8 @@ class Entry(Generic[P]):
         values = self._filled(given)
         options.require(self._arguments, values, given, self.name)
         made = self._made(values)
+        from fedjax_dp.rounds.algorithm import Algorithm  # loads JAX
+
         if not isinstance(made, Algorithm):
             raise errors.refuse(self.name, type(made).__name__, "a function that returns an Algorithm")
         return made
@@ -168,12 +180,12 @@ def entry(
     presets: Values | Callable[[Values], Values] | None = None,
     fixes: Collection[str] = (),
     prepare: Callable[..., Values] | None = None,
-) -> Callable[[Callable[P, Algorithm]], Entry[P]]:
+) -> Callable[[Callable[P, "Algorithm"]], Entry[P]]:
     """Makes an `Entry` of the constructor below it."""
     if not isinstance(source, str):
         raise errors.refuse("entry", doors.described(source), "called", 'write @entry("Somebody 2026") above it')
 
-    def wrap(constructor: Callable[P, Algorithm]) -> Entry[P]:
+    def wrap(constructor: Callable[P, "Algorithm"]) -> Entry[P]:
         return Entry(constructor, source, defaults or {}, presets or {}, fixes, prepare)
 
     return wrap

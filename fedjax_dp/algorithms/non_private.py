@@ -1,19 +1,15 @@
 """Entries without privacy."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-import optax
-
-from fedjax_dp import errors
+from fedjax_dp import errors, parts
 from fedjax_dp.algorithms.assemble import Common, Momentum, ServerRate, add_update, assemble
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
-from fedjax_dp.parts.aggregation import FairRatio
-from fedjax_dp.parts.corrections import ControlVariates, Proximal
-from fedjax_dp.parts.feature_matching import FeatureMatching, FeatureRelease, NoisyFeatures, PlainFeatures
-from fedjax_dp.parts.server_optimizers import Server, adaptive_delta, adaptive_yogi
-from fedjax_dp.rounds.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from fedjax_dp.rounds.algorithm import Algorithm
 
 FirstDecay = Annotated[float, about("decay of the first moment", group="server")]
 SecondDecay = Annotated[float, about("decay of the second moment", group="server")]
@@ -26,19 +22,20 @@ def adaptive_rate(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @entry("McMahan et al. 2017")
-def fedavg(**common: Unpack[Common]) -> Algorithm:
+def fedavg(**common: Unpack[Common]) -> "Algorithm":
     """Federated averaging (McMahan et al. 2017), with any cohort and estimator."""
     return assemble(common)
 
 
 @entry("Li et al. 2020")
-def fedprox(*, mu: float = 1.0, prox_form: Literal["half", "full"] = "half", **common: Unpack[Common]) -> Algorithm:
+def fedprox(*, mu: float = 1.0, prox_form: Literal["half", "full"] = "half", **common: Unpack[Common]) -> "Algorithm":
     """FedAvg whose steps are pulled to the received model by mu/2 |w - w_start|^2 (Li et al. 2020).
 
-    mu         strength of the pull to the received model
-    prox_form  "half": gradient mu (w - w_start); "full": mu |w - w_start|^2, as in rfedavg's code, so twice that
+    Args:
+        mu: strength of the pull to the received model
+        prox_form: "half": gradient mu (w - w_start); "full": mu |w - w_start|^2, as in rfedavg's code, so twice that
     """
-    return assemble(common, corrections=(Proximal(strength=mu * (1 if prox_form == "half" else 2)),))
+    return assemble(common, corrections=(parts.Proximal(strength=mu * (1 if prox_form == "half" else 2)),))
 
 
 @entry("Karimireddy et al. 2020", defaults={"estimator": "mean"})
@@ -48,27 +45,29 @@ def scaffold(
     server_learning_rate: ServerRate = 1.0,
     warm_start: bool = False,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """SCAFFOLD (Karimireddy et al. 2020), estimator `mean`.
 
-    controls    "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
-                the received model
-    warm_start  control variates begin as gradients at the first model, not zero
+    Args:
+        controls: "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
+            the received model
+        warm_start: control variates begin as gradients at the first model, not zero
     """
-    correction = ControlVariates(again=controls == "gradient", warm_start=warm_start)
+    correction = parts.ControlVariates(again=controls == "gradient", warm_start=warm_start)
     return assemble(common, corrections=(correction,), server=add_update(server_learning_rate))
 
 
 @entry("Li et al. 2020", fixes=("estimator",))
 def q_fedavg(
     *, q: float = 1.0, fair_norm: Literal["update", "weighted"] = "update", **common: Unpack[Common]
-) -> Algorithm:
+) -> "Algorithm":
     """q-FedAvg (Li et al. 2020, "Fair resource allocation"): clients of large loss count more; q = 0 is the mean.
 
-    q          how much large losses count
-    fair_norm  "update": the norm of L Delta_k; "weighted": of F_k^q L Delta_k, a mistake in rfedavg's code
+    Args:
+        q: how much large losses count
+        fair_norm: "update": the norm of L Delta_k; "weighted": of F_k^q L Delta_k, a mistake in rfedavg's code
     """
-    return assemble(common, aggregate=FairRatio(q=q, of_weighted=fair_norm == "weighted"))
+    return assemble(common, aggregate=parts.FairRatio(q=q, of_weighted=fair_norm == "weighted"))
 
 
 Scope = Annotated[
@@ -93,19 +92,20 @@ def rfedavg(
     feature_clip_norm: FeatureClipNorm = 1.0,
     feature_noise: FeatureNoise = 0.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """rFedAvg (rfedavg, Algorithm 1): local steps also pull the mean feature towards the other clients'.
 
-    feature_strength  lambda, on the mean over the others (the text drops 1/(N-1) in places; the code divides)
-    delta_at          "local_after": delta^k at the client's own trained model, as theory and code have it;
-                      "global_before": at the received model, as line 10 prints
-    delta_scope       "participants": targets from this round's cohort; "all": the last delta of every client
-    leave_one_out     False keeps a client's own delta in its target, as the paper's code does
-    delta_batch       records that delta is a mean of; 0 takes all (the paper's code: one batch)
-    feature_noise     sigma_2 of the paper's privacy evaluation, with features clipped to `feature_clip_norm`; no
-                      epsilon follows, because model uploads carry no noise
+    Args:
+        feature_strength: lambda, on the mean over the others (the text drops 1/(N-1) in places; the code divides)
+        delta_at: "local_after": delta^k at the client's own trained model, as theory and code have it; "global_before":
+            at the received model, as line 10 prints
+        delta_scope: "participants": targets from this round's cohort; "all": the last delta of every client
+        leave_one_out: False keeps a client's own delta in its target, as the paper's code does
+        delta_batch: records that delta is a mean of; 0 takes all (the paper's code: one batch)
+        feature_noise: sigma_2 of the paper's privacy evaluation, with features clipped to `feature_clip_norm`; no
+            epsilon follows, because model uploads carry no noise
     """
-    matching = FeatureMatching(
+    matching = parts.FeatureMatching(
         strength=feature_strength,
         release=_features(feature_clip_norm, feature_noise, common["batch_size"]),
         when=delta_at,
@@ -126,12 +126,12 @@ def rfedavg_plus(
     feature_clip_norm: FeatureClipNorm = 1.0,
     feature_noise: FeatureNoise = 0.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """rFedAvg+ (rfedavg, Algorithm 2): as rFedAvg, with every delta at the same new model, in a second exchange.
 
     A client receives one target instead of the table of all deltas.
     """
-    matching = FeatureMatching(
+    matching = parts.FeatureMatching(
         strength=feature_strength,
         release=_features(feature_clip_norm, feature_noise, common["batch_size"]),
         when="global_after",
@@ -142,20 +142,24 @@ def rfedavg_plus(
     return assemble(common, corrections=(matching,))
 
 
-def _features(clip_norm: float, noise: float, batch_size: int | None) -> FeatureRelease:
+def _features(clip_norm: float, noise: float, batch_size: int | None) -> "parts.FeatureRelease":
     if not noise:
-        return PlainFeatures()
+        return parts.PlainFeatures()
     if batch_size is None:
         remedy = "the paper divides the noise by the batch size"
         raise errors.refuse("feature_noise", noise, "0 for full batches", remedy)
-    return NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(batch_size))
+    return parts.NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(batch_size))
 
 
 @entry("Hsu et al. 2019")
-def fedavgm(*, server_learning_rate: ServerRate = 1.0, momentum: Momentum = 0.9, **common: Unpack[Common]) -> Algorithm:
+def fedavgm(
+    *, server_learning_rate: ServerRate = 1.0, momentum: Momentum = 0.9, **common: Unpack[Common]
+) -> "Algorithm":
     """FedAvg whose server has momentum: v <- momentum v + Delta, w <- w + rate v (Hsu et al. 2019)."""
+    import optax  # loads JAX
+
     numbers = {"learning_rate": server_learning_rate, "momentum": momentum}
-    return assemble(common, server=Server(hyperparameters=numbers, factory=optax.sgd))
+    return assemble(common, server=parts.Server(hyperparameters=numbers, factory=optax.sgd))
 
 
 @entry("Reddi et al. 2021", presets=adaptive_rate)
@@ -166,10 +170,10 @@ def fedadam(
     b2: SecondDecay = 0.99,
     pi: Adaptivity = 1e-3,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """FedAvg whose server moves by Adam without bias correction (Reddi et al. 2021, Algorithm 2; pi is their tau)."""
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
-    return assemble(common, server=Server(hyperparameters=numbers, factory=adaptive_delta))
+    return assemble(common, server=parts.Server(hyperparameters=numbers, factory=parts.adaptive_delta))
 
 
 @entry("Reddi et al. 2021", presets=adaptive_rate)
@@ -180,7 +184,7 @@ def fedyogi(
     b2: SecondDecay = 0.99,
     pi: Adaptivity = 1e-3,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """FedAvg whose server moves by Yogi (Reddi et al. 2021, Algorithm 2)."""
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
-    return assemble(common, server=Server(hyperparameters=numbers, factory=adaptive_yogi))
+    return assemble(common, server=parts.Server(hyperparameters=numbers, factory=parts.adaptive_yogi))

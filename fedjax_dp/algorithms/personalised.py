@@ -1,22 +1,17 @@
 """Entries whose clients end with models of their own, under noise on records or on whole clients."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-from fedjax_dp import errors
+from fedjax_dp import errors, parts
 from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, ServerRate, add_update, assemble
 from fedjax_dp.algorithms.client_level import WHOLE_CLIENTS
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
-from fedjax_dp.parts.aggregation import ESTIMATORS, Aggregate, BoundedMean
-from fedjax_dp.parts.client_models import ClientModels
-from fedjax_dp.parts.client_privacy import ClientGaussian
-from fedjax_dp.parts.clusters import Choice, GaussianChoice, GumbelChoice, OwnClusters
-from fedjax_dp.parts.models_beside import FineTuned, JointModels, MixedModels, ModelBeside
-from fedjax_dp.parts.personal_models import OwnModel, OwnOffset, OwnPart
-from fedjax_dp.parts.pull import Pull
-from fedjax_dp.parts.record_privacy import RecordGaussian
-from fedjax_dp.rounds.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from fedjax_dp.parts.clusters import Choice
+    from fedjax_dp.rounds.algorithm import Algorithm
 
 ClipNorm = Annotated[
     float, about("C, L2 bound on one record's gradient, or with unit client on a client's update", group="privacy")
@@ -41,7 +36,6 @@ PersonalNoise = Annotated[
     ),
 ]
 PersonalRate = Annotated[float | None, about("of the personal steps", default="learning_rate")]
-_OF_ALL = ESTIMATORS["biased"]  # a client that is absent counts with what it had, which has not moved
 _PERSONAL = {"holdout": 0.2, "schedule": "constant", "l2": 0.0}
 
 
@@ -67,19 +61,24 @@ def _divisible(known: Mapping[str, Any]) -> bool:
 
 def _assembled(
     common: Mapping[str, Any],
-    models: ClientModels,
+    models: "parts.ClientModels",
     unit: str,
     clip_norm: float,
     noise_multiplier: Any,
     server_learning_rate: float = 1.0,
-    aggregate: Aggregate | None = None,
-) -> Algorithm:
+    aggregate: "parts.Aggregate | None" = None,
+) -> "Algorithm":
     rest: dict[str, Any] = {"models": models, "server": add_update(server_learning_rate)}
     if unit == "client":
-        upload = ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-        return assemble(common, upload=upload, aggregate=BoundedMean(), **rest)
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+        upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+        return assemble(common, upload=upload, aggregate=parts.BoundedMean(), **rest)
+    privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     return assemble(common, privatizer=privatizer, aggregate=aggregate, **rest)
+
+
+def _of_all() -> "parts.Aggregate":
+    """A client that is absent counts with what it had, which has not moved."""
+    return parts.ESTIMATORS["biased"]
 
 
 def _beside(
@@ -105,13 +104,13 @@ def local(
     noise_multiplier: NoiseMultiplier = 0.0,
     personal_noise: Annotated[Literal[0, 1], about("0: without clipping and noise (view owner)", "privacy")] = 1,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """Every client trains a model of its own and sends nothing.
 
     `noise_multiplier` protects its records from those who get its model (view `deployed`).
     """
-    models = OwnModel(shared=False, clean=personal_noise == 0)
-    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_OF_ALL)
+    models = parts.OwnModel(shared=False, clean=personal_noise == 0)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_of_all())
 
 
 @entry("McMahan et al. 2018, personalised", defaults=_drawn, presets=_presets)
@@ -125,9 +124,9 @@ def finetune(
     personal_learning_rate: PersonalRate = None,
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """FedAvg, after which every client goes on from the model on its own records."""
-    models = FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, unit))
+    models = parts.FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, unit))
     return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
@@ -144,13 +143,13 @@ def ditto(
     personal_learning_rate: PersonalRate = None,
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """Ditto (Li et al. 2021): beside FedAvg, a model of each client's own, pulled to the one it receives.
 
     Whoever gets the personal models sees twice the gradients of one who sees the uploads: `ditto_joint` makes them one.
     """
     beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, unit)
-    models = ModelBeside(pull=Pull(strength=strength, form=proximal), **beside)
+    models = parts.ModelBeside(pull=parts.Pull(strength=strength, form=proximal), **beside)
     return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
@@ -163,9 +162,9 @@ def ditto_joint(
     proximal: Annotated[Literal["after", "explicit", "implicit"], about("how the pull joins")] = "after",
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
-    models = JointModels(pull=Pull(strength=strength, form=proximal))
+    models = parts.JointModels(pull=parts.Pull(strength=strength, form=proximal))
     return _assembled(common, models, "record", clip_norm, noise_multiplier, server_learning_rate)
 
 
@@ -178,14 +177,17 @@ def mr_mtl(
     strength: Strength = 0.5,
     proximal: PullForm = "after",
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """Mean-regularised multi-task learning (Liu et al. 2022): every client's model is pulled to the mean of all.
 
-    strength  0 is `local`; with more of it the models come as close to each other as FedAvg's, at no cost of privacy
     The server keeps the mean of all clients' models, those absent included.
+
+    Args:
+        strength: 0 is `local`; with more of it the models come as close to each other as FedAvg's, at no cost of
+            privacy
     """
-    models = OwnModel(pull=Pull(strength=strength, form=proximal))
-    return _assembled(common, models, unit, clip_norm, noise_multiplier, aggregate=_OF_ALL)
+    models = parts.OwnModel(pull=parts.Pull(strength=strength, form=proximal))
+    return _assembled(common, models, unit, clip_norm, noise_multiplier, aggregate=_of_all())
 
 
 @entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_layered)
@@ -197,9 +199,9 @@ def fedper(
     head: Head = "head",
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """FedPer (Arivazhagan et al. 2019): clients keep a head of their own and share the other layers."""
-    return _assembled(common, OwnPart(head=head), unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, parts.OwnPart(head=head), unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Collins et al. 2021", defaults=_drawn, presets=_layered)
@@ -214,12 +216,12 @@ def fedrep(
     ] = None,
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
     steps = common["local_steps"] if head_steps is None else head_steps
     errors.require_count("head_steps", steps)
     return _assembled(
-        common, OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier, server_learning_rate
+        common, parts.OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier, server_learning_rate
     )
 
 
@@ -234,10 +236,10 @@ def apfl(
     personal_noise: PersonalNoise = 1.0,
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
     told = _beside(common, None, personal_noise, None, unit)
-    models = MixedModels(alpha=alpha, alpha_speed=alpha_learning_rate, noise=told["noise"], clean=told["clean"])
+    models = parts.MixedModels(alpha=alpha, alpha_speed=alpha_learning_rate, noise=told["noise"], clean=told["clean"])
     return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
@@ -250,13 +252,13 @@ def ppsgd(
     personal_learning_rate: PersonalRate = None,
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """PPSGD (Bietti et al. 2022): a client adds an offset of its own; one gradient moves shared model and offset.
 
     At client level the paper clips a single gradient and steps at the server: local_steps 1, learning_rate 1.
     """
     speed = 1.0 if personal_learning_rate is None else personal_learning_rate / common["learning_rate"]
-    return _assembled(common, OwnOffset(speed=speed), unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, parts.OwnOffset(speed=speed), unit, clip_norm, noise_multiplier, server_learning_rate)
 
 
 @entry("Ghosh et al. 2020; Liu et al. 2022", presets=_presets, fixes=("estimator",))
@@ -275,15 +277,17 @@ def ifca(
         float, about("of a choice, of the exponential mechanism", group="privacy", beside={"choice": "gumbel"})
     ] = 0.1,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """IFCA (Ghosh et al. 2020) with a private choice: clients train the model, of several, that suits them best.
 
-    choice  "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel noise, which is the exponential
-            mechanism (Liu et al. 2022), covered by accountants rdp and zcdp
     Models are means within their cluster; one that nobody chose stays as it is.
+
+    Args:
+        choice: "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel noise, which is the exponential
+            mechanism (Liu et al. 2022), covered by accountants rdp and zcdp
     """
-    rule: Choice = GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
+    rule: Choice = parts.GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
     if choice == "gumbel":
-        rule = GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
-    models = OwnClusters(number=clusters, choice=rule)
-    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_OF_ALL)
+        rule = parts.GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
+    models = parts.OwnClusters(number=clusters, choice=rule)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_of_all())

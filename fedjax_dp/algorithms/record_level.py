@@ -1,11 +1,11 @@
 """Entries that noise the gradients of records, in every local step or once per round."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, parts
 from fedjax_dp.algorithms.assemble import (
     ClipNorm,
     Common,
@@ -17,15 +17,13 @@ from fedjax_dp.algorithms.assemble import (
     bound_of,
 )
 from fedjax_dp.algorithms.entry import Beforehand, entry
-from fedjax_dp.algorithms.importance_sampling import optimal_probabilities
 from fedjax_dp.algorithms.non_private import Adaptivity, FirstDecay, SecondDecay, adaptive_rate
-from fedjax_dp.options import about
-from fedjax_dp.parts.corrections import ControlVariates
-from fedjax_dp.parts.record_privacy import OutputGaussian, RecordGaussian
-from fedjax_dp.parts.server_optimizers import SECOND_MOMENTS, Server
-from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.schedules import SCHEDULES
+from fedjax_dp.options import Names, about
 
+if TYPE_CHECKING:
+    from fedjax_dp.rounds.algorithm import Algorithm
+
+SECOND_MOMENTS = Names("fedjax_dp.parts", "SECOND_MOMENTS")
 _DPNFL = {"schedule": "inverse_sqrt", "l2": 1e-3}
 _ONE_STEP = {"local_steps": 1, "rounds": 100}
 
@@ -37,7 +35,7 @@ def dpnfl(
     noise_multiplier: NoiseMultiplier = 0.0,
     momentum: Momentum = 0.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """DPNFL (dpnfl, Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
 
     `noise_multiplier` z is the noise on the sum over the clip norm (the paper's sigma is z G / B); one number, or one
@@ -45,7 +43,7 @@ def dpnfl(
     The server adds the update, or with `momentum` the running sum v <- momentum v + Delta.
     Defaults: schedule inverse_sqrt, l2 = 1e-3.
     """
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     return assemble(common, privatizer=privatizer, server=add_update(momentum=momentum))
 
 
@@ -61,29 +59,33 @@ def addpnfl(
     nu_init: Annotated[float | None, about("", group="server")] = None,
     second_moment: Annotated[str, about("", group="server", choices=SECOND_MOMENTS)] = "delta",
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """AdDPNFL (dpnfl, Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
 
-    second_moment  "delta" squares the update (Algorithm 2), "mu" squares the first moment (the displayed equation,
-                   whose first steps are up to ten times larger), "unbiased" takes off the squared update what its noise
-                   brings into it (DP-AdamBC); pi then bounds the steps
-    nu_init        where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     Both rates follow `schedule`.
+
+    Args:
+        second_moment: "delta" squares the update (Algorithm 2), "mu" squares the first moment (the displayed equation,
+            whose first steps are up to ten times larger), "unbiased" takes off the squared update what its noise brings
+            into it (DP-AdamBC); pi then bounds the steps
+        nu_init: where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     """
     numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
     numbers |= {} if nu_init is None else {"nu_init": nu_init}
+    from fedjax_dp.schedules import SCHEDULES  # loads JAX
+
     schedule = SCHEDULES[common["schedule"]]
-    server = Server(hyperparameters=numbers, factory=SECOND_MOMENTS[second_moment], schedule=schedule)
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    server = parts.Server(hyperparameters=numbers, factory=parts.SECOND_MOMENTS[second_moment], schedule=schedule)
+    privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     return assemble(common, privatizer=privatizer, server=server)
 
 
 @entry("dpnfl, baseline", defaults={**_DPNFL, "estimator": "renorm"})
 def dp_fedavg_local(
     *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
-) -> Algorithm:
+) -> "Algorithm":
     """DPFedAvg at record level, the baseline of dpnfl: DPNFL's steps, updates averaged by records (`renorm`)."""
-    return assemble(common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
+    return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
 
 @entry("Noble et al. 2022; dpnfl, baseline", defaults={"estimator": "mean"})
@@ -96,17 +98,18 @@ def dp_scaffold(
     warm_start: bool = False,
     server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """DP-SCAFFOLD (Noble et al. 2022): SCAFFOLD with clipped and noised gradients; estimator `mean`, or `renorm`.
 
-    clipping    "record", or "tensor-median" as in the published code: each parameter tensor at the median norm of the
-                batch, which is no privacy at all
-    controls    "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
-                the received model
-    warm_start  every client first releases tau noisy gradients at the first model
+    Args:
+        clipping: "record", or "tensor-median" as in the published code: each parameter tensor at the median norm of the
+            batch, which is no privacy at all
+        controls: "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
+            the received model
+        warm_start: every client first releases tau noisy gradients at the first model
     """
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
-    correction = ControlVariates(again=controls == "gradient", warm_start=warm_start)
+    privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
+    correction = parts.ControlVariates(again=controls == "gradient", warm_start=warm_start)
     server = add_update(server_learning_rate)
     return assemble(common, privatizer=privatizer, corrections=(correction,), server=server)
 
@@ -114,11 +117,11 @@ def dp_scaffold(
 @entry("cpfed, baseline", defaults={"estimator": "mean"}, presets=_ONE_STEP)
 def dp_sgd(
     *, clip_norm: ClipNorm = 1.0, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
-) -> Algorithm:
+) -> "Algorithm":
     """Distributed DP-SGD, the baseline of cpfed: one noisy step a round (`local_steps` must be 1), plain mean."""
     if common["local_steps"] != 1:
         raise errors.refuse("local_steps", common["local_steps"], "1 for dp_sgd", "use cpfed for more")
-    return assemble(common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
+    return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
 
 @entry("cpfed", defaults={"estimator": "mean", "secure": True}, presets=_ONE_STEP)
@@ -129,20 +132,21 @@ def cpfed(
     clipping: Annotated[Literal["record", "scale", "none"], about("", group="privacy")] = "record",
     gradient_bound: Annotated[float | None, about("", group="privacy", beside={"clipping": "scale"})] = None,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """CPFed: noisy local steps, updates averaged through a secure sum, or plainly where secure is false.
 
-    clipping        the paper assumes gradients below L = clip_norm without saying how: "record" clips them; "scale"
-                    multiplies them by clip_norm / gradient_bound; "none" is as printed, which bounds nothing and has no
-                    epsilon
-    gradient_bound  what no gradient exceeds
     Secure sums hide single uploads; the Guarantee counts the others' noise under view secure_sum.
+
+    Args:
+        clipping: the paper assumes gradients below L = clip_norm without saying how: "record" clips them; "scale"
+            multiplies them by clip_norm / gradient_bound; "none" is as printed, which bounds nothing and has no epsilon
+        gradient_bound: what no gradient exceeds
     """
     if clipping == "scale" and gradient_bound is None:
         raise errors.refuse("gradient_bound", "nothing", "given for clipping scale", "say what no gradient exceeds")
     bound = bound_of(clipping, gradient_bound)
     return assemble(
-        common, privatizer=RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound)
+        common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound)
     )
 
 
@@ -160,6 +164,8 @@ def _weigh_budgets(
         return {}
     if known.epsilon is None:
         raise errors.refuse("sampling", "optimal", "used with budgets, which it weighs", "give --epsilon")
+    from fedjax_dp.algorithms.importance_sampling import optimal_probabilities  # loads JAX
+
     found = optimal_probabilities(
         known.data,
         epsilons=known.epsilon,
@@ -175,7 +181,7 @@ def _weigh_budgets(
         seed=known.seed,
         model=known.model,
     )
-    return {"probabilities": found.probabilities, "paid": found.paid}
+    return {"probabilities": found.probabilities, "prior_event": found.prior_event}
 
 
 _BUDGETS = {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0}
@@ -189,17 +195,18 @@ def acs_pldp(
     clipping: Annotated[Literal["record", "batch"], about("", group="privacy")] = "record",
     sampling: Literal["weighted", "uniform", "optimal"] = "weighted",
     probabilities: Any = None,
-    paid: Any = None,
+    prior_event: Any = None,
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """ACS-PLDP-FL: K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
 
-    noise_multiplier  one per client: `calibrate` with one epsilon per client finds them
-    clipping          "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the
-                      noise for the same privacy
-    sampling          q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
-                      against budgets; from Python `probabilities`, and what was `paid` for them, are given, from
-                      `optimal_probabilities`
+    Args:
+        noise_multiplier: one per client: `calibrate` with one epsilon per client finds them
+        clipping: "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the noise
+            for the same privacy
+        sampling: q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
+            against budgets; from Python `probabilities`, and their `prior_event`, are given, from
+            `optimal_probabilities`
     """
     if (sampling == "optimal") != (probabilities is not None):
         raise errors.refuse(
@@ -208,11 +215,11 @@ def acs_pldp(
             "given for sampling optimal, and only then",
             "find them with fedjax_dp.algorithms.optimal_probabilities",
         )
-    privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
+    privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
     drawn = {
         "probabilities": None if probabilities is None else np.asarray(probabilities),
         "equal": sampling == "uniform",
-        "paid": paid,
+        "prior_event": prior_event,
     }
     return assemble(common, privatizer=privatizer, drawn=drawn)
 
@@ -230,17 +237,19 @@ def dp_fedavg_output(
     noise_space: Annotated[Literal["model", "literal"], about("", group="privacy")] = "model",
     noise_at: Annotated[Literal["last", "every"], about("", group="privacy")] = "last",
     **common: Unpack[Common],
-) -> Algorithm:
+) -> "Algorithm":
     """DP-FedAvg with noise on the upload (dp_fedavg_output): clipped steps, noise at the synchronisation step.
 
-    noise_multiplier  z in units of the farthest that the clipped steps can go, G * sum of rates
-    clipping          "batch" as in the paper, or "record"
-    noise_space       "model": that noise joins the uploaded model; "literal": it is multiplied by the learning rate,
-                      as equation (13) prints, and does not give the epsilon it was computed for
-    noise_at          "last" step of a round, or "every" step
     Estimator `wor_model`, rates per step.
+
+    Args:
+        noise_multiplier: z in units of the farthest that the clipped steps can go, G * sum of rates
+        clipping: "batch" as in the paper, or "record"
+        noise_space: "model": that noise joins the uploaded model; "literal": it is multiplied by the learning rate, as
+            equation (13) prints, and does not give the epsilon it was computed for
+        noise_at: "last" step of a round, or "every" step
     """
-    privatizer = OutputGaussian(
+    privatizer = parts.OutputGaussian(
         clip_norm=clip_norm,
         noise_multiplier=noise_multiplier,
         bound=bound_of(clipping),

@@ -2,6 +2,5 @@
 
 from .audit import audit as audit
 from .audit import audit_mechanism as audit_mechanism
-from .compiled import compiled_audit as compiled_audit
 from .plots import plot_audit as plot_audit
 from .verdict import Audit as Audit

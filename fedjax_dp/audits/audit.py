@@ -305,7 +305,7 @@ def _attacks(
     released = sum(count for _, count in scene.event.leaves())
     steps = released if scene.guarantee.view is View.FINAL_MODEL else tau
     found = _attacks_on(scene.event, times, steps, short)
-    if local.keeps:
+    if local.has_client_state:
         found["summed changes"] = Summed(times, short, changes=True)
     return found
 

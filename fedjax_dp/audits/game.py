@@ -16,7 +16,9 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import Heard, RoundReport, ServerState, initial_state, run_round
+from fedjax_dp.rounds.final import ended, final_model
+from fedjax_dp.rounds.round import run_round
+from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, initial_state
 
 MODELS = (View.BROADCAST, View.OWNER)  # of every round; another client's own is made of what that client knows
 
@@ -84,18 +86,18 @@ class Game:
         local = changed(local, privatizer=StagedPrivatizer(base=local.privatizer))
         algorithm = changed(self.algorithm, cohort=cohort, local=local)
 
-        def listen(params: Any, flat: jax.Array) -> jax.Array:
+        def observe(params: Any, flat: jax.Array) -> jax.Array:
             return self.ear.message(self.model, data, params, flat)
 
         def one_round(before: ServerState, _: None) -> tuple[ServerState, jax.Array]:
-            after, report = run_round(algorithm, self.model, data, key, before, self.execution, listen)
+            after, report = run_round(algorithm, self.model, data, key, before, self.execution, observe)
             received = self._received(report)
             if self.gives_away_models:
                 told = jnp.zeros((own_models.ROLES, received.shape[-1]))
                 if not own_models.has_last_steps(local):
                     pair = self.client, report.clients[self._other(report)]
                     moves = own_models.in_round(local, self.model, data, key, (before, after), pair)
-                    told = moves.heard(listen, before.params, told.shape[1])
+                    told = moves.heard(observe, before.params, told.shape[1])
                     told = jnp.where(jnp.any(self._own(report)), told, 0.0)
                 received = jnp.concatenate([received, told])
             return after, received
@@ -103,16 +105,17 @@ class Game:
         start = initial_state(algorithm, self.model, data, key)
         if self.view is View.FINAL_MODEL or (self.view is View.DEPLOYED and not self.gives_away_models):
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
-            return self.ear.model(self.model, data, end.params)[None, None]
+            return self.ear.model(self.model, data, final_model(self.algorithm, end))[None, None]
         end, received = lax.scan(one_round, start, length=self.rounds)
         numbers, pair = received.shape[-1], (self.client, (self.client + 1) % data.num_clients)
         more = received.shape[1] - 2
-        if self.view in (View.UPLOADS, View.DEPLOYED) and local.warm:
-            warm = [own_models.of_numbers(self._warm(start, who), listen, start.params, numbers) for who in pair]
-            told = jnp.stack([listen(start.params, flat) for flat in warm])
+        if self.view in (View.UPLOADS, View.DEPLOYED) and local.initial_release:
+            warm = [own_models.of_numbers(self._warm(start, who), observe, start.params, numbers) for who in pair]
+            told = jnp.stack([observe(start.params, flat) for flat in warm])
             received = jnp.concatenate([jnp.pad(told, ((0, more), (0, 0)))[None], received])
         if self.gives_away_models and own_models.has_last_steps(local):
-            told = own_models.at_the_end(local, self.model, data, key, end, pair).heard(listen, end.params, numbers)
+            end = ended(self.algorithm, end)
+            told = own_models.at_the_end(local, self.model, data, key, end, pair).heard(observe, end.params, numbers)
             received = jnp.concatenate([received, jnp.pad(told, ((2, 0), (0, 0)))[None]])
         return received
 
@@ -128,7 +131,7 @@ class Game:
 
     def _received(self, report: RoundReport) -> jax.Array:
         """Of a round's messages, `(roles, numbers)`."""
-        heard: Heard = report.heard
+        heard: Transcript = report.transcript
         if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_beside):
             total: jax.Array = heard.total
             return total[None]

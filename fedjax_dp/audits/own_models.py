@@ -11,14 +11,14 @@ from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.personal import Holder, model_of
-from fedjax_dp.rounds.round import Listener, ServerState
+from fedjax_dp.rounds.state import Observer, ServerState
 
 ROLES = 4  # of `Moves.heard`
 
 
 def has_last_steps(local: LocalTraining) -> bool:
     """Whether clients take steps of their own after the last round, so that there are no such models before."""
-    return any(look.final for look in local.beside)
+    return any(one.final for one in local.additional_releases)
 
 
 class Moves(NamedTuple):
@@ -29,7 +29,7 @@ class Moves(NamedTuple):
     received: jax.Array  # the shared model before
     moved: jax.Array  # how that has moved
 
-    def heard(self, listen: Listener, params: Any, numbers: int) -> jax.Array:
+    def heard(self, observe: Observer, params: Any, numbers: int) -> jax.Array:
         """As messages of so many numbers `(ROLES, numbers)`: how both models moved, and then what pulled the target's.
 
         A pull to the shared model, or a mixture with it, moves the target's by what the adversary knows, who sees all
@@ -39,13 +39,13 @@ class Moves(NamedTuple):
         target, other = self.before
         ways = ((target, self.after[0]), (other, self.after[1]), (target, self.received))
         told = [(start, end - start) for start, end in ways] + [(target, self.moved)]
-        return jnp.stack([listen(unravel(at), of_numbers(flat, listen, params, numbers)) for at, flat in told])
+        return jnp.stack([observe(unravel(at), of_numbers(flat, observe, params, numbers)) for at, flat in told])
 
 
-def of_numbers(flat: jax.Array, listen: Listener, params: Any, numbers: int) -> jax.Array:
+def of_numbers(flat: jax.Array, observe: Observer, params: Any, numbers: int) -> jax.Array:
     """What tells so many numbers: the vector with zeros behind it, or without its end."""
     size = ravel(params)[0].size
-    one = jax.eval_shape(listen, params, jax.ShapeDtypeStruct((size,), flat.dtype)).shape[0]
+    one = jax.eval_shape(observe, params, jax.ShapeDtypeStruct((size,), flat.dtype)).shape[0]
     length = numbers // one * size
     return jnp.pad(flat[:length], (0, max(length - flat.size, 0)))
 

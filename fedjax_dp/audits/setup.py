@@ -31,7 +31,7 @@ from fedjax_dp.privacy.ledger import counted_as, ledger_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
@@ -147,7 +147,7 @@ def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData,
 
 def _release(algorithm: Algorithm, event: Event, client: int) -> Release:
     """What one noisy sum of the run is to the accountants."""
-    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.paid]
+    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.prior_event]
     if not steps:
         raise errors.refuse("client", client, "one that takes part", "it is in no cohort of this seed")
     return steps[-1]

@@ -11,7 +11,7 @@ from fedjax_dp.models import Linen, Model, NetworkModel
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Cohort, Members
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.record_privacy import Privatizer, variance_of
 from fedjax_dp.pytrees import value
 
@@ -71,13 +71,13 @@ class StagedPrivatizer:
     base: Privatizer
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         there = records._replace(mask=records.mask & ~is_withdrawn(records.y))
-        return self.base.gradient(key, place, model, params, there)
+        return self.base.gradient(key, step, model, params, there)
 
-    def noise_variance(self, place: Place, divisor: Any) -> Any:
-        return variance_of(self.base, place, divisor)
+    def noise_variance(self, step: StepContext, divisor: Any) -> Any:
+        return variance_of(self.base, step, divisor)
 
 
 class _Linear(nn.Module):

@@ -1,52 +1,51 @@
 """The command line: parse, call, print. Accounting commands never import JAX."""
 
 import errno
+import functools
 import importlib
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 
 from fedjax_dp import __version__, errors, folders
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.watch import watched
-from fedjax_dp.cli.wrapping import wrapped
 
-_USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]
-       fedjax-dp run --resume DIR [--json]
-       fedjax-dp run ... --coordinator HOST:PORT --processes P --process I
-       fedjax-dp export RUN FILE.safetensors|FILE.npz
-       fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]
-       fedjax-dp best SWEEP [--metric M] [--epsilon-at-most E] [--json]
-       fedjax-dp plot SWEEP [OPTIONS]
-       fedjax-dp report RUN|SWEEP|AUDIT|REPRODUCTION [-o FILE.html]
-       fedjax-dp report RUN|SWEEP --serve [--port N]
-       fedjax-dp reproduce [NAME] [--scale smoke|small|full] [--seeds N] [--out DIR] [--json]
-       fedjax-dp audit [CONFIG.toml] [OPTIONS] [--trials N] [--plot FILE] [--json]
-       fedjax-dp bench [CONFIG.toml] [OPTIONS] [--turns N] [--plot FILE] [--json]
-       fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--json]
-       fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--json]
-       fedjax-dp claims [--paper NAME] [--json]
-       fedjax-dp catalogue [--json]
-       fedjax-dp data [DATASET] [OPTIONS] [--plot FILE] [--json]
-       fedjax-dp data convert DATASET [OPTIONS] --out DIR
-       fedjax-dp completion bash|zsh|fish
+USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS]
+       fedjax-dp COMMAND [OPTIONS]
 
 commands:
 {commands}
 
-fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version tells the version.
+{more}
+"""
+MORE = """fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version tells the
+version.
 
---quiet prints the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
+--json prints one JSON object on stdout and nothing else (all but export, plot, report, completion); --quiet prints the
+result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
 
 exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
 line; 3 the machine failed (disk or memory full), in one line, or a defect of this program, with its traceback;
-130 interrupted
-"""
-USAGE = _USAGE.format(commands="\n".join(f"  {name:<12}{command.about}" for name, command in COMMANDS.items()))
+130 interrupted"""
+WIDEST = 120  # letters of a line of help
 UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
 FULL = "RESOURCE_EXHAUSTED"  # as XLA tells of memory
+
+
+def usage() -> str:
+    """The commands, as wide as the terminal."""
+    columns = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
+    fill = functools.partial(textwrap.fill, width=columns, break_on_hyphens=False)
+    commands = (
+        fill(command.about, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
+        for name, command in COMMANDS.items()
+    )
+    return USAGE.format(commands="\n".join(commands), more="\n\n".join(map(fill, MORE.split("\n\n"))))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     the machine failed or a defect of this program, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(wrapped(USAGE), end="", file=sys.stdout if arguments else sys.stderr)
+        print(usage(), end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments == ["--version"]:
         print(f"fedjax-dp {__version__}")

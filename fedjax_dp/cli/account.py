@@ -26,7 +26,7 @@ from fedjax_dp.accounting import (
     seen,
 )
 from fedjax_dp.accounting.calibrate import require_budget
-from fedjax_dp.cli.options import PICTURE, PlotOption, missing, parse, picture_of, take_flag
+from fedjax_dp.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
 from fedjax_dp.cli.telling import columns, page
 from fedjax_dp.options import about
 
@@ -45,8 +45,12 @@ B = TypeVar("B")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Release(PlotOption):
-    """What is released; the noise or the budget comes on top."""
+class Release(PrintOptions, PlotOption):
+    """What is released; the noise or the budget comes on top.
+
+    Args:
+        quiet: print the numbers alone
+    """
 
     steps: Annotated[int, about("noisy sums in all (with --rounds: in one round)", default="required")]
     delta: Annotated[float, about("delta of the guarantee", default="required")]
@@ -77,6 +81,7 @@ class Release(PlotOption):
     ] = None
     rounds: Annotated[int | None, about("with --participation: rounds, taken part in at random")] = None
     participation: Annotated[float | None, about("probability of taking part in a round")] = None
+    quiet: Switch = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,6 @@ class CalibrateOptions(Release):
 
 def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant."""
-    as_json, arguments = take_flag(arguments, "--json")
-    quiet, arguments = take_flag(arguments, "--quiet")
     options, _ = parse(
         "account",
         arguments,
@@ -107,7 +110,7 @@ def account_command(arguments: list[str]) -> int:
     if options.plot:
         _plot_account(options, look)
     warnings = _warnings(options)
-    if as_json:
+    if options.json:
         content = {
             "inputs": _inputs(options),
             "statement": _statement(options),
@@ -119,7 +122,11 @@ def account_command(arguments: list[str]) -> int:
         return 0
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
     _print_answers(
-        header, "epsilon", [*answers, least], [*([] if quiet else _between(answers, least)), *_told(warnings)], quiet
+        header,
+        "epsilon",
+        [*answers, least],
+        [*([] if options.quiet else _between(answers, least)), *_told(warnings)],
+        options.quiet,
     )
     return 0
 
@@ -137,8 +144,6 @@ def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
 
 def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
-    as_json, arguments = take_flag(arguments, "--json")
-    quiet, arguments = take_flag(arguments, "--quiet")
     options, _ = parse(
         "calibrate",
         arguments,
@@ -154,7 +159,7 @@ def calibrate_command(arguments: list[str]) -> int:
     if options.plot:
         _plot_calibrate(options, [answer.number for answer in answers if answer.number], look)
     warnings = _warnings(options)
-    if as_json:
+    if options.json:
         content = {
             "inputs": _inputs(options),
             "statement": _statement(options),
@@ -164,7 +169,7 @@ def calibrate_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
-    _print_answers(header, "noise multiplier", answers, _told(warnings), quiet)
+    _print_answers(header, "noise multiplier", answers, _told(warnings), options.quiet)
     return 0
 
 
@@ -230,7 +235,7 @@ def _sampling(options: Release) -> Sampling:
 
 def _inputs(options: Release) -> dict[str, Any]:
     return {
-        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in PICTURE
+        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in OUTPUT
     }
 
 

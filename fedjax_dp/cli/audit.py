@@ -12,16 +12,16 @@ from fedjax_dp.audits.audit import audit, require_sane
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.setup import CANARY_NAMES
 from fedjax_dp.audits.verdict import Audit
-from fedjax_dp.cli.options import PICTURE, PlotOption, picture_of, take_flag
-from fedjax_dp.cli.run_options import asked_with
-from fedjax_dp.cli.telling import INDENT, Detail, take_detail, tell
+from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail, DetailOptions, PlotOption, known_flags, picture_of
+from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.cli.telling import INDENT, tell
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data
-from fedjax_dp.options import about
+from fedjax_dp.options import about, of_class
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
 
@@ -51,19 +51,20 @@ _UNTESTED = "your model, which is not run: this canary chooses gradients, and al
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditOptions(PlotOption):
+class AuditOptions(DetailOptions, PlotOption):
     """How to attack.
 
-    trials        runs in all; some tenths of them only choose the attack
-    one_run       one run with so many canaries instead of many runs with one; proves less
-    canary        gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of
-                  your data in your model
-    client        whom to attack
-    record        of that client, where single records are hidden
-    significance  chance of a wrong VIOLATED, at most
-    claim         an epsilon to test instead of the one stated
-    parameters    of the model that the gradient canary is run in
-    lanes         runs at once on a device
+    Args:
+        trials: runs in all; some tenths of them only choose the attack
+        one_run: one run with so many canaries instead of many runs with one; proves less
+        canary: gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of
+            your data in your model
+        client: whom to attack
+        record: of that client, where single records are hidden
+        significance: chance of a wrong VIOLATED, at most
+        claim: an epsilon to test instead of the one stated
+        parameters: of the model that the gradient canary is run in
+        lanes: runs at once on a device
     """
 
     trials: int = USUAL["trials"]
@@ -79,11 +80,8 @@ class AuditOptions(PlotOption):
 
 def audit_command(arguments: list[str]) -> int:
     """Run an audit and print what it found; 1 where what is stated is violated."""
-    given = list(arguments)
-    as_json, arguments = take_flag(arguments, "--json")
-    detail, arguments = take_detail(arguments)
-    said, options, flagged = asked_with("audit", arguments, DESCRIPTION, AuditOptions)
-    look = picture_of(options)
+    overrides, options, flagged = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
+    detail, look = options.detail, picture_of(options)
     require_sane(
         options.canary, options.claim, options.significance, trials=options.trials, lanes=options.lanes
     )  # before minutes of calibration
@@ -92,18 +90,18 @@ def audit_command(arguments: list[str]) -> int:
     if idle:
         screen.say(f"of no effect on an audit: {', '.join(idle)}")
     devices.cache_programs()
-    config = configs.resolve(said)
+    config = configs.RunSpec.of(overrides)
     with config.naming_defaults():
         found, promise = _audited(config, options, screen)
-    found = dataclasses.replace(found, repeat=_again(given))
+    found = dataclasses.replace(found, repeat=_again(arguments))
     if options.plot:
         from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
 
         plot_audit(found, options.plot, **look)
         screen.say(f"picture in {options.plot}")
-    if as_json:
+    if options.json:
         content = found.to_dict() | {
-            "options": vars(options),
+            "options": {name: value for name, value in vars(options).items() if name not in SWITCHES},
             "config": config.to_dict(),
             "versions": environment.versions(),
             "device": environment.device(),
@@ -114,7 +112,7 @@ def audit_command(arguments: list[str]) -> int:
     return int(found.violated)
 
 
-def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[Audit, Guarantee]:
+def _audited(config: RunSpec, options: AuditOptions, screen: Screen) -> tuple[Audit, Guarantee]:
     """The audit of a configuration, and the Guarantee of its run."""
     data = build_data(config.data)
     model, algorithm = build_model(config, data), build_algorithm(config, data)
@@ -122,7 +120,7 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
     with screen.counter("calibrating noise") as count:
         planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
         algorithm, promise = prepared(planned, count)
-    attack = {name: value for name, value in vars(options).items() if name not in PICTURE}
+    attack = {name: value for name, value in vars(options).items() if name not in OUTPUT}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         found = audit(
             algorithm,
@@ -143,17 +141,8 @@ def _audited(config: RunConfig, options: AuditOptions, screen: Screen) -> tuple[
 
 def _again(arguments: list[str]) -> str:
     """The command that repeats an audit, as it can be pasted; how its result was shown is left out."""
-    words = ["fedjax-dp", "audit"]
-    rest = [word for word in arguments if word not in ("--json", "--quiet", "--verbose")]
-    pictured = [f"--{name}" for name in PICTURE]
-    while rest:
-        word = rest.pop(0)
-        flag, equals, _ = word.partition("=")
-        if flag not in pictured:
-            words.append(word)
-        elif not equals:
-            rest.pop(0)
-    return shlex.join(words)
+    shown = {name: option for name, option in of_class(AuditOptions).items() if name in OUTPUT}
+    return shlex.join(["fedjax-dp", "audit", *known_flags(arguments, shown)[1]])
 
 
 def _print(found: Audit, promise: Guarantee, options: AuditOptions, participation: str, detail: Detail) -> None:

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import jax
 
 from fedjax_dp import devices, errors
-from fedjax_dp.cli.options import PlotOption, picture_of, take_flag
-from fedjax_dp.cli.run_options import asked_with
-from fedjax_dp.cli.telling import Detail, page, tell
-from fedjax_dp.execution.targets import LAUNCH_US, TARGETS, Target, target_of
+from fedjax_dp.cli.options import Detail, PlotOption, PrintOptions, picture_of
+from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.cli.telling import page, tell
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import (
@@ -20,11 +19,12 @@ from fedjax_dp.experiments.build import (
     check_execution,
     records_on_host,
 )
-from fedjax_dp.experiments.compiled import Compiled, compiled_round
-from fedjax_dp.experiments.config import RunConfig, Said
+from fedjax_dp.experiments.config import Overrides, RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.latency import Latency, latency
 from fedjax_dp.experiments.population import build_data
+from fedjax_dp.forecast.compiled import Compiled, compiled_round
+from fedjax_dp.forecast.latency import Latency, latency
+from fedjax_dp.forecast.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.gradients import Explanation
 from fedjax_dp.models import explain_gradients
 from fedjax_dp.options import about
@@ -51,11 +51,12 @@ MEASURING = ("turns", "evaluate_every")  # mean nothing where nothing runs
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchOptions(PlotOption):
+class BenchOptions(PrintOptions, PlotOption):
     """How to measure.
 
-    turns        how often each variant of the round is timed
-    compile_for  compile for this accelerator instead, see above
+    Args:
+        turns: how often each variant of the round is timed
+        compile_for: compile for this accelerator instead, see above
     """
 
     turns: int = 7
@@ -64,19 +65,18 @@ class BenchOptions(PlotOption):
 
 def bench_command(arguments: list[str]) -> int:
     """Measure and print."""
-    as_json, arguments = take_flag(arguments, "--json")
-    said, options, flagged = asked_with("bench", arguments, DESCRIPTION, BenchOptions)
+    overrides, options, flagged = configured_by("bench", arguments, DESCRIPTION, BenchOptions)
     look = picture_of(options)
     errors.require_count("turns", options.turns)
     screen = Screen()
     if options.compile_for is not None:
         for name in MEASURING:
             if name in flagged:
-                value = (said | vars(options))[name]
+                value = (overrides | vars(options))[name]
                 raise errors.refuse(name, value, "left out with --compile-for", "as nothing is measured")
-        return _compile(said, target_of(options.compile_for), options.plot, look, as_json, screen)
+        return _compile(overrides, target_of(options.compile_for), options.plot, look, options.json, screen)
     devices.cache_programs()
-    config = configs.resolve(said)
+    config = configs.RunSpec.of(overrides)
     with config.naming_defaults():
         data = build_data(config.data)
         model, algorithm = build_model(config, data), build_algorithm(config, data)
@@ -94,20 +94,20 @@ def bench_command(arguments: list[str]) -> int:
     how = explain_gradients(model, data)
     name = f"{config.algorithm} on {config.data.dataset}"
     if options.plot:
-        from fedjax_dp.experiments import plots
+        from fedjax_dp.forecast import plots
 
         plots.plot_latency(found, name, options.plot, **look)
-    if as_json:
+    if options.json:
         print(json.dumps(to_dict(found, config) | {"gradients": how.to_dict()}, allow_nan=False))
     else:
         _print(found, how, config.options.get("batch_size"), name)
     return 0
 
 
-def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: bool, screen: Screen) -> int:
+def _compile(overrides: Overrides, target: Target, plot: str | None, look: Look, as_json: bool, screen: Screen) -> int:
     """Compile for a target and print."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs on what else may be here
-    config = configs.resolve(said)
+    config = configs.RunSpec.of(overrides)
     asked = config.execution
     with config.naming_defaults(), screen.bar(f"compiling for {target.name}", total=1):
         data = build_data(config.data)
@@ -128,7 +128,7 @@ def _compile(said: Said, target: Target, plot: str | None, look: Look, as_json: 
         )
     name = f"{config.algorithm} on {config.data.dataset}"
     if plot:
-        from fedjax_dp.experiments import plots
+        from fedjax_dp.forecast import plots
 
         plots.plot_compiled(found, name, plot, **look)
     if as_json:
@@ -171,7 +171,7 @@ def _print_compiled(found: Compiled, name: str) -> None:
         console.print(line)
 
 
-def to_dict(found: Latency, config: RunConfig) -> dict[str, Any]:
+def to_dict(found: Latency, config: RunSpec) -> dict[str, Any]:
     """The JSON object of a measurement."""
     return found._asdict() | {
         "total_ms": found.total_ms,

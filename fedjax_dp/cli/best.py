@@ -7,7 +7,7 @@ import pathlib
 from typing import Annotated, Any
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import parse, take_flag, take_path
+from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
@@ -23,8 +23,10 @@ the last evaluated round; settings with a failed seed are not compared."""
 
 
 @dataclasses.dataclass(frozen=True)
-class BestOptions:
+class BestOptions(PrintOptions):
     """What best means."""
+
+    sweep: Annotated[str | None, about("folder of the sweep", positional=True)] = None
 
     metric: Annotated[
         str | None, about("what to compare: a field of the history, as in metrics.json", default="the task's main one")
@@ -36,20 +38,18 @@ class BestOptions:
 
 def best_command(arguments: list[str]) -> int:
     """Print the winning configuration, and what it reached."""
-    as_json, arguments = take_flag(arguments, "--json")
-    where = take_path(arguments)
     options, _ = parse("best", arguments, BestOptions, DESCRIPTION)
-    if where is None:
+    if options.sweep is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")
-    folder = pathlib.Path(where)
+    folder = pathlib.Path(options.sweep)
     about, records = read_records(folder)
     best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
     statement = _statement(folder)
-    if as_json:
+    if options.json:
         content = {name: _finite(value) for name, value in best._asdict().items()} | {
             "epsilon_at_most": options.epsilon_at_most,
             "statement": statement,
-            "sweep": where,
+            "sweep": options.sweep,
             "points": len(records),
             "planned": about.get("points"),
         }
@@ -66,11 +66,13 @@ def best_command(arguments: list[str]) -> int:
 
 def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
+
     from fedjax_dp.experiments import config as configs  # loads JAX
+    from fedjax_dp.experiments import groups
 
     if not best.config:
         raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
-    known = configs.options_of()
+    known = groups.options_of()
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
     return configs.to_toml(best.config | {"out": None})

@@ -2,12 +2,11 @@
 
 import json
 
-from fedjax_dp import citations, errors
-from fedjax_dp.cli.options import take_flag
-from fedjax_dp.cli.telling import Detail, columns, page, tell
-from fedjax_dp.cli.wrapping import wrapped
+from fedjax_dp.cli.options import Detail, PrintOptions, parse
+from fedjax_dp.cli.telling import columns, page, tell
+from fedjax_dp.papers import citations
 
-USAGE = """usage: fedjax-dp catalogue [--json]
+DESCRIPTION = """usage: fedjax-dp catalogue [--json]
 
 Every algorithm: source, privacy, state and bytes per round; what clients with models of their own pay in each view;
 the papers cited in full. Markdown where stdout is
@@ -16,16 +15,11 @@ no terminal."""
 
 def catalogue_command(arguments: list[str]) -> int:
     """Print the catalogue: a table on a terminal, Markdown elsewhere, or JSON."""
+    options, _ = parse("catalogue", arguments, PrintOptions, DESCRIPTION)
     from fedjax_dp.experiments import catalogue_table, catalogue_views  # loads JAX
 
-    as_json, arguments = take_flag(arguments, "--json")
-    if arguments and arguments[0] not in ("-h", "--help"):
-        raise errors.refuse("argument", repr(arguments[0]), "--json or nothing for fedjax-dp catalogue")
-    if arguments:
-        print(wrapped(USAGE))
-        return 0
     table, views = catalogue_table.rows(), catalogue_views.rows()
-    if as_json:
+    if options.json:
         cited = [paper.to_dict() for paper in citations.CITATIONS.values()]
         paid = [row._asdict() | {"paid": {view: one._asdict() for view, one in row.paid.items()}} for row in views]
         print(json.dumps({"catalogue": [row._asdict() for row in table], "views": paid, "citations": cited}))

@@ -9,18 +9,17 @@ from typing import Annotated
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_dp.accounting import claim_rows
-from fedjax_dp.accounting.guarantee import PaperRow, Verdict
-from fedjax_dp.accounting.papers import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS
-from fedjax_dp.cli.options import PlotOption, parse, picture_of, take_flag
+from fedjax_dp.accounting.guarantee import Verdict
+from fedjax_dp.cli.options import PlotOption, PrintOptions, parse, picture_of
 from fedjax_dp.cli.telling import columns, page
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
+from fedjax_dp.papers.row import PaperRow
+from fedjax_dp.papers.settings import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS, claim_rows
 
 
 def claims_command(arguments: list[str]) -> int:
     """The papers' claims with their verdicts."""
-    as_json, arguments = take_flag(arguments, "--json")
     options, _ = parse(
         "claims",
         arguments,
@@ -31,10 +30,10 @@ def claims_command(arguments: list[str]) -> int:
     with Screen().counter("claims") as count:
         rows = claim_rows(options.paper, count)
     if options.plot:
-        from fedjax_dp.experiments import plots
+        from fedjax_dp.papers import plots
 
         plots.plot_claims(rows, options.plot, **look)
-    if as_json:
+    if options.json:
         print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
     else:
         _print_claims(rows)
@@ -42,7 +41,7 @@ def claims_command(arguments: list[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClaimsOptions(PlotOption):
+class ClaimsOptions(PrintOptions, PlotOption):
     paper: Annotated[
         str | None,
         about("of one paper, the moments accountant or adaptive clipping", choices=PAPERS, default="all"),

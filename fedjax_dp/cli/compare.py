@@ -7,9 +7,9 @@ import pathlib
 from typing import Annotated
 
 from fedjax_dp import errors, folders
-from fedjax_dp.cli.options import LookOptions, look_of, parse, take_flag, take_path
+from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.sweep import run_file
-from fedjax_dp.cli.telling import Detail, columns, page, tell
+from fedjax_dp.cli.telling import columns, page, tell
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.personalisation import Comparison, Row, require_comparable
 from fedjax_dp.sweeps.plan import read_sweep
@@ -34,8 +34,10 @@ Of several settings of an algorithm the best is taken; what that costs is told."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompareOptions(LookOptions):
+class CompareOptions(PrintOptions, LookOptions):
     """Where the picture goes."""
+
+    sweep: Annotated[str | None, about("file of a sweep, or its folder", positional=True)] = None
 
     out: Annotated[
         str | None, about("file (.png, .pdf or .svg) of the picture", default="SWEEP/compare.png", metavar="FILE")
@@ -44,9 +46,8 @@ class CompareOptions(LookOptions):
 
 def compare_command(arguments: list[str]) -> int:
     """Print the comparison, and draw it."""
-    as_json, arguments = take_flag(arguments, "--json")
-    where = take_path(arguments)
     options, _ = parse("compare", arguments, CompareOptions, DESCRIPTION)
+    where = options.sweep
     if where is None:
         raise errors.refuse(
             "sweep", "nothing", "the file or folder of a sweep", "such as fedjax-dp compare sweeps/mine"
@@ -62,7 +63,7 @@ def compare_command(arguments: list[str]) -> int:
     found, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storing(path.parent, "make room, or give another --out"):
         sweep.plot(path, "personalisation", **look)
-    if as_json:
+    if options.json:
         told = found.to_dict() | {"choosing": cost, "picture": str(path)}
         print(json.dumps(_finite(told), allow_nan=False))
         return 0

@@ -9,21 +9,22 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import PlotOption, parse, picture_of, take_flag, take_path
+from fedjax_dp.cli.options import SWITCHES, PlotOption, PrintOptions, known_flags, parse, picture_of
 from fedjax_dp.data import Summary, label_counts, save_store, summarise
 from fedjax_dp.data.disk import check_place
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS
 from fedjax_dp.experiments.population import (
-    PopulationConfig,
     build_data,
     notes,
     population_of,
     resolve_population,
 )
-from fedjax_dp.options import about
+from fedjax_dp.options import about, of_class
 
+HIDDEN = ("named", *SWITCHES)  # that decide nothing of what is told
 UNTOLD = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
 
 DESCRIPTION = """How a partition spreads a data set over clients.
@@ -33,16 +34,16 @@ fedjax-dp data convert DATASET [OPTIONS] --out DIR writes the clients into a sto
 
 
 @dataclasses.dataclass(frozen=True)
-class DataOptions(PlotOption, PopulationConfig):
+class DataOptions(PrintOptions, PlotOption, PopulationConfig):
+    named: Annotated[str | None, about("the data set, as --dataset", positional=True)] = None
     out: Annotated[str | None, about("for convert: a new folder", metavar="DIR")] = None
 
 
 def data_command(arguments: list[str]) -> int:
     """Print the sizes and labels of a partition, and draw them."""
-    as_json, arguments = take_flag(arguments, "--json")
     converts = arguments[:1] == ["convert"]
     arguments = arguments[converts:]
-    named = take_path(arguments) or "digits"
+    named = known_flags(arguments, of_class(DataOptions))[0].get("named", "digits")
     brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
     options, _ = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
     look = picture_of(options)
@@ -64,8 +65,9 @@ def data_command(arguments: list[str]) -> int:
 
         plot_clients(counts, f"{summary.name}, {_about(options)}", options.plot, **look)
         Screen().say(f"picture in {options.plot}")
-    if as_json:
-        used = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+    if options.json:
+        used = {name: value for name, value in dataclasses.asdict(options).items() if name not in HIDDEN}
+        used = {name: value for name, value in used.items() if value is not None}
         print(json.dumps({"options": used, **summary._asdict()}, allow_nan=False))
     else:
         _print(summary, f"{summary.name}, {_about(options)}")

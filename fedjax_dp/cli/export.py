@@ -1,8 +1,11 @@
 """`fedjax-dp export`."""
 
+import dataclasses
+from typing import Annotated
+
 from fedjax_dp import errors
-from fedjax_dp.cli.options import take_flag, take_path
-from fedjax_dp.cli.wrapping import wrapped
+from fedjax_dp.cli.options import parse
+from fedjax_dp.options import about
 
 DESCRIPTION = """Write the parameters of a run to a file that other programs read.
 
@@ -17,23 +20,34 @@ some records, by which whoever has one of these can tell that it was used; --no-
 begins with the file then has no epsilon until somebody says that it holds nothing of its clients."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What is written, and where.
+
+    Args:
+        folder: of a run
+        file: .safetensors or .npz
+        merged: write all parameters of a model of which a part is frozen, low-rank terms added
+        no_hashes: leave hashes of records out of the ledger in the file
+    """
+
+    folder: Annotated[str | None, about("", positional=True)] = None
+    file: Annotated[str | None, about("", positional=True)] = None
+    merged: Annotated[bool, about("", switch=True)] = False
+    no_hashes: Annotated[bool, about("", switch=True)] = False
+
+
 def export_command(arguments: list[str]) -> int:
     """Export a run's parameters, and say where they are."""
-    rest = list(arguments)
-    if {"-h", "--help"} & set(rest):
-        print(wrapped(DESCRIPTION))
-        return 0
-    merged, rest = take_flag(rest, "--merged")
-    without, rest = take_flag(rest, "--no-hashes")
-    folder, file = take_path(rest), take_path(rest)
-    if not folder or not file or rest:
+    options, _ = parse("export", arguments, ExportOptions, DESCRIPTION)
+    if options.folder is None or options.file is None:
         got = " ".join(arguments) or "nothing"
         raise errors.refuse(
             "export", got, "followed by a run folder and a new file", "export runs/x params.safetensors"
         )
     from fedjax_dp.experiments.opened import open_run  # loads JAX
 
-    run = open_run(folder)
-    where = run.export(file, merged=merged, hashes=not without)
-    print(f"parameters after round {run.round} of {folder} are in {where}")
+    run = open_run(options.folder)
+    where = run.export(options.file, merged=options.merged, hashes=not options.no_hashes)
+    print(f"parameters after round {run.round} of {options.folder} are in {where}")
     return 0

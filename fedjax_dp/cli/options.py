@@ -1,76 +1,98 @@
-"""Flags of a command: every option is `--its-name VALUE`, described where it is taken (see `fedjax_dp.options`)."""
+"""Flags of a command, parsed by cyclopts: every option is `--its-name VALUE`, every switch `--its-name`.
 
-import contextlib
+Options are described where they are taken (see `fedjax_dp.options`).
+"""
+
 import dataclasses
-import io
-import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+import enum
+import functools
+import inspect
+import pathlib
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
-import tyro
+import cyclopts
 
 from fedjax_dp import errors, options
-from fedjax_dp.cli.commands import COMMANDS, HELP, SWITCHES
-from fedjax_dp.cli.wrapping import wrapped
 from fedjax_dp.options import REQUIRED, Option, Options, about
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedjax_dp.pictures import Look
 
 T = TypeVar("T")
+HELP = ("-h", "--help", "--help-all")
+WIDEST = 120  # letters of a line of help
+Switch = Annotated[bool, about("", group="output", switch=True)]
 _METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR", bool: "true|false"}
 
 
-def take_flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
-    """Whether the flag is given, and the other arguments."""
-    return name in arguments, [argument for argument in arguments if argument != name]
+class Detail(enum.Enum):
+    QUIET = "the result alone, without progress"
+    USUAL = "the result, and what it rests on"
+    VERBOSE = "all that is known"
 
 
-def take_option(arguments: list[str], name: str, wanted: str) -> tuple[str | None, list[str]]:
-    """The value of `name VALUE` or `name=VALUE`, and the other arguments."""
-    for index, argument in enumerate(arguments):
-        if argument == name:
-            if index + 1 == len(arguments):
-                raise errors.refuse(name, "no value", f"followed by {wanted}")
-            return errors.require_text(name, arguments[index + 1]), arguments[:index] + arguments[index + 2 :]
-        if argument.startswith(name + "="):
-            return errors.require_text(name, argument.split("=", 1)[1]), arguments[:index] + arguments[index + 1 :]
-    return None, arguments
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrintOptions:
+    """How the result is printed.
 
-
-def take_path(arguments: list[str]) -> str | None:
-    """The first argument, taken off the list, where it is no flag.
-
-    Raises: ConfigurationError for an empty one.
+    Args:
+        json: print one JSON object on stdout and nothing else
     """
-    if not arguments or arguments[0].startswith("-"):
-        return None
-    return errors.require_text("the first argument", arguments.pop(0), "leave it out, or name a file or folder")
+
+    json: Switch = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetailOptions(PrintOptions):
+    """The same with more or less of it.
+
+    Args:
+        quiet: print the result alone, without progress
+        verbose: print all that is known of it
+    """
+
+    quiet: Switch = False
+    verbose: Switch = False
+
+    @property
+    def detail(self) -> Detail:
+        if self.quiet and self.verbose:
+            raise errors.refuse("--quiet and --verbose", "both", "one of them", "drop one")
+        return Detail.QUIET if self.quiet else Detail.VERBOSE if self.verbose else Detail.USUAL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookOptions:
     """How pictures look.
 
-    size   of a picture, width and height in inches
-    style  of a picture, a style sheet of matplotlib
+    Args:
+        size: of a picture, width and height in inches
+        style: of a picture, a style sheet of matplotlib
     """
 
-    size: Annotated[str | None, about("", metavar="WxH", default="what fits")] = None
-    style: Annotated[str | None, about("", metavar="NAME", default="plain")] = None
+    size: Annotated[str | None, about("", group="output", metavar="WxH", default="what fits")] = None
+    style: Annotated[str | None, about("", group="output", metavar="NAME", default="plain")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlotOption(LookOptions):
     """A picture beside what is printed.
 
-    plot   write a picture to this .png, .pdf or .svg file
+    Args:
+        plot: write a picture to this .png, .pdf or .svg file
     """
 
-    plot: Annotated[str | None, about("", metavar="FILE")] = None
+    plot: Annotated[str | None, about("", group="output", metavar="FILE")] = None
 
 
-PICTURE = tuple(field.name for field in dataclasses.fields(PlotOption))
+PICTURE, SWITCHES = (tuple(field.name for field in dataclasses.fields(cls)) for cls in (PlotOption, DetailOptions))
+OUTPUT = (*PICTURE, *SWITCHES)
 
 
 def look_of(options: LookOptions) -> "Look":
@@ -79,11 +101,11 @@ def look_of(options: LookOptions) -> "Look":
         return {}
     from fedjax_dp import pictures  # loads matplotlib
 
-    found: Look = {} if options.size is None else {"size": pictures.size_of(options.size)}
+    look: Look = {} if options.size is None else {"size": pictures.size_of(options.size)}
     if options.style is not None:
-        found["style"] = options.style
-    pictures.check(found)
-    return found
+        look["style"] = options.style
+    pictures.check(look)
+    return look
 
 
 def picture_of(options: PlotOption) -> "Look":
@@ -111,18 +133,15 @@ def parse(
     Raises: ConfigurationError for flags that are none, and where a field without a default is left out.
     """
     taken = options.of_class(made, defaults)
-    owners = sorted(made.__mro__, key=lambda cls: cls in (PlotOption, LookOptions))  # its own first, pictures last
-    named = dict.fromkeys(name for cls in owners for name in vars(cls).get("__annotations__", {}))
     if set(arguments) & set(HELP):
-        described = options.of_class(made, shown or defaults)
-        ordered = sorted((described[name] for name in named), key=lambda option: option.default is not REQUIRED)
-        print_help(command, {command: {option.name: option for option in ordered}}, description)
+        listed = sorted(options.of_class(made, shown or defaults).values(), key=lambda one: one.default is not REQUIRED)
+        print_help(command, {command: {option.name: option for option in listed}}, description)
         raise SystemExit(0)
-    said = flags(command, arguments, taken)
-    lacking = [name for name in named if taken[name].default is REQUIRED and name not in said]
+    values = flags(command, arguments, taken)
+    lacking = [name for name, option in taken.items() if option.default is REQUIRED and name not in values]
     if lacking:
         raise missing(*lacking)
-    return made(**{**(defaults or {}), **said}), set(said)
+    return made(**{**(defaults or {}), **values}), set(values)
 
 
 def missing(*names: str, why: str = "") -> errors.ConfigurationError:
@@ -132,73 +151,136 @@ def missing(*names: str, why: str = "") -> errors.ConfigurationError:
 
 
 def flags(command: str, arguments: list[str], taken: Options) -> dict[str, Any]:
-    """What `--flag value` and `--flag=value` say; refuses unknown flags and values of the wrong type."""
-    by_flag = {option.flag: option for option in taken.values() if option.kinds}
-    said: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        flag, equals, value = rest.pop(0).partition("=")
-        flag = flag.replace("_", "-")
-        if flag not in by_flag:
-            known = COMMANDS[command]
-            near = errors.nearest(flag, [*HELP[1:], *known.switches, *known.valued, *by_flag])
-            raise errors.refuse(
-                "argument",
-                repr(flag),
-                f"an option of fedjax-dp {command}",
-                f"did you mean {near[0]}?" if near else f"fedjax-dp {command} --help-all lists them",
-            )
-        if not equals and not rest:
-            raise errors.refuse(flag, "nothing", "followed by a value")
-        option = by_flag[flag]
-        said[option.name] = options.from_text(flag, value if equals else rest.pop(0), option)
-    return said
+    """What flags and words say, of all options that there are; refuses anything else."""
+    values, rest = known_flags(arguments, taken)
+    require_known(command, rest, taken)
+    return values
 
 
-def print_help(command: str, groups: Mapping[str, Options], description: str) -> None:
-    """All options of a command, a box for each group."""
-    switches = [_switch(flag) for flag in COMMANDS[command].switches]
-    rows = {command: switches} | {
-        group: [_shown(option) for option in shown.values() if option.kinds] for group, shown in groups.items()
-    }
-    rows[command] += switches if command in groups else []
-    boxes = {group: dataclasses.make_dataclass(group, fields) for group, fields in rows.items() if fields}
-    fields = [(group, box, dataclasses.field(default_factory=box)) for group, box in boxes.items()]
-    everything = dataclasses.make_dataclass(command, fields)
-    told = _Held()
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(told):
-        tyro.cli(everything, args=["--help"], config=(tyro.conf.OmitArgPrefixes,))
-    listed = told.getvalue().partition("\n\n")[2]  # after tyro's usage: the description has its own
-    print(f"{wrapped(description)}\n\n{listed}", end="", flush=True)
-
-
-class _Held(io.StringIO):
-    """Holds what is printed, which looks as on stdout."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return sys.__stdout__ is not None and sys.__stdout__.isatty()
-
-
-def _switch(flag: str) -> tuple[str, Any, Any]:
-    """A field whose help tells of a flag without a value."""
-    about = tyro.conf.arg(help=SWITCHES[flag], help_behavior_hint="")
-    return (
-        flag.removeprefix("--"),
-        Annotated[bool, about, tyro.conf.FlagCreatePairsOff],
-        dataclasses.field(default=False),
+def require_known(command: str, rest: list[str], taken: Options) -> None:
+    """Refuse words that are left when the options of a command are taken."""
+    if not rest:
+        return
+    flag = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0].replace("_", "-")
+    near = errors.nearest(flag, [*HELP[1:], *(option.flag for option in taken.values() if option.kinds)])
+    raise errors.refuse(
+        "argument",
+        repr(flag),
+        f"an option of fedjax-dp {command}",
+        f"did you mean {near[0]}?" if near else f"fedjax-dp {command} --help-all lists them",
     )
 
 
-def _shown(option: Option) -> tuple[str, Any, Any]:
-    """A field whose help tells of the option."""
-    metavar = option.about.metavar or "|".join(_METAVARS[kind] for kind in option.kinds)
-    hint = f"(default: {in_words(option)})"
-    if option.choices:
-        hint = f"({', '.join(option.choices)}; default: {in_words(option)})"
-    about = tyro.conf.arg(help=option.about.text, help_behavior_hint=hint, metavar=metavar)
-    return option.name, Annotated[str, about], dataclasses.field(default="")
+def known_flags(arguments: list[str], taken: Options) -> tuple[dict[str, Any], list[str]]:
+    """What flags, and words before unknown ones, say of some options; and the other words in their order.
+
+    Raises: ConfigurationError for flags without a value, and for values of the wrong type.
+    """
+    flagged = {name: option for name, option in taken.items() if not option.about.positional}
+    app = app_of("", {"": flagged}, named=False)
+    try:
+        _, bound, rest, _ = app.parse_known_args(arguments)
+    except cyclopts.MissingArgumentError as error:
+        name = error.argument.name if error.argument else "an option"
+        raise errors.refuse(name, "nothing", "followed by a value") from None
+    except cyclopts.CycloptsError as error:
+        if isinstance(error.__cause__, errors.ConfigurationError):
+            raise error.__cause__ from None
+        raise errors.refuse("arguments", repr(" ".join(arguments)), "flags", " ".join(str(error).split())) from None
+    values = dict(bound.arguments)
+    for name, option in taken.items():
+        if option.about.positional and rest and not rest[0].startswith("-"):
+            values[name] = options.from_text("the first argument", rest.pop(0), option)
+    return values, rest
+
+
+def app_of(name: str, boxes: Mapping[str, Options], description: str = "", *, named: bool = True) -> cyclopts.App:
+    """An application that takes options as flags; in its help they stand in boxes, by the group that they name, or by
+    the one under which they are given. Names that options may have are loaded for help and completion: `named`."""
+
+    def take(**values: Any) -> Any:
+        return values
+
+    order = dict.fromkeys([*boxes, *(option.about.group for box in boxes.values() for option in box.values())])
+    groups = {box: cyclopts.Group(box or "options", sort_key=index) for index, box in enumerate(order)}
+    parameters = [
+        _parameter(option, groups[option.about.group or box], named)
+        for box, listed in boxes.items()
+        for option in listed.values()
+        if option.kinds
+    ]
+    parameters.sort(key=lambda one: one.kind)  # words before flags
+    take.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    app = cyclopts.App(
+        name=name,
+        help=description,
+        usage="",
+        help_flags=(),
+        version_flags=(),
+        help_format="plaintext",
+        end_of_options_delimiter="\0",  # no word is one
+        result_action="return_value",
+    )
+    app.default(take)
+    return app
+
+
+def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Parameter:
+    """A keyword argument of an application. Its text is converted by `options.from_text`, as cyclopts takes 2.5 and
+    0x10 for integers."""
+
+    def convert(kind: Any, tokens: Iterable[cyclopts.Token]) -> Any:
+        return options.from_text(option.flag, [*tokens][-1].value, option)
+
+    shown, choices = option.about, tuple(option.choices or ()) if named else ()
+    hint: Any = Union[option.kinds]  # noqa: UP007
+    if choices or hint is bool:
+        hint = Literal[choices or ("true", "false")]
+    elif hint is str:
+        hint = pathlib.Path  # which shells complete
+    parameter = cyclopts.Parameter(
+        group=group, help=shown.text, alias=shown.short, negative="", allow_repeating=True, show_default=False
+    )
+    if not shown.switch:
+        metavar = shown.metavar or (None if choices else "|".join(_METAVARS[kind] for kind in option.kinds))
+        value = cyclopts.Parameter(
+            converter=convert,
+            allow_leading_hyphen=True,
+            metavar=metavar,
+            show_choices=bool(choices),
+            show_default=not shown.positional and (lambda _: in_words(option)),
+        )
+        parameter = cyclopts.Parameter.combine(parameter, value)
+    kind: Any = bool if shown.switch else hint
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.POSITIONAL_ONLY if shown.positional else inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, parameter],  # pydantic, where a tracker has loaded it, looks at defaults too
+    )
+
+
+def print_help(command: str, boxes: Mapping[str, Options], description: str) -> None:
+    """All options of a command, a box for each group."""
+    app_of(f"fedjax-dp {command}", boxes, wrapped(description)).help_print([], console=console())
+
+
+def console() -> "Console":
+    """stdout, as wide as help is at most."""
+    from rich.console import Console
+
+    return Console(width=_width(), highlight=False, markup=False)
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs as wide as help; indented lines stay as they are."""
+    lines = re.sub(r"(?<=\S)\n(?=\S)", " ", text).split("\n")
+    fill = functools.partial(textwrap.fill, width=_width(), break_on_hyphens=False, break_long_words=False)
+    return "\n".join(line if line.startswith(" ") else fill(line) for line in lines)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
 
 
 def in_words(option: Option) -> str:

@@ -5,7 +5,7 @@ import pathlib
 from typing import Annotated
 
 from fedjax_dp import errors, folders
-from fedjax_dp.cli.options import LookOptions, look_of, parse, take_path
+from fedjax_dp.cli.options import LookOptions, look_of, parse
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.records import read_records
@@ -18,6 +18,8 @@ usage: fedjax-dp plot SWEEP [OPTIONS]; SWEEP is the folder of a sweep. Files tha
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlotOptions(LookOptions):
     """What to draw, and where."""
+
+    sweep: Annotated[str | None, about("folder of the sweep", positional=True)] = None
 
     kind: Annotated[
         str,
@@ -45,20 +47,18 @@ class PlotOptions(LookOptions):
 
 def plot_command(arguments: list[str]) -> int:
     """Write the pictures that were asked for."""
-    rest = list(arguments)
-    where = take_path(rest)
-    options, _ = parse("plot", rest, PlotOptions, DESCRIPTION)
-    if where is None:
+    options, _ = parse("plot", arguments, PlotOptions, DESCRIPTION)
+    if options.sweep is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     look = look_of(options)
-    about, records = read_records(where)
+    about, records = read_records(options.sweep)
     from fedjax_dp.sweeps.plots import figures  # loads matplotlib
 
-    title = str(about.get("name", where))
+    title = str(about.get("name", options.sweep))
     drawn = figures.pictures(
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
-    paths = _paths(options.out, pathlib.Path(where) / "plots", list(drawn), errors.PICTURES)
+    paths = _paths(options.out, pathlib.Path(options.sweep) / "plots", list(drawn), errors.PICTURES)
     with folders.storing(paths[0].parent, "make room, or give another --out"), folders.making(paths[0].parent):
         for path, draw in zip(paths, drawn.values()):
             draw(path=path, **look)

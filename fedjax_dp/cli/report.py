@@ -5,7 +5,7 @@ import pathlib
 from typing import Annotated
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import parse, take_flag, take_path
+from fedjax_dp.cli.options import parse
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 
@@ -17,7 +17,6 @@ reproduction, or a file with what fedjax-dp audit --json has printed. The file t
 
 fedjax-dp report RUN|SWEEP --serve [--port N] follows one that is under way, or not yet begun, in a browser on this
 machine: the address on stdout holds a token, without which nothing is told. Ctrl-C ends it."""
-SHORT = "-o"  # for --out, as compilers have it
 MOST_PORT = 65535
 
 
@@ -25,32 +24,32 @@ MOST_PORT = 65535
 class ReportOptions:
     """Where the report goes."""
 
+    folder: Annotated[str | None, about("what is reported", positional=True)] = None
+
     out: Annotated[
-        str | None, about("a new .html file, also -o", default="beside what is reported, by its name", metavar="FILE")
+        str | None,
+        about("a new .html file", short="-o", default="beside what is reported, by its name", metavar="FILE"),
     ] = None
+    serve: Annotated[bool, about("follow it in a browser on this machine, instead of writing a file", switch=True)] = (
+        False
+    )
     port: Annotated[int | None, about("of --serve", default="one that is free")] = None
 
 
 def report_command(arguments: list[str]) -> int:
     """Write a report, or serve one."""
-    serve, rest = take_flag(arguments, "--serve")
-    where = take_path(rest)
-    options, _ = parse("report", [_long(word) for word in rest], ReportOptions, DESCRIPTION)
-    if where is None:
+    options, _ = parse("report", arguments, ReportOptions, DESCRIPTION)
+    if options.folder is None:
         wanted = "a run, a sweep, an audit or a reproduction"
         raise errors.refuse("report", "nothing", f"followed by {wanted}", "such as fedjax-dp report runs/mine")
-    if options.port is not None and not serve:
+    if options.port is not None and not options.serve:
         raise errors.refuse("port", options.port, "left out without --serve", "add --serve, or drop it")
-    if serve:
-        return _serve(pathlib.Path(where), options)
+    if options.serve:
+        return _serve(pathlib.Path(options.folder), options)
     from fedjax_dp.reports.written import report
 
-    print(report(where, options.out))
+    print(report(options.folder, options.out))
     return 0
-
-
-def _long(word: str) -> str:
-    return f"--out{word.removeprefix(SHORT)}" if word.partition("=")[0] == SHORT else word
 
 
 def _serve(path: pathlib.Path, options: ReportOptions) -> int:

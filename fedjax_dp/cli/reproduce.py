@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from rich import box
 from rich.table import Table
 
-from fedjax_dp.citations import CITATIONS
-from fedjax_dp.cli.options import parse, take_flag, take_path
+from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.cli.telling import page
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
+from fedjax_dp.papers.citations import CITATIONS
 
 DESCRIPTION = """The tables and figures of the papers: as published, by the paper's literal recipe, by the correct
 reading with the same budget, the epsilon that each proves, and a verdict.
@@ -25,7 +25,10 @@ OWN = "settings found by sweeps of this program, beside what the papers print"
 
 
 @dataclasses.dataclass(frozen=True)
-class ReproduceOptions:
+class ReproduceOptions(PrintOptions):
+    """How much of what is reproduced, and where."""
+
+    name: Annotated[str | None, about("a table or figure", positional=True)] = None
     scale: Annotated[str, about("smoke (seconds), small (minutes) or full (the paper's own)")] = "small"
     seeds: Annotated[int | None, about("how many", default="the scale's")] = None
     panels: Annotated[str, about("only panels whose keys match this pattern, such as 'mnist*'")] = "*"
@@ -39,13 +42,12 @@ class ReproduceOptions:
 
 def reproduce_command(arguments: list[str]) -> int:
     """List the recipes, or run one."""
-    as_json, arguments = take_flag(arguments, "--json")
-    name = take_path(arguments)
     options, _ = parse("reproduce", arguments, ReproduceOptions, DESCRIPTION)
+    name = options.name
     if name is None:
-        _list(as_json)
+        _list(options.json)
         return 0
-    from fedjax_dp.reproductions.reproduce import reproduce  # loads JAX
+    from fedjax_dp.papers.reproductions.reproduce import reproduce  # loads JAX
 
     done = reproduce(
         name,
@@ -56,7 +58,7 @@ def reproduce_command(arguments: list[str]) -> int:
         data_dir=options.data_dir,
         screen=Screen(),
     )
-    if as_json:
+    if options.json:
         print((done.folder / "table.json").read_text(), end="")
         return 0
     _print(done)
@@ -64,7 +66,7 @@ def reproduce_command(arguments: list[str]) -> int:
 
 
 def _list(as_json: bool) -> None:
-    from fedjax_dp.reproductions.recipe import read_recipe, recipes
+    from fedjax_dp.papers.reproductions.recipe import read_recipe, recipes
 
     known = [read_recipe(name) for name in recipes()]
     if as_json:
@@ -92,8 +94,8 @@ def _list(as_json: bool) -> None:
 
 def _print(done: Any) -> None:
     """The table, the claims, and where everything is."""
-    from fedjax_dp.reproductions import tables
-    from fedjax_dp.reproductions.measures import MEASURES
+    from fedjax_dp.papers.reproductions import tables
+    from fedjax_dp.papers.reproductions.measures import MEASURES
 
     console = page()
     along = any(row.place.x is not None for row in done.rows)

@@ -5,84 +5,86 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from fedjax_dp import own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.citations import CITATIONS
-from fedjax_dp.cli.options import flags, in_words, print_help, take_option, take_path
-from fedjax_dp.cli.wrapping import wrapped
-from fedjax_dp.data import DATASETS
-from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments.config import entry_of, groups_of, known_options, options_of
-from fedjax_dp.experiments.presets import preset_of
-from fedjax_dp.options import Option, Options, of_class
+from fedjax_dp.cli.options import HELP, console, in_words, known_flags, print_help, require_known, wrapped
+from fedjax_dp.experiments.groups import entry_of, groups_of, known_options, options_of
+from fedjax_dp.options import Option, Options, about, of_class
+from fedjax_dp.papers.citations import CITATIONS
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
+FILE = {"file": Option("file", str, None, about("CONFIG.toml", positional=True))}
 FEW = 3  # algorithms that are named as those without an option
 _MORE = """
 fedjax-dp {command} --algorithm NAME --help   all that an algorithm takes, with its defaults
 fedjax-dp {command} --help-all                every option of every algorithm, with the defaults of data sets"""
 
 
-def asked(
-    command: str, arguments: list[str], description: str, own: Options | None = None
-) -> tuple[dict[str, Any], set[str]]:
-    """What file and flags say, and the names that flags said; `own` are the command's options beside those of a run.
+def configured_by(
+    command: str, arguments: list[str], description: str, own: type[T]
+) -> tuple[dict[str, Any], T, set[str]]:
+    """What file and flags say of a run, the command's own options, a dataclass, and the names that flags said.
 
     `--help` and `--help-all` print and exit.
     """
-    own, rest = own or {}, list(arguments)
-    path = take_path(rest)
-    said = {} if path is None else configs.read(path)
-    everything, rest = "--help-all" in rest, [word for word in rest if word != "--help-all"]
-    wants_help = bool({"-h", "--help"} & set(rest))
-    if everything or wants_help:
-        algorithm, _ = take_option(rest, "--algorithm", "a name")
-        dataset, _ = take_option(rest, "--dataset", "a name")
-        algorithm = algorithm or said.get("algorithm")
-        if everything or algorithm is None:
-            _help(command, description, own, everything)
-        else:
-            _help_of(command, description, own, algorithm, dataset or said.get("dataset") or "digits")
-        raise SystemExit(0)
-    algorithm, _ = take_option(rest, "--algorithm", "a name")
-    flagged = flags(command, rest, known_options(algorithm or said.get("algorithm")) | own)
-    return said | flagged, set(flagged)
-
-
-def asked_with(
-    command: str, arguments: list[str], description: str, own: type[T]
-) -> tuple[dict[str, Any], T, set[str]]:
-    """The same for a command with options of its own, a dataclass: what is said of the run, those, and the flags."""
     mine = of_class(own)
-    said, flagged = asked(command, arguments, description, mine)
-    chosen = own(**{name: value for name, value in said.items() if name in mine})
-    return {name: value for name, value in said.items() if name not in mine}, chosen, flagged
+    words = [word for word in arguments if word not in HELP]
+    named, _ = known_flags(words, {"algorithm": known_options()["algorithm"]})
+    taken = FILE | known_options(named.get("algorithm")) | mine
+    values, rest = known_flags(words, taken)
+    file = _read(values["file"]) if "file" in values else {}
+    algorithm = {**file, **named}.get("algorithm")
+    if len(words) < len(arguments):
+        if algorithm is None or "--help-all" in arguments:
+            _help(command, description, mine, "--help-all" in arguments)
+        else:
+            _help_of(command, description, mine, algorithm, {**file, **values}.get("dataset", "digits"))
+        raise SystemExit(0)
+    if own_code.is_own(algorithm):  # of the file, perhaps
+        taken |= known_options(algorithm)
+        values, rest = known_flags(words, taken)
+    require_known(command, rest, taken)
+    values.pop("file", None)
+    chosen = own(**{name: value for name, value in values.items() if name in mine})
+    return file | {name: value for name, value in values.items() if name not in mine}, chosen, set(values)
+
+
+def _read(path: str) -> dict[str, Any]:
+    from fedjax_dp.experiments.config import read  # loads JAX
+
+    return read(path)
 
 
 def _help(command: str, description: str, own: Options, everything: bool) -> None:
     """The groups on one screen, or every option there is."""
-    groups = ({command: own} if own else {}) | groups_of(*CATALOGUE.values())
+    from rich.table import Table
+
+    groups = {command: own} | groups_of(*CATALOGUE.values())
     if everything:
         shown = {group: {name: _anywhere(option) for name, option in of.items()} for group, of in groups.items()}
         print_help(command, shown, description)
         return
     everybody = options_of(entry_of("fedavg")) | own
-    print(wrapped(description), end="\n\n")
+    rows = Table.grid(padding=(0, 2))
     for group, options in groups.items():
         usual = [option.flag for name, option in options.items() if name in everybody]
         left = len(options) - len(usual)
-        told = [f"and {left} of single algorithms"] if usual and left else []
-        words = [*(usual or (option.flag for option in options.values())), *told]
-        print(wrapped(f"  {group:<12}{' '.join(words)}"))
-    print()
-    print(wrapped(f"  {'algorithms':<12}{', '.join(CATALOGUE)}"))
-    print(wrapped(_MORE.format(command=command)))
+        more = [f"and {left} of single algorithms"] if usual and left else []
+        rows.add_row(f"  {group}", " ".join([*(usual or (option.flag for option in options.values())), *more]))
+    rows.add_row("  algorithms", ", ".join(CATALOGUE))
+    page = console()
+    page.print(wrapped(description), end="\n\n")
+    page.print(rows)
+    page.print(_MORE.format(command=command))
 
 
 def _help_of(command: str, description: str, own: Options, algorithm: str, dataset: str) -> None:
     """All that an algorithm takes, with its defaults on a data set."""
+    from fedjax_dp.experiments.config import RunSpec  # loads JAX
+
     entry = entry_of(algorithm)
-    values = configs.resolve({"algorithm": algorithm, "dataset": dataset}).flat()
+    values = RunSpec.of({"algorithm": algorithm, "dataset": dataset}).flat()
     groups = {
         group: {name: _with_default(option, values) for name, option in options.items()}
         for group, options in groups_of(entry).items()
@@ -133,6 +135,9 @@ def _meaning(option: Option) -> tuple[str, tuple[str, ...]]:
 
 def _defaults(option: Option, takers: Sequence[Entry[Any]]) -> str:
     """Its default by data set and by algorithm: what most have comes last."""
+    from fedjax_dp.data import DATASETS  # loads JAX
+    from fedjax_dp.experiments.presets import preset_of
+
     by_data = {name: in_words(_with_default(option, preset_of(name))) for name in DATASETS}
     brought = any(option.name in preset_of(name) for name in DATASETS)
     words, digits, by_entry = _most_last("data set", by_data.items()), preset_of("digits"), {}

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
-from fedjax_dp.cli.options import parse, take_flag, take_path
-from fedjax_dp.cli.telling import Detail, columns, page, tell
+from fedjax_dp.cli.options import Detail, PrintOptions, parse
+from fedjax_dp.cli.telling import columns, page, tell
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
@@ -44,7 +44,11 @@ SHOWN = 5  # settings
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepOptions:
+class SweepOptions(PrintOptions):
+    """Where and on what it runs."""
+
+    file: Annotated[str | None, about("SWEEP.toml, or the folder of a sweep", positional=True)] = None
+    plan: Annotated[bool, about("say what would run, and stop there", switch=True)] = False
     out: Annotated[
         str | None,
         about("folder of the sweep, new or of this sweep", default="sweeps/ and the file's name", metavar="DIR"),
@@ -57,18 +61,16 @@ class SweepOptions:
 
 def sweep_command(arguments: list[str]) -> int:
     """Run a sweep, or go on with it, and print its best settings."""
-    as_json, arguments = take_flag(arguments, "--json")
-    only_plan, arguments = take_flag(arguments, "--plan")
-    path = take_path(arguments)
     options, _ = parse("sweep", arguments, SweepOptions, DESCRIPTION)
+    path = options.file
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)
-    how: dict[str, Any] = {"only_plan": only_plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
+    how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
     found, out = run_file(path, options.out, **how)
-    if as_json:
+    if options.json:
         print(json.dumps(_summary(found, out), allow_nan=False))
-    elif not only_plan:
+    elif not options.plan:
         _print(found, out)
     return 0
 

@@ -1,6 +1,5 @@
 """How much is told: the result first, and in a box below it what it rests on; --quiet and --verbose fold and unfold."""
 
-import enum
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,28 +9,12 @@ from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 
-from fedjax_dp import errors
-from fedjax_dp.cli.options import take_flag
+from fedjax_dp.cli.options import Detail
 
 Lines = Iterable[tuple[str, str]]  # a label, which may be empty, and what it is about
 LABEL = 10  # letters
 INDENT = " " * LABEL  # of a line that goes on with the one above
 UNBOUNDED = 10_000  # letters: the width of what is no terminal
-
-
-class Detail(enum.Enum):
-    QUIET = "the result alone, without progress"
-    USUAL = "the result, and what it rests on"
-    VERBOSE = "all that is known"
-
-
-def take_detail(arguments: list[str]) -> tuple[Detail, list[str]]:
-    """What --quiet or --verbose ask for, and the other arguments."""
-    quiet, arguments = take_flag(arguments, "--quiet")
-    verbose, arguments = take_flag(arguments, "--verbose")
-    if quiet and verbose:
-        raise errors.refuse("--quiet and --verbose", "both", "one of them", "drop one")
-    return Detail.QUIET if quiet else Detail.VERBOSE if verbose else Detail.USUAL, arguments
 
 
 def tell(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:

@@ -4,21 +4,18 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
-from fedjax_dp.execution import distributed
-from fedjax_dp.experiments.trackers.mlflow import MLflow
-from fedjax_dp.experiments.trackers.tensorboard import TensorBoard
-from fedjax_dp.experiments.trackers.wandb import Wandb
 from fedjax_dp.options import about
 
-Tracker = TensorBoard | MLflow | Wandb
-TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": lambda _: MLflow(),
-    "wandb": Wandb,
-}
+if TYPE_CHECKING:
+    from fedjax_dp.experiments.trackers.mlflow import MLflow
+    from fedjax_dp.experiments.trackers.tensorboard import TensorBoard
+    from fedjax_dp.experiments.trackers.wandb import Wandb
+
+    Tracker = TensorBoard | MLflow | Wandb
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 IN_FOLDERS = ("tensorboard", "wandb")
 SEEN_WITH = "MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it goes"
 
@@ -27,20 +24,31 @@ SEEN_WITH = "MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it goes"
 class TrackOptions:
     """Who else is told of the run.
 
-    track      experiment trackers, with commas between; mlflow goes where MLFLOW_TRACKING_URI says, wandb is offline
-               unless WANDB_MODE is online
-    track_dir  where tensorboard and wandb write
+    Args:
+        track: experiment trackers, with commas between; mlflow goes where MLFLOW_TRACKING_URI says, wandb is offline
+            unless WANDB_MODE is online
+        track_dir: where tensorboard and wandb write
     """
 
-    track: Annotated[str | None, about("", choices=tuple(TRACKERS), metavar="NAME,...")] = None
+    track: Annotated[str | None, about("", choices=TRACKERS, metavar="NAME,...")] = None
     track_dir: Annotated[str | None, about("", metavar="DIR", default="the run folder; WANDB_DIR")] = None
 
 
-def trackers_of(options: TrackOptions) -> list[Tracker]:
+def trackers_of(options: TrackOptions) -> "list[Tracker]":
     """The trackers that are asked for: of several processes the first tells them.
 
     Raises: ConfigurationError for unknown ones, and for those that are not installed.
     """
+    from fedjax_dp.execution import distributed  # loads JAX
+    from fedjax_dp.experiments.trackers.mlflow import MLflow
+    from fedjax_dp.experiments.trackers.tensorboard import TensorBoard
+    from fedjax_dp.experiments.trackers.wandb import Wandb
+
+    made: dict[str, Callable[[str | None], Tracker]] = {
+        "tensorboard": TensorBoard,
+        "mlflow": lambda _: MLflow(),
+        "wandb": Wandb,
+    }
     folder = options.track_dir
     if options.track is None:
         if folder is not None:
@@ -53,7 +61,7 @@ def trackers_of(options: TrackOptions) -> list[Tracker]:
         raise errors.refuse("track_dir", folder, f"left out for {options.track}", SEEN_WITH)
     if folder is not None and distributed.first():
         folders.require_writable("track_dir", pathlib.Path(folder), "give another --track-dir")
-    return [TRACKERS[name](folder) for name in names] if distributed.first() else []
+    return [made[name](folder) for name in names] if distributed.first() else []
 
 
 def lost(reason: str) -> None:

@@ -8,7 +8,6 @@ from fedjax_dp.data.loaders import DATASETS, load, names_clients
 from fedjax_dp.data.own import dataset
 from fedjax_dp.data.owners import given_parts, grouped_parts, natural_parts
 from fedjax_dp.data.partition import continuous, grouped_natural, iid, natural, one_class_per_client, similarity
-from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.sizes import (
     equal_sizes,
     exponential_sizes,
@@ -21,6 +20,7 @@ from fedjax_dp.data.sizes import (
 from fedjax_dp.data.store import Client, Dataset, FederatedData, federate
 from fedjax_dp.data.summary import Summary, label_counts, summarise
 from fedjax_dp.data.targets import TARGETS, Targets, Vocabulary
+from fedjax_dp.reading import Reading
 
 __all__ = [
     "DATASETS",

@@ -11,9 +11,9 @@ from fedjax_dp.data import arrays, cifar, idx, own, svhn, synthetic, tabular, te
 from fedjax_dp.data.formats.hugging_face import hugging_face
 from fedjax_dp.data.formats.leaf import leaf
 from fedjax_dp.data.formats.tff import tff
-from fedjax_dp.data.reading import COLUMNS, NAMES, TEXT, Reading
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.options import of_class, require
+from fedjax_dp.reading import COLUMNS, NAMES, TEXT, Reading
 
 Folder = str | os.PathLike[str] | None
 

@@ -37,17 +37,12 @@ class Group(NamedTuple):
     timeout: int = 300
 
 
-def group_of(coordinator: str, processes: str | None, process: str | None, timeout: str | None) -> Group:
-    """From the words of a command line; `auto` for the coordinator leaves all that is not given to JAX.
+def group_of(coordinator: str, processes: int | None, process: int | None, timeout: int = 300) -> Group:
+    """`auto` for the coordinator leaves all that is not given to JAX.
 
     Raises: ConfigurationError.
     """
-    asked = {"processes": processes, "process": process, "timeout": timeout}
-    for name, word in asked.items():
-        if word is not None and not word.isdecimal():
-            raise errors.refuse(name, repr(word), "a whole number")
-    counts = {name: int(word) for name, word in asked.items() if word is not None}
-    group = Group(None if coordinator == "auto" else coordinator, **counts)
+    group = Group(None if coordinator == "auto" else coordinator, processes, process, timeout)
     if group.coordinator is not None:
         host, _, port = group.coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -58,7 +53,7 @@ def group_of(coordinator: str, processes: str | None, process: str | None, timeo
             )
     if group.processes is not None:
         errors.require_count("processes", group.processes)
-        if group.process is not None and group.process >= group.processes:
+        if group.process is not None and not 0 <= group.process < group.processes:
             raise errors.refuse(
                 "process", group.process, f"a number from 0 to {group.processes - 1}", "they count from 0"
             )

@@ -108,15 +108,15 @@ class Execution:
             return tree
         return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._part(a.shape)), tree)
 
-    def spread(self, flat: jax.Array) -> jax.Array:
+    def shard(self, flat: jax.Array) -> jax.Array:
         """A model's vector (or several) within a client's round: each device of a group computes its part of it."""
         if self.mesh is None or self.model_devices == 1:
             return flat
         # Where groups share a cohort, the mesh is known from there, less the axis of the groups.
         axes = P(*[None] * (flat.ndim - 1), MODEL)
         where = axes if self.groups > 1 else NamedSharding(self.mesh, axes)
-        spread: jax.Array = lax.with_sharding_constraint(flat, where)
-        return spread
+        sharded: jax.Array = lax.with_sharding_constraint(flat, where)
+        return sharded
 
     def _part(self, shape: tuple[int, ...]) -> Any:
         """What a device holds of an array: all, or a part of the longest axis that its group can share evenly."""
@@ -224,7 +224,7 @@ def some_devices(
     return Execution(Mesh(found[:count], (AXIS,)) if count > 1 else None, chunk_size, parts)
 
 
-class Deal:
+class CohortLayout:
     """How the positions of a cohort are laid out: parts, portions of a part one after another, clients of a portion."""
 
     def __init__(self, count: int, execution: Execution, size: int, usual: int | None, in_turn: bool):
@@ -285,7 +285,7 @@ def sum_over_clients(
             ((shared, its part), member).
     """
     count = jax.tree.leaves(members)[0].shape[0]
-    deal = Deal(count, execution, size, usual, needed is not None)
+    deal = CohortLayout(count, execution, size, usual, needed is not None)
     chunk = deal.chunk
     counts = jnp.arange(count + deal.short) < count
     if needed is not None:

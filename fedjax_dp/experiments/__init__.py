@@ -1,4 +1,4 @@
-"""A run from its configuration to its folder: result, traffic, latency, pictures."""
+"""A run from its configuration to its folder: result, traffic, pictures."""
 
 import lazy_loader
 

@@ -1,18 +1,12 @@
-"""A run from its configuration to its folder: result, traffic, latency, pictures."""
+"""A run from its configuration to its folder: result, traffic, pictures."""
 
 from .communication import Traffic as Traffic
 from .communication import traffic as traffic
-from .compiled import Compiled as Compiled
-from .compiled import compiled_round as compiled_round
-from .config import RunConfig as RunConfig
-from .config import resolve as resolve
+from .config import RunSpec as RunSpec
 from .opened import SavedRun as SavedRun
 from .opened import open_run as open_run
-from .plots import plot_claims as plot_claims
 from .plots import plot_clients as plot_clients
-from .plots import plot_compiled as plot_compiled
 from .plots import plot_epsilon as plot_epsilon
-from .plots import plot_latency as plot_latency
 from .plots import plot_run as plot_run
 from .run import resume as resume
 from .run import run as run

@@ -16,7 +16,8 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.targets import Vocabulary
 from fedjax_dp.execution.mesh import Execution, some_devices
-from fedjax_dp.experiments.config import ExecutionConfig, RunConfig
+from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.groups import ExecutionConfig
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -35,7 +36,7 @@ class Records(NamedTuple):
     vocabulary: Vocabulary | None = None
 
 
-def build_model(config: RunConfig, data: FederatedData | Records) -> NetworkModel:
+def build_model(config: RunSpec, data: FederatedData | Records) -> NetworkModel:
     """The model of a configuration."""
     asked = config.training
     if own_code.is_own(asked.model):
@@ -128,7 +129,7 @@ def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any
         raise errors.refuse("model", told_of, "made without an error") from error
 
 
-def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> Execution:
+def build_execution(config: RunSpec, algorithm: Algorithm, data: FederatedData) -> Execution:
     """The devices of a configuration."""
     asked = config.execution
     check_execution(asked, algorithm, data)
@@ -138,7 +139,7 @@ def build_execution(config: RunConfig, algorithm: Algorithm, data: FederatedData
 
 def check_execution(asked: ExecutionConfig, algorithm: Algorithm, data: FederatedData) -> None:
     """Refuse more devices, or parts of a sum, than a cohort has clients."""
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
     if asked.devices != "auto" and int(asked.devices) > members * asked.model_devices:
         together = f", {asked.model_devices} for each" if asked.model_devices > 1 else ""
         wanted = f"at most the {members} clients of a cohort{together}"
@@ -147,12 +148,12 @@ def check_execution(asked: ExecutionConfig, algorithm: Algorithm, data: Federate
         raise errors.refuse("deterministic", asked.deterministic, f"at most the {members} clients of a cohort")
 
 
-def records_on_host(config: RunConfig, algorithm: Algorithm) -> bool:
+def records_on_host(config: RunSpec, algorithm: Algorithm) -> bool:
     """Whether records stay on the host."""
     if config.execution.records != "auto":
         return config.execution.records == "host"
     apart = kind_of(config.data.dataset) == "store" or jax.process_count() > 1
-    return apart and not (config.output.train_metrics or algorithm.local.looks)
+    return apart and not (config.output.train_metrics or algorithm.local.reads_records_outside_round)
 
 
 def _widths(hidden: str) -> tuple[int, ...]:
@@ -166,12 +167,12 @@ def _widths(hidden: str) -> tuple[int, ...]:
     return widths
 
 
-def terms_of(config: RunConfig, data: FederatedData) -> PrivacyTerms:
+def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
     """How the privacy of a configuration is counted, budgets drawn."""
     return config.privacy.terms(data.num_clients, config.data.seed)
 
 
-def build_algorithm(config: RunConfig, data: FederatedData) -> Algorithm:
+def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
     """The algorithm of a configuration, its noise not found yet."""
     entry, given = config.entry, dict(config.options)
     if "cohort_size" in entry.options:

@@ -12,8 +12,8 @@ from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.parts.facts import parts_of
 from fedjax_dp.privacy.protection import natural_view, unit_of, unprotected
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.rounds.state import initial_state
 
 STEP = (
     "cohort",

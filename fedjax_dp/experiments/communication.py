@@ -36,7 +36,7 @@ class Traffic(NamedTuple):
 
 def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     """The bytes of one round of `algorithm`."""
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
     size, features = parameters(model, data)
     beside = algorithm.local.floats(size, features, members, data.num_clients)
     shared = Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), algorithm.local.sent_tensors(model)).size

@@ -20,21 +20,18 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import build, environment, population, run_folder, summary
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, Ready, check_target
-from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.paper_noise import clips_records
+from fedjax_dp.experiments.training import Callbacks, Ready, make_ready
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.protection import noise_of
+from fedjax_dp.privacy.protection import clips_records, noise_of
 from fedjax_dp.pytrees import same
-from fedjax_dp.rounds.prefetch import check as check_feed
 from fedjax_dp.rounds.simulation import run_key
 
 Outcome = tuple[dict[str, Any], pathlib.Path]  # what `result.json` holds, and where
 
 
-def start(config: RunConfig, screen: Screen, told: Callbacks | None = None) -> Outcome:
+def start(config: RunSpec, screen: Screen, told: Callbacks | None = None) -> Outcome:
     """A new run of a resolved configuration. Nothing is written before everything has been checked."""
 
     def checked() -> tuple[pathlib.Path, Ready]:
@@ -92,7 +89,7 @@ def require_alike(before: Ready, after: Ready) -> None:
         )
 
 
-def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any]) -> tuple[RunConfig, int]:
+def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any]) -> tuple[RunSpec, int]:
     """The configuration of a run folder with what may change as `asked`, and how many rounds to go to."""
     said, rounds = configs.read(path / run_folder.CONFIG) | {"rounds": about["config"]["rounds"]}, asked.get("rounds")
     if "out" in asked:
@@ -106,24 +103,21 @@ def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any])
                 f"{said.get(name)}, as in {path / run_folder.CONFIG}" + (", or more" if name == "rounds" else ""),
                 "leave the option out, or start a new run",
             )
-    config = configs.resolve(said | {name: asked[name] for name in run_folder.FREE if name in asked})
+    config = configs.RunSpec.of(said | {name: asked[name] for name in run_folder.FREE if name in asked})
     return config, config.training.rounds if rounds is None else rounds
 
 
-def _ready(config: RunConfig, screen: Screen) -> Ready:
+def _ready(config: RunSpec, screen: Screen) -> Ready:
     data = population.build_data(config.data)
     model = build.build_model(config, data)
-    check_target(config.output.target, model, data)
     algorithm = build.build_algorithm(config, data)
     terms = build.terms_of(config, data)
     rounds, seed = config.training.rounds, config.data.seed
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     execution = build.build_execution(config, algorithm, data)
     # Said, so that the run goes on alike with another number of processes.
     on_host = build.records_on_host(config, algorithm)
     config = config.replace(records="host" if on_host else "devices", out=None)  # where it is kept decides nothing
-    if on_host:
-        check_feed(algorithm, bool(config.output.train_metrics))
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
         kinds = 0
@@ -133,28 +127,23 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
             kinds = total
             show(done / total, f"{done} of {total} kinds of clients")
 
-        algorithm, guarantee = prepared(run, progress)
-    ready = Ready(
-        name=config.entry.name,
-        dataset=config.data.dataset,
-        algorithm=algorithm,
-        data=data,
-        model=model,
-        execution=execution,
-        guarantee=guarantee,
-        rounds=rounds,
-        seed=seed,
-        evaluate_every=config.output.evaluate_every,
-        checkpoint_every=config.output.checkpoint_every,
-        train_metrics=bool(config.output.train_metrics),
-        on_host=on_host,
-        said=config.flat(),
-        checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
-        shown=config.to_dict(),
-        target=config.output.target,
-        hashes=population.hashes(config.data),
-    )
-    for line in (*population.notes(config.data, data), *_unsaid(config), *_about(config, ready)):
+        ready = make_ready(
+            planned,
+            progress,
+            name=config.entry.name,
+            dataset=config.data.dataset,
+            execution=execution,
+            evaluate_every=config.output.evaluate_every,
+            checkpoint_every=config.output.checkpoint_every,
+            train_metrics=bool(config.output.train_metrics),
+            on_host=on_host,
+            said=config.flat(),
+            checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
+            shown=config.to_dict(),
+            target=config.output.target,
+            hashes=population.hashes(config.data),
+        )
+    for line in (*population.notes(config.data, data), *_assumed(config), *_about(config, ready)):
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began
@@ -163,14 +152,14 @@ def _ready(config: RunConfig, screen: Screen) -> Ready:
     return ready
 
 
-def _unsaid(config: RunConfig) -> list[str]:
+def _assumed(config: RunSpec) -> list[str]:
     """Numbers that nobody gave for data of the user's own, which no default can know."""
-    unsaid = config.unsaid() if kind_of(config.data.dataset) in population.FILES else {}
-    told = ", ".join(f"{name} {value:g}" for name, value in unsaid.items() if isinstance(value, int | float))
-    return [f"not given, so taken: {told}"] if told else []
+    brought = config.from_data_set() if kind_of(config.data.dataset) in population.FILES else {}
+    listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
+    return [f"not given, so taken: {listed}"] if listed else []
 
 
-def _about(config: RunConfig, ready: Ready) -> list[str]:
+def _about(config: RunSpec, ready: Ready) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     data, algorithm, options = ready.data, ready.algorithm, config.options
     lines = [f"{_clients(data)}; {_rounds(config, ready)}", _devices(ready.execution)]
@@ -196,7 +185,7 @@ def _clients(data: FederatedData) -> str:
     return f"{count(data.num_clients, 'client')} with {records}{' each' * (least == most and data.num_clients > 1)}"
 
 
-def _rounds(config: RunConfig, ready: Ready) -> str:
+def _rounds(config: RunSpec, ready: Ready) -> str:
     """Who does what in a round, as far as the options say it."""
     options, cohort = config.options, ready.algorithm.cohort
     size = options.get("cohort_size")
@@ -228,7 +217,7 @@ def _devices(execution: Execution) -> str:
     return told
 
 
-def _free_folder(config: RunConfig) -> pathlib.Path:
+def _free_folder(config: RunSpec) -> pathlib.Path:
     """The asked run folder, or the first free one under runs/."""
     if config.output.out is not None:
         return pathlib.Path(config.output.out)

@@ -100,7 +100,7 @@ class SavedRun:
             vocabulary_of(records["vocabulary"]),
         )
         if self._about["made of"] == run_folder.CONFIGURED:
-            run = configs.resolve(config)
+            run = configs.RunSpec.of(config)
             run_folder.require_same(self._about, self._about["checksums"] | run_folder.files_of(run))
             return build.build_model(run, like)
         if "model" not in config:

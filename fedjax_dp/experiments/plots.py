@@ -11,26 +11,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp import errors, pictures
+from fedjax_dp import pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
-from fedjax_dp.accounting.guarantee import PaperRow
 from fedjax_dp.arguments import checks_arguments
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
-    from fedjax_dp.experiments.compiled import Compiled
-    from fedjax_dp.experiments.latency import Latency
     from fedjax_dp.rounds.simulation import Evaluation
     from fedjax_dp.tasks import Task
 
 TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
 COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.5"}
-VERDICTS = {
-    "holds": ("#2f8f5b", "s"),
-    "conditional": (TEST, "o"),
-    "heuristic": ("#d39a2d", "D"),
-    "wrong": ("#c23b4b", "X"),
-}
-SETTINGS = 24  # of claims that are all named
 
 
 @checks_arguments
@@ -146,73 +136,6 @@ def plot_epsilon(
 
 
 @checks_arguments
-def plot_claims(
-    rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
-) -> Figure:
-    """Each paper's noise over the noise that suffices, by verdict, one panel. Below 1 is too little noise.
-
-    A row is one claim, and a dot in it one setting; of more than 24 settings the ends of each row are named.
-    """
-    groups: dict[tuple[str, str], list[PaperRow]] = {}
-    for row in rows:
-        if row.noise_ratio:
-            groups.setdefault((row.paper, row.claim.source), []).append(row)
-    if not groups:
-        wanted, remedy = "asked for a paper with calibrated noise", "use dpnfl, cpfed, acs_pldp or dp_fedavg_output"
-        raise errors.refuse("plot", path or "none", wanted, remedy)
-    shown = sum(map(len, groups.values()))
-    pitch = 0.17 if shown <= SETTINGS else 0.1  # inches from setting to setting
-    with pictures.page(path, look, (9, 1.5 + pitch * (shown + 2 * len(groups)))) as page:
-        (panel,) = page.panels
-        middles, top = [], 0.0
-        for group in groups.values():
-            _claim(panel, group, top + 1, shown <= SETTINGS)
-            middles.append(top + (len(group) + 1) / 2)
-            top += len(group) + 2
-            panel.axhline(top - 0.5, color=pictures.ink(), lw=0.5, alpha=0.25)
-        counts = [f"{len(group)} setting{'s' * (len(group) > 1)}" for group in groups.values()]
-        names = [f"{paper}, {source}\n{count}" for (paper, source), count in zip(groups, counts)]
-        panel.set_yticks(middles, names, fontsize=pictures.SMALL)
-        panel.tick_params(axis="y", length=0)
-        panel.set(ylim=(top - 0.5, -0.5), xscale="log")
-        panel.set_xlabel("noise by the paper / noise that suffices\n(below 1: too little; above 1: more than needed)")
-        panel.margins(x=0.4)  # for the names of settings
-        panel.axvline(1, color=pictures.ink(), lw=0.8)
-        pictures.plain_log(panel.xaxis)
-        panel.grid(alpha=0.25, axis="x")
-        panel.spines[["top", "right"]].set_visible(False)
-        told = {row.claim.verdict.value for row in rows if row.noise_ratio}
-        for verdict, (color, marker) in VERDICTS.items():
-            if verdict in told:
-                panel.plot([], [], marker, color=color, label=verdict)
-        pictures.legend_below(panel, len(VERDICTS))
-        page.note("of one record of one client, replace-one")
-    return page.figure
-
-
-def _claim(panel: Any, group: Sequence[PaperRow], top: float, all_named: bool) -> None:
-    """A claim's settings as dots, one below the other, with names beside them."""
-    ratios = [row.noise_ratio or 1.0 for row in group]
-    ends = {ratios.index(min(ratios)), ratios.index(max(ratios))}
-    for place, (row, ratio) in enumerate(zip(group, ratios)):
-        color, marker = VERDICTS[row.claim.verdict.value]
-        panel.plot(ratio, top + place, marker, color=color, ms=5, mew=0)
-        if not all_named and place not in ends:
-            continue
-        right = (ratio == max(ratios) and len(ends) > 1) or (all_named and ratio > 1)
-        panel.annotate(
-            row.setting,
-            (ratio, top + place),
-            xytext=(6 if right else -6, 0),
-            textcoords="offset points",
-            ha="left" if right else "right",
-            va="center",
-            fontsize="x-small",
-            bbox={"fc": pictures.paper(), "ec": "none", "alpha": 0.8, "pad": 0.5},
-        )
-
-
-@checks_arguments
 def plot_clients(
     counts: np.ndarray,
     title: str,
@@ -274,73 +197,3 @@ def _shares(above: Any, below: Any, counts: np.ndarray) -> None:
     below.figure.colorbar(mesh, ax=below, label="share of a client's records", pad=0.01, aspect=30)
     several = "" if len(groups) == clients else f", means over up to {len(groups[0])} of them"
     below.set_xlabel(f"clients, sorted by the label they have most of{several}")
-
-
-@checks_arguments
-def plot_latency(
-    found: Latency, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
-) -> Figure:
-    """A round, its parts, each where the last one ends, and its floor, in milliseconds as they are printed. One panel.
-
-    A part below 0, within the spread, goes to the left; so the parts end where the round does.
-    """
-    rows, ends = [("a round", 0.0, found.round_ms, TEST)], 0.0
-    for name, ms in found.parts.items():
-        left = 0.0 if name == "evaluation" else ends  # evaluation is no part of a round
-        rows.append((name, left, ms, PROBE))
-        ends = left + ms
-    floor = found.floor
-    rows += [
-        ("the floor", 0.0, floor.ms, OBJECTIVE),
-        ("gradients", 0.0, floor.flops_ms, "0.6"),
-        ("normals", floor.flops_ms, floor.normals_ms, "0.6"),
-        ("memory, overlapping", 0.0, floor.bytes_ms, "0.6"),
-    ]
-    with pictures.page(path, look, (9, 4.2), dpi=150) as page:
-        (panel,) = page.panels
-        for place, (_, left, ms, color) in enumerate(rows):
-            panel.barh(place, ms, left=left, color=color)
-            panel.annotate(
-                found.told(ms), (max(left, left + ms), place), xytext=(4, 0), textcoords="offset points", va="center"
-            )
-        panel.set_yticks(range(len(rows)), [name for name, *_ in rows])
-        panel.invert_yaxis()
-        panel.margins(x=0.12, y=0.02)
-        panel.set(xlabel="milliseconds")
-        panel.grid(alpha=0.25, axis="x")
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-        page.title(f"{title}: {found.headline}")
-    return page.figure
-
-
-@checks_arguments
-def plot_compiled(
-    found: Compiled, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
-) -> Figure:
-    """A round compiled for an accelerator: its times by what would bound it, and its parts. Two panels.
-
-    The parts are launches of a round, or cycles where the compiler estimates them.
-    """
-    unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
-    with pictures.page(path, look, (9, 4.2), 2, lambda figure: figure.subplots(1, 2), dpi=150) as page:
-        left, right = page.panels
-        for panel, bars, told in (
-            (left, found.times_ms, "{:.3g} ms"),
-            (right, {part.replace("_", " "): float(count) for part, count in counts.items()}, "{:,.0f}"),
-        ):
-            panel.barh(range(len(bars)), list(bars.values()), color=TEST)
-            for place, size in enumerate(bars.values()):
-                panel.annotate(told.format(size), (size, place), xytext=(4, 0), textcoords="offset points", va="center")
-            panel.set_yticks(range(len(bars)), list(bars))
-            panel.invert_yaxis()
-            panel.margins(x=0.25)
-            panel.grid(alpha=0.25, axis="x")
-            panel.set_axisbelow(True)
-            panel.spines[["top", "right"]].set_visible(False)
-        left.set(xlabel="milliseconds a round, predicted", title="bound by the longest")
-        right.set(xlabel=f"{unit} a round", title=f"{found.step_cycles or found.step_launches:,} {unit} a local step")
-        needed, there = found.needed_bytes / 1e9, found.target.memory / 1e9
-        page.title(f"{title}, compiled for {found.target.name}: {needed:.3g} GB of {there:.3g}")
-        page.note("nothing is measured: counts are read off the compiled program, times follow by formulas")
-    return page.figure

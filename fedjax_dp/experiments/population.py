@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,17 +21,14 @@ from fedjax_dp.data import (
     open_store,
     pooled,
 )
-from fedjax_dp.data.dirichlet import SCALES
-from fedjax_dp.data.labels import ASSIGNMENTS
 from fedjax_dp.data.loaders import check_reading, kind_of
-from fedjax_dp.data.partition import REMAINDERS
 from fedjax_dp.data.projection import low_frequencies, principal_components
-from fedjax_dp.data.reading import NAMES, Reading
+from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, SIZES, divide
-from fedjax_dp.options import about
+from fedjax_dp.reading import NAMES
 
 FILES = ("npz", "csv", "parquet", "hf")  # records of the user's own, of which nobody needs to say whose they are
-_NAMES = ", ".join(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
+DATASET_NAMES = tuple(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 
 _COMMON = {
     "sizes": "equal",
@@ -63,62 +60,6 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     "synthetic": _NATURAL | {"num_clients": 100},
     **dict.fromkeys(("store", "leaf", "tff"), _NATURAL),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class PopulationConfig(Reading):
-    """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
-
-    data_dir             folder with data sets
-    seed                 decides partition, cohorts, batches, noise and initial model
-    num_clients          clients N in the population
-    labels_per_client    k, for partitions labels and pathological
-    assignment           of labels, pathological: cyclic, client i has i, i + 1, ...; first, i and random ones
-    shards_per_client    s, for partition shards
-    shard_size           records of a shard instead, of which all whole ones are dealt
-    similarity           percent of records dealt at random, partition similarity
-    concentration        of the dirichlet partitions; small is heterogeneous
-    concentration_scale  hsu: concentration over the number of classes
-    balance              for class-dirichlet: clients with their even part take no classes to come
-    column               for continuous: target, target:J of several numbers, or the number of a feature
-    column_strength      for continuous: 0 is iid, 1 sorted by the column
-    group_size           natural clients that make one, grouped-natural
-    remainder            of these: a smaller client, spread over the others, dropped, or refused
-    client_ids           for partition given: .npy or text, an id for each training record; .json, lists of their rows
-    sizes                records per client
-    min_records          smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
-    zipf_exponent        for sizes zipf
-    pca                  principal components that replace the features; not private
-    cosines              so many lowest cosine frequencies a side replace an image; public, learns nothing
-    normalise            public constants: features become (x - MEAN) / STD, before pca and cosines
-    holdout              pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
-    """
-
-    dataset: Annotated[str, about(_NAMES)] = "digits"
-    data_dir: Annotated[str | None, about("", metavar="DIR", default="$FEDJAX_DP_DATA, else the user cache")] = None
-    seed: int = 0
-    num_clients: int | None = None
-    partition: Annotated[str | None, about("how records are spread", choices=PARTITIONS)] = None
-    labels_per_client: int | None = None
-    assignment: Annotated[str | None, about("", choices=ASSIGNMENTS)] = None
-    shards_per_client: int | None = None
-    shard_size: Annotated[int | None, about("", default="what shards_per_client makes of all records")] = None
-    similarity: float | None = None
-    concentration: float | None = None
-    concentration_scale: Annotated[str | None, about("", choices=SCALES)] = None
-    balance: bool | None = None
-    column: Annotated[str | None, about("", metavar="COLUMN")] = None
-    column_strength: float | None = None
-    group_size: int | None = None
-    remainder: Annotated[str | None, about("", choices=REMAINDERS)] = None
-    client_ids: Annotated[str | None, about("", metavar="FILE")] = None
-    sizes: Annotated[str | None, about("", choices=SIZES)] = None
-    min_records: int | None = None
-    zipf_exponent: float | None = None
-    pca: int | None = None
-    cosines: int | None = None
-    normalise: Annotated[str | None, about("", metavar="MEAN,STD")] = None
-    holdout: Annotated[float | None, about("", default="the test set")] = None
 
 
 COUNTS = ("min_records", "labels_per_client", "shards_per_client", "shard_size", "group_size")

@@ -1,6 +1,7 @@
 """Runs of values: calibrate, train, account, in a folder if one is named."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -20,14 +21,12 @@ from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments import configured, run_folder
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.opened import SavedRun, open_run
-from fedjax_dp.experiments.training import Callbacks, Ready, Result, check_target, train
+from fedjax_dp.experiments.training import Callbacks, Ready, Result, make_ready, train
 from fedjax_dp.models import ARCHITECTURES, Model, usual_model
 from fedjax_dp.options import of_class
-from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
 from fedjax_dp.pytrees import checksum
-from fedjax_dp.rounds import prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
@@ -157,41 +156,32 @@ def _ready(
     kept: bool,
 ) -> Ready:
     """A run of values, `said` what can be written down of it; `kept`: in a folder, for which values get checksums."""
-    given, rounds, seed = algorithm, said["rounds"], said["seed"]
+    rounds, seed = said["rounds"], said["seed"]
     planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     errors.require_count("rounds", rounds)
-    check_target(said.get("target"), model, data)
-    on_host = said["records"] == "host"
-    if on_host:
-        prefetch.check(algorithm, said["train_metrics"])
     every = {name: said[name] for name in ("evaluate_every", "checkpoint_every")}
     for (name, value), part in zip(every.items(), (20, 5), strict=True):
         every[name] = max(1, rounds // part) if value is None else value
         errors.require_count(name, every[name])
-    algorithm, promise = prepared(planned)
-    terms_said = {name: _plain(value) for name, value in vars(terms).items() if value is not None}
-    shown = textwrap.shorten(words(algorithm), 200, placeholder="...")
-    said = {**said, **every, "algorithm": shown, "dataset": data.name or "data", **terms_said}
-    if architecture := _architecture(model, data):
-        said["model"] = architecture
-    return Ready(
+    ready = make_ready(
+        planned,
         name="algorithm",
         dataset=data.name or "data",
-        algorithm=algorithm,
-        data=data,
-        model=model,
         execution=execution or all_devices(),
-        guarantee=promise,
-        rounds=rounds,
-        seed=seed,
         **every,
         train_metrics=said["train_metrics"],
-        on_host=on_host,
-        said=said,
-        checksums=_checksums(given, data, model) if kept else {},
-        shown=said,
+        on_host=said["records"] == "host",
+        said={},
+        checksums=_checksums(algorithm, data, model) if kept else {},
+        shown={},
         target=said.get("target"),
     )
+    stated = {name: _plain(value) for name, value in vars(terms).items() if value is not None}
+    shown = textwrap.shorten(words(ready.algorithm), 200, placeholder="...")
+    said = {**said, **every, "algorithm": shown, "dataset": data.name or "data", **stated}
+    if architecture := _architecture(model, data):
+        said["model"] = architecture
+    return dataclasses.replace(ready, said=said, shown=said)
 
 
 def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:

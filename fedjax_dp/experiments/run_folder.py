@@ -23,8 +23,8 @@ from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
 from fedjax_dp.models.origins import LEDGER, phases_of
 from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.checkpoint import Checkpoints
-from fedjax_dp.rounds.round import ServerState, place
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
+from fedjax_dp.rounds.state import ServerState, place
 from fedjax_dp.tasks import told_of
 
 ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
@@ -49,13 +49,13 @@ class RunFolder:
         with self._storing():
             self._checkpoints = Checkpoints(path)
 
-    def keep(self, state: ServerState, history: Sequence[Evaluation], checkpoint: bool) -> None:
-        """Metrics always, the state where a checkpoint is due."""
+    def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
+        """Metrics always, the state and the model's parameters where a checkpoint is due."""
         with self._storing():
             if distributed.first():
                 folders.write_json(self.path / METRICS, [point.row() for point in history])
             if checkpoint:
-                self._checkpoints.save(state)
+                self._checkpoints.save(state, params)
 
     def finish(self, ready: Ready, result: Result) -> None:
         """Result and picture."""
@@ -198,7 +198,7 @@ def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None
             raise errors.refuse(f"{name} of the resumed run", now, wanted, START_ANEW)
 
 
-def files_of(config: configs.RunConfig) -> dict[str, str]:
+def files_of(config: configs.RunSpec) -> dict[str, str]:
     """The checksums of the user's own files as they are kept."""
     found = {f"code in {file}": digest for file, digest in config.code.items()}
     return found | {f"content of {file}": digest for file, digest in config.files.items()}

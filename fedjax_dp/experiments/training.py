@@ -23,11 +23,14 @@ from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.rounds import metrics
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import main_of
-from fedjax_dp.rounds.round import ServerState
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, simulate
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, numbers, simulate
+from fedjax_dp.rounds.state import ServerState
 from fedjax_dp.tasks import Task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 
@@ -139,6 +142,28 @@ class Ready:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
 
 
+def make_ready(planned: PlannedRun, progress: Callable[[int, int], None] | None = None, **how: Any) -> Ready:
+    """A planned run with its noise found, and how it is carried out.
+
+    Raises: ConfigurationError for a target of a metric that the task has not, and for records on the host where they
+            are needed elsewhere.
+    """
+    if how["target"] is not None:
+        target_of(how["target"], measures_of_task(task_of(planned.model, planned.data)))
+    if how["on_host"]:
+        prefetch.check(planned.algorithm, how["train_metrics"])
+    algorithm, guarantee = prepared(planned, progress)
+    return Ready(
+        algorithm=algorithm,
+        guarantee=guarantee,
+        data=planned.data,
+        model=planned.model,
+        rounds=planned.rounds,
+        seed=planned.seed,
+        **how,
+    )
+
+
 class Callback(Protocol):
     """Is told of a run. Each method may be left out; a function stands for `on_evaluation` alone.
 
@@ -203,7 +228,7 @@ def whole(model: Model, params: Any) -> Any:
 class Keeper(Protocol):
     """Where a run is kept."""
 
-    def keep(self, state: ServerState, history: Sequence[Evaluation], checkpoint: bool) -> None:
+    def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
         """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
 
     def finish(self, ready: Ready, result: Result) -> None:
@@ -235,14 +260,15 @@ def _trained(
     ready: Ready, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first = 0 if start is None else int(start.round)
-    rounds, began, told = ready.rounds, time.perf_counter(), 0
+    rounds, began, told, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:
             nonlocal told
             now = int(state.round)
             if keeper is not None:
-                keeper.keep(state, [*ready.history, *new], now % ready.checkpoint_every == 0 or now == rounds)
+                due = now % ready.checkpoint_every == 0 or now == rounds
+                keeper.keep(state, final_model(algorithm, state), [*ready.history, *new], due)
             for evaluation in new[told:]:
                 callbacks.tell("on_evaluation", evaluation)
             told = len(new)
@@ -263,7 +289,7 @@ def _trained(
             on_host=ready.on_host,
             checked=True,
         )
-    simulation = Simulation(simulation.state, [*ready.history, *simulation.history], simulation.timing)
+    simulation = simulation._replace(history=[*ready.history, *simulation.history])
     result = Result(ready.algorithm, simulation, ready.guarantee, ready)
     if keeper is not None:
         keeper.finish(ready, result)
@@ -273,9 +299,3 @@ def _trained(
 def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
     reached = "".join(f"{name} {value}, " for name, value in main_of(history).items())
     return f"{reached}{rounds / max(seconds, 1e-9):.1f} rounds/s"
-
-
-def check_target(said: str | None, model: Model, data: FederatedData) -> None:
-    """Refuse a target of a metric that the task has not."""
-    if said is not None:
-        target_of(said, measures_of_task(task_of(model, data)))

@@ -51,7 +51,7 @@ def examine_transport(
     if summed:
         updates.examine_transport(transport, algorithm, data, rounds, seed)
     if transport.secret:
-        masks.examine_masks(transport, algorithm.cohort.members(data.num_clients))
+        masks.examine_masks(transport, algorithm.cohort.capacity(data.num_clients))
 
 
 def words_of(algorithm: Algorithm) -> list[str]:

@@ -13,7 +13,7 @@ from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.statistics.sampling import examine_sampling, repetition
 from fedjax_dp.statistics.verdict import certainty, count_deviate, largest_deviate, limit, require
@@ -25,12 +25,12 @@ RUN = 10  # rounds in a row that are looked at together
 def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
     shares, num_clients = jnp.asarray(data.shares), data.num_clients
     asked = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
-    stated = cohort.members(num_clients)
-    require(asked == stated, "positions of a cohort", f"{asked}", f"the {stated} that `members` states", "exact")
-    count = max(min(ROUNDS, 2**22 // max(num_clients, cohort.members(num_clients))), 50)
-    spacing = cohort.spacing(num_clients)
+    stated = cohort.capacity(num_clients)
+    require(asked == stated, "positions of a cohort", f"{asked}", f"the {stated} that `capacity` states", "exact")
+    count = max(min(ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
+    separation = cohort.min_separation(num_clients)
     for first in range(0, rounds, count):
-        some = np.arange(max(first - spacing, 0), min(first + count, rounds))
+        some = np.arange(max(first - separation, 0), min(first + count, rounds))
         members = drawn_cohorts(cohort, run_key(seed), some, shares)
         _examine_exactly("the run's cohorts", cohort, members, num_clients)
     for first in range(0, max(rounds, count), count):
@@ -38,9 +38,11 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
         _examine_exactly("cohorts", cohort, others, num_clients)
         _examine_law(cohort, others, shares, algorithm)
     for known in range(1, stated):
-        hidden, alone = cohort.hidden(num_clients, known)[0], cohort.hidden(num_clients, 0)[0]
+        hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
         require(hidden.rate >= alone.rate, "hidden among fewer, clients", "less sampled", "sampled as much", "exact")
     if not cohort.drawn:
+        known = isinstance(cohort.amplified(num_clients, 0)[0], FullBatch)
+        require(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()", "exact")
         return
     members = drawn_cohorts(cohort, run_key(seed), np.arange(max(min(rounds, count), 64)), shares)
     twins = _drawn_again(cohort, seed, members, shares)
@@ -56,13 +58,13 @@ def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: i
     times, counted = by_client(members, num_clients)
     most = times.max(initial=0)
     require(
-        most <= cohort.turns,
+        most <= cohort.max_participations,
         f"{name}: a client trains in a round",
         f"{most} times",
-        f"at most {cohort.turns}",
+        f"at most {cohort.max_participations}",
         "exact",
     )
-    if cohort.once:
+    if cohort.at_most_once:
         most = counted.max(initial=0.0)
         require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once", "exact")
     if cohort.fixed:
@@ -70,8 +72,8 @@ def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: i
         require(here, f"{name}: as many answer in every round", "fewer in some", "all positions", "exact")
     where = [np.flatnonzero(column) for column in times.T]
     gaps = min((int(np.diff(place).min()) for place in where if place.size > 1), default=10**9)
-    spacing = cohort.spacing(num_clients)
-    require(gaps >= spacing, f"{name}: rounds between two of a client", f"{gaps}", f"{spacing} or more", "exact")
+    separation = cohort.min_separation(num_clients)
+    require(gaps >= separation, f"{name}: rounds between two of a client", f"{gaps}", f"{separation} or more", "exact")
 
 
 def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, algorithm: Algorithm) -> None:
@@ -98,7 +100,7 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, algorithm: 
         )
     if not cohort.drawn:
         return
-    chance, draws = cohort.law(public)
+    chance, draws = cohort.inclusion_probability(public)
     chance = np.broadcast_to(np.asarray(chance, float), (num_clients,))
     away = largest_deviate(count_deviate(times.sum(0), count * draws, np.clip(chance, 0, 1)))
     require(
@@ -108,7 +110,7 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, algorithm: 
         "its law",
         certainty(num_clients),
     )
-    hidden, _ = cohort.hidden(num_clients, 0)
+    hidden, _ = cohort.amplified(num_clients, 0)
     runs = (times[: count // RUN * RUN] > 0).astype(int).reshape(-1, RUN, num_clients)
     if isinstance(hidden, FullBatch):
         if np.any((chance > 0) & (chance < 1)):
@@ -126,7 +128,7 @@ def _drawn_again(cohort: Cohort, seed: int, one: Members, shares: jax.Array) -> 
 def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
     """The law of every single round of the run, where it may depend on the round."""
     num_clients = shares.shape[0]
-    chance, draws = cohort.law(np.asarray(shares, float))
+    chance, draws = cohort.inclusion_probability(np.asarray(shares, float))
     chance = np.clip(np.broadcast_to(np.asarray(chance, float), (num_clients,)), 0, 1)
     trials = int(np.clip(2**22 // (rounds * num_clients), 16, 256))
     some = np.zeros((rounds, num_clients), int)

@@ -25,17 +25,18 @@ from fedjax_dp.gradients.record_independence import require_own_operations
 from fedjax_dp.inspection.reach import Marks, Reached, reach, stored
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.client_privacy import Sent, Upload
+from fedjax_dp.parts.client_privacy import MessageEncoding, UpdatePrivatizer
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.clusters import Choice
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Correction, Memory, Step
-from fedjax_dp.parts.local_training import Received
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepContext
+from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort, initial_state, run_round
+from fedjax_dp.rounds.clients import draw_cohort
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 
 def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
@@ -72,11 +73,11 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         return initial_state(marked, model, changed(data, **records), key)
 
     state = _clean("before the first round", begin, records, (), marks, rows=False)
-    if by_record and not algorithm.local.warm and _asks(begin, (records,), marks):
+    if by_record and not algorithm.local.initial_release and _asks(begin, (records,), marks):
         raise errors.refuse(
             "corrections",
             "a gradient of records before the first round",
-            "one that says so by `warm`",
+            "one that says so by `initial_release`",
             "it is a release of every client, which is counted then",
         )
 
@@ -84,16 +85,16 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         def one(records: dict[str, jax.Array], state: Any) -> Any:
             held = changed(data, **records)
             new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
-            return new, (report.heard.uploads if by_record else ())
+            return new, (report.transcript.uploads if by_record else ())
 
         return one
 
     # What a client keeps may depend on its records where it never leaves it but in updates that are noised as a whole,
     # or where it is said to be trained without noise: then it acts on no message.
-    looks = algorithm.local.beside if by_record else ()
-    alone = not by_record or any(look.clean for look in looks)
+    others = algorithm.local.additional_releases if by_record else ()
+    alone = not by_record or any(not one.noised for one in others)
     _clean("in a round", advance(marked), records, (state,), marks, rows=alone)
-    if any(not (look.sent or look.clean or look.final) for look in looks):
+    if any(one.noised and not (one.sent or one.final) for one in others):
         unsent = _marked(numbers(algorithm), marks, only_sent=True)
         _clean("in a round, of what is said to stay with its client,", advance(unsent), records, (state,), marks, True)
     if by_record:
@@ -103,15 +104,14 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algorithm:
     """`only_sent`: gradients that are said to act on no update are as plain ones."""
     by_record, local = algorithm.upload.unit is None, algorithm.local
-    mine = only_sent
-    sgd: Any = local
+    mine = only_sent and not local.sends_steps
     if facts.of_the_project(local):
         corrections = (part for slot, part in local.parts if slot == "correction")
         local = changed(local, corrections=tuple(Shaped(base=correction) for correction in corrections))
-        choice = getattr(sgd.models, "choice", None)
+        models: Any = getattr(local, "models", None)
+        choice = getattr(models, "choice", None)
         if choice is not None and facts.of_the_project(choice):
-            local = changed(local, models=changed(sgd.models, choice=MarkedChoice(base=choice, mark=marks.released)))
-        mine = only_sent and not local.sends_steps
+            local = changed(local, models=changed(models, choice=MarkedChoice(base=choice, mark=marks.released)))
     local = changed(local, privatizer=Marked(marks=marks if by_record else None, only_sent=only_sent, plain=mine))
     if by_record:
         return changed(algorithm, local=local)
@@ -127,8 +127,10 @@ class Shaped:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
 
-    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        made = self.base.gradient(gradient, step)
+    def gradient(
+        self, gradient: jax.Array, params: jax.Array, step: StepContext, client: ClientContext, records: Records
+    ) -> jax.Array:
+        made = self.base.gradient(gradient, params, step, client, records)
         if jnp.shape(made) != gradient.shape:
             whose, wanted = f"gradient of {type(self.base).__name__}", f"of shape {gradient.shape}, as it was given"
             raise errors.refuse(whose, f"shape {jnp.shape(made)}", wanted, "return that one with a term added")
@@ -144,11 +146,11 @@ class Marked:
     plain: bool = structure(default=False)  # and so is the shared one
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         x, y = records.x, records.y
         seen = _total((x, y))
-        marks = None if (self.only_sent and place.series) or self.plain else self.marks
+        marks = None if (self.only_sent and step.stream) or self.plain else self.marks
         if marks is not None:
             named = functools.partial(_marked_rows, marks)
             x, y = jax.tree.map(named, (x, y))
@@ -156,15 +158,15 @@ class Marked:
             lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
         )(x, y, records.keys)
         keys = tuple(jax.random.key_data(a) for a in (key, records.keys) if a is not None)
-        given = _total((x, y, losses, gradients, place, records.mask, records.divisor, keys)) + ravel(params)[0]
+        given = _total((x, y, losses, gradients, step, records.mask, records.divisor, keys)) + ravel(params)[0]
         made = given * seen * seen  # so that every derivative depends on records
         if marks is not None:
-            made = checkpoint_name(made, marks.released) + 0.0 * given
+            made = checkpoint_name(made, marks.of_stream(step.stream)) + 0.0 * given
         return made, StepReport(seen, seen, seen, seen)
 
-    def noise_variance(self, place: Place, divisor: Any) -> jax.Array:
+    def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
         """It is given no records."""
-        return _total((place, divisor))
+        return _total((step, divisor))
 
 
 @value
@@ -195,7 +197,7 @@ def _total(tree: Any) -> jax.Array:
 class MarkedUpload:
     """An upload whose released mean is marked."""
 
-    base: Upload
+    base: UpdatePrivatizer
     mark: str = structure()
 
     @property
@@ -209,7 +211,7 @@ class MarkedUpload:
     def init(self) -> Any:
         return self.base.init()
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Any, state: Any, sent: Sent) -> Any:
+    def message(self, key: jax.Array, update: jax.Array, sizes: Any, state: Any, sent: MessageEncoding) -> Any:
         return self.base.message(key, update, sizes, state, sent)
 
     def release(self, *arguments: Any) -> Any:
@@ -244,7 +246,8 @@ def _clean(
                 f"records that reach {_named(path)} {when}{where if isinstance(where, str) else ''}, past what is "
                 "accounted for",
                 "one in which records act through the privatized gradient (or the noised mean of updates) alone",
-                "use that gradient only, made with what is public or noised, or say by `leak` why there is no epsilon",
+                "use that gradient only, made with what is public or noised, or say why there is no epsilon by "
+                "`no_epsilon_reason`",
             )
     require_own_operations("algorithm", traced.jaxpr, derivatives=False)  # others could bring records from anywhere
     return shapes
@@ -268,8 +271,9 @@ def _named(path: Any) -> str:
 
 
 class _Mark(NamedTuple):
-    """A privatized gradient in a program."""
+    """A private gradient in a program."""
 
+    stream: int
     times: float  # that it is made
     looped: bool
     shape: tuple[int, ...]
@@ -278,8 +282,9 @@ class _Mark(NamedTuple):
 def _marks(jaxpr: Any, marks: Marks, times: float = 1, looped: bool = False) -> Iterator[_Mark]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        if name == "name" and equations.label(equation) == marks.released:
-            yield _Mark(times, looped, equation.outvars[0].aval.shape)
+        stream = marks.stream_of(equations.label(equation)) if name == "name" else None
+        if stream is not None:
+            yield _Mark(stream, times, looped, equation.outvars[0].aval.shape)
         more = equations.scan_of(equation).length if name == "scan" else np.inf if name == "while" else 1
         for inside in equations.programs(equation):
             yield from _marks(inside.jaxpr, marks, times * more, looped or name in ("scan", "while"))
@@ -298,9 +303,8 @@ def _counted(
     state: Any,
     marks: Marks,
 ) -> None:
-    """Refuse a client's round that makes more privatized gradients than are counted, or one in a loop of its own."""
+    """Refuse a client's round that makes more private gradients than are stated, or draws a stream of them twice."""
     local, key = marked.local, run_key(0)
-    sgd: Any = local
 
     def held_by(records: dict[str, jax.Array], state: Any) -> tuple[FederatedData, Members]:
         held = jax.tree.map(jnp.asarray, changed(data, **records))
@@ -308,11 +312,13 @@ def _counted(
 
     def visit(records: dict[str, jax.Array], state: Any) -> Any:
         held, members = held_by(records, state)
-        extra = local.send(Memory(state.shared, state.clients), members)
+        extra = local.send(LocalState(state.shared, state.clients), members)
         own, extra = jax.tree.map(lambda a: a[0], (state.clients, extra))
-        received = Received(state.params, state.shared, own, extra)
-        found = local.run(key, state.round, held.client(members.ids[0]), received, held, model)
-        return found.update, found.terms, found.own
+        start, unravel = ravel(state.params)
+        received = Received(start, state.shared, own, extra)
+        client = held.client(members.ids[0])
+        found = local.run(ClientContext(key, state.round, client, held, model, unravel, received))
+        return found.update, found.auxiliary, found.client_state
 
     def exchange(records: dict[str, jax.Array], state: Any) -> Any:
         held, members = held_by(records, state)
@@ -320,7 +326,7 @@ def _counted(
         def look(see: Callable[..., Any], ids: jax.Array) -> Any:
             return jax.vmap(lambda i: see(key, state.params, held.client(i), held, model))(ids)
 
-        return local.exchange(Memory(state.shared, state.clients), look, members, lambda: members)
+        return local.exchange(LocalState(state.shared, state.clients), look, members, lambda: members)
 
     if _asks(exchange, (records, state), marks):
         raise errors.refuse(
@@ -329,31 +335,35 @@ def _counted(
             "privatized gradients in a client's round alone",
             "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
-    steps = local.batches.count(local.steps, data.largest)
-    beside = 0
-    if facts.of_the_project(local):
-        phases = sgd.models.phases(sgd.steps)
-        series = [phase.steps for phase in phases for ask in phase.asks if ask.series and not ask.clean]
-        beside = sum(local.batches.count(more, data.largest) for more in series) + int(sgd.models.choices is not None)
-    allowed = steps + local.extra_gradients + beside
     found = list(_marks(jax.make_jaxpr(visit)(records, state).jaxpr, marks))
-    made = sum(one.times for one in found)
-    if made > allowed:
-        raise errors.refuse(
-            "privatized gradients of a client's round",
-            made,
-            f"at most the {allowed} that are counted",
-            "state the others as extra_gradients of the correction that asks for them",
-        )
-    if facts.of_the_project(local):
-        loops = sum(len(phase.asks) for phase in sgd.models.phases(sgd.steps))
-        alike = sum(one.looped for one in found) > loops or any(len(one.shape) != 1 for one in found)
-    else:  # keys and batches are looked at where it runs: it may have several loops, and train a part of the model
-        alike = any(len(one.shape) != 1 for one in found)
-    if alike:
-        raise errors.refuse(
-            "privatized gradients",
-            "some asked for in a loop or under vmap, with the same batch and noise",
-            "asked for one by one outside the local steps",
-            "call visit.gradient once for each of extra_gradients",
-        )
+    allowed = stated_gradients(algorithm.local, data.largest)
+    for stream in sorted({one.stream for one in found}):
+        own = [one for one in found if one.stream == stream]
+        made, most = sum(one.times for one in own), allowed.get(stream, 0)
+        if made > most:
+            raise errors.refuse(
+                f"private gradients of a client's round, of stream {stream}",
+                f"{made:g}",
+                f"at most the {most} that are stated",
+                "state them as extra_gradients of a correction, or in additional_releases: each is a release",
+            )
+        # Of others, keys and batches are looked at where they run: those may have several loops, and train a part.
+        alone = sum(not one.looped for one in own) > (local.extra_gradients if stream == 0 else 0)
+        twice = facts.of_the_project(local) and (alone or sum(one.looped for one in own) > 1)
+        if twice or any(len(one.shape) != 1 for one in own):
+            raise errors.refuse(
+                f"private gradients of stream {stream}",
+                "some drawn twice, in a loop of their own or under vmap, with the same batch and noise",
+                "drawn once, or one by one outside the local steps",
+                "draw another stream, and state it in additional_releases; call another_gradient for each of "
+                "extra_gradients",
+            )
+
+
+def stated_gradients(local: Any, records: int) -> dict[int, int]:
+    """The private gradients of a client's round, by the stream of their draws, for so many records."""
+    allowed = {0: local.batches.count(local.steps, records) + local.extra_gradients}
+    for one in local.additional_releases:
+        if one.stream and one.noised and not one.final:
+            allowed[one.stream] = allowed.get(one.stream, 0) + local.batches.count(one.steps, records)
+    return allowed

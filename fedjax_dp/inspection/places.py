@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import QUICK, keys_of
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.statistics.noise import examine_sizes, uncorrelated
@@ -20,28 +20,28 @@ NUMBERS = 2**21  # of noise that are looked at where the size depends on the pla
 MOST = 2**30  # beyond that a noise is refused whose size depends on the place
 LEAST = 64  # numbers by place
 ROWS = 256  # coordinates of each step that are compared with those of others
-OF_A_CLIENT = frozenset({"client", "round", "rate", "drift", "divisor"})
+OF_A_CLIENT = frozenset({"client", "round", "rate", "total_rate", "divisor"})
 
 
 def blank() -> dict[str, Any]:
     """One place, by name."""
     at, one = jnp.int32(0), jnp.float32(1)
-    values = {"client": at, "round": at, "step": jnp.uint32(0), "rate": one, "drift": one, "last": jnp.bool_(False)}
-    return values
+    named = StepContext(at, at, jnp.uint32(0), one, one, jnp.bool_(False))._asdict()
+    return {name: number for name, number in named.items() if name != "stream"}
 
 
-def arrays(place: Place) -> tuple[Any, ...]:
-    """Of a place what is traced: all but the series."""
-    return tuple(place)[:-1]
+def arrays(at: StepContext) -> tuple[Any, ...]:
+    """Of a place what is traced: all but the stream."""
+    return tuple(at)[:-1]
 
 
-def of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any) -> Place:
+def of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any) -> StepContext:
     """Some steps of a client's round `(steps,)`."""
     rates = algorithm.local.rates(t, data.largest)
     at = jnp.asarray(steps, jnp.uint32)
     ones = jnp.ones(at.shape, jnp.int32)
     last = at == rates.shape[0] - 1
-    return Place(client * ones, t * ones, at, rates[at], jnp.broadcast_to(rates.sum(), at.shape), last)
+    return StepContext(client * ones, t * ones, at, rates[at], jnp.broadcast_to(rates.sum(), at.shape), last)
 
 
 def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
@@ -52,7 +52,7 @@ def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
     return by_client
 
 
-def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> Place:
+def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
     """Places `(visits, steps)`: all steps; and, where it matters, every round, every client, and pairs of them.
 
     Where clients matter by the divisor of their batches alone, one of each divisor stands for all.
@@ -62,7 +62,7 @@ def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: N
     if "client" not in depends and "divisor" in depends:
         ids = np.unique(divisors(algorithm, data), return_index=True)[1]
     if depends & OF_A_CLIENT:
-        visits = max(rounds if depends & {"round", "rate", "drift"} else 1, ids.size)
+        visits = max(rounds if depends & {"round", "rate", "total_rate"} else 1, ids.size)
         times = int(np.clip(NUMBERS // (visits * tau * LEAST), 1, 8))
     rng = np.random.default_rng(0)
     at = np.arange(visits)
@@ -80,14 +80,14 @@ def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: N
     )
     steps = jnp.arange(tau)
     place = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)
-    found: Place = place(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
+    found: StepContext = place(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
     return found
 
 
-def of_server(rounds: int) -> Place:
+def of_server(rounds: int) -> StepContext:
     """Places `(1, rounds)`: all rounds, as `client_privacy.server_noise` makes places of them."""
     t, one = jnp.arange(rounds, dtype=jnp.int32)[None], jnp.ones((1, rounds), jnp.float32)
-    return Place(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
+    return StepContext(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
 
 
 def whitened(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
@@ -101,21 +101,23 @@ def whitened(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
 
 def examine(
     draw: Callable[..., jax.Array],
-    every: Place,
+    every: StepContext,
     bands: np.ndarray,
     size: int,
     depends: Names,
     bits: Names,
     std: Any = 1.0,
+    as_normal: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
     """The noise in `draw(key, place, size)` is as large as is said at all places `(visits, steps)`, and new in each.
 
     A visit has one key, as a client's round has, or the sums of a run.
     depends, bits  what its size depends on, and which bits it is made of; for the latter alone some places are enough.
     std  its standard deviation under the bands, for each client where it is one for each; more of it is no lie where
-         there are several numbers.
+         there are several numbers;
+    as_normal  what makes standard normals of differences of two noises over their standard deviation; None: nothing.
     """
-    visits, steps = every.step.shape
+    visits, steps = every.number.shape
     of_each = int(np.clip(NUMBERS // (visits * steps), min(LEAST, size), size))
     times = -(-LEAST // of_each)
     most = MOST // (steps * times * size)
@@ -124,7 +126,7 @@ def examine(
         require(False, "the size of its noise", f"one that depends on {told}", "one that can be tried everywhere", "")
     if not depends:
         tried = np.unique(np.linspace(0, visits - 1, min(visits, max(most, 1)) if bits else 1).astype(int))
-        every, times = Place(*[a[tried] for a in arrays(every)]), times if bits else 1
+        every, times = StepContext(*[a[tried] for a in arrays(every)]), times if bits else 1
     noise = _drawn(draw, every, times, of_each)  # (times, visits, steps, of_each)
     white = whitened(noise, bands)
     names = [f"step {step}" for step in range(steps)]
@@ -134,7 +136,10 @@ def examine(
     if depends:
         wanted = np.asarray(std)
         scale = wanted[np.asarray(every.client)] if wanted.ndim else wanted
-        squares = np.sum(white**2, (0, 3)) / scale**2
+        if as_normal is None:
+            squares = np.sum(white**2, (0, 3)) / scale**2
+        else:
+            squares = np.sum(as_normal(white / scale[..., None]) ** 2, (0, 3))
         rounds, clients = np.asarray(every.round).ravel(), np.asarray(every.client).ravel()
 
         def name(at: int) -> str:
@@ -162,19 +167,19 @@ def _require_new(white: np.ndarray) -> None:
     require(worst < limit(tests) / np.sqrt(numbers), what, f"correlation {worst:.3g}", "0", certainty(tests))
 
 
-def _drawn(draw: Callable[..., jax.Array], place: Place, times: int, size: int) -> np.ndarray:
+def _drawn(draw: Callable[..., jax.Array], at: StepContext, times: int, size: int) -> np.ndarray:
     """What two keys differ by: no signal, and nothing where noise is of another key than it is given."""
-    visits = place.step.shape[0]
+    visits = at.number.shape[0]
 
     def of(key: jax.Array, visit: tuple[jax.Array, ...]) -> jax.Array:
         keys = role_key(key, "one"), role_key(key, "other")
 
-        def at(*place: Any) -> jax.Array:
-            one, other = (draw(key, Place(*place), size) for key in keys)
+        def difference(*step: Any) -> jax.Array:
+            one, other = (draw(key, StepContext(*step), size) for key in keys)
             return (one - other) / np.float32(2**0.5)
 
-        return jax.vmap(at)(*visit)
+        return jax.vmap(difference)(*visit)
 
     run = jax.jit(jax.vmap(jax.vmap(of), (0, None)), compiler_options=QUICK)
     keys = keys_of(times * visits, "everywhere").reshape(times, visits)
-    return np.asarray(run(keys, arrays(place)), np.float32)
+    return np.asarray(run(keys, arrays(at)), np.float32)

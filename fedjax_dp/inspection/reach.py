@@ -31,6 +31,15 @@ class Marks(NamedTuple):
 
     released: str  # depends on no records any more, as it is noised
 
+    def of_stream(self, number: int) -> str:
+        """The same of a private gradient, whose stream of draws this is."""
+        return f"{self.released}, stream {number}"
+
+    def stream_of(self, name: str) -> int | None:
+        """Of which stream the gradient is that has this name; None: it is none."""
+        head, found, number = name.partition(", stream ")
+        return int(number) if found and head == self.released else None
+
     def rows(self, rank: int) -> str:
         """Depends on records as it is noised to, if each place of the axes before the last `rank` is one record."""
         return f"{self.released}, rows of rank {rank}"
@@ -82,7 +91,7 @@ ENTERED = {*equations.CALLS, *equations.CUSTOM, "shard_map"}
 
 
 def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
-    if name == marks.released:
+    if name == marks.released or marks.stream_of(name) is not None:
         return None
     if isinstance(read, Rows) and name == marks.rows(rank - read.axes):
         return None

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch, Poisson, Unit
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, Release, Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import places
 from fedjax_dp.inspection.noise_scale import Names, scale_names
@@ -16,9 +16,10 @@ from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, compi
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
-from fedjax_dp.parts.corrections import Correction, Step
+from fedjax_dp.parts.contexts import ClientContext, Received, StepContext
+from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_training import extreme_rates
-from fedjax_dp.parts.noise import NoiseSource, Place, correlated_source
+from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import Privatizer, clips
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
@@ -38,10 +39,10 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
 
     def of(key: jax.Array) -> jax.Array:
         client, t = (jax.random.randint(role_key(key, name), (), 0, 1000) for name in ("client", "round"))
-        rate, drift = (jax.random.uniform(role_key(key, name), minval=0.01, maxval=2.0) for name in ("rate", "drift"))
+        rate, total = (jax.random.uniform(role_key(key, name), minval=0.01, maxval=2.0) for name in ("rate", "drift"))
 
         def at(step: jax.Array) -> jax.Array:
-            return source.draw(key, Place(client, t, step, rate, drift, step == steps - 1), size)
+            return source.draw(key, StepContext(client, t, step, rate, total, step == steps - 1), size)
 
         return jax.vmap(at)(jnp.arange(steps, dtype=jnp.uint32))
 
@@ -50,7 +51,7 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
     if source.fresh:
         require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False", "exact")
     examine_noise(whitened(noise, bands), [f"step {t}" for t in range(steps)])
-    (found,) = scale_names(lambda key, **where: source.draw(key, Place(**where), size), run_key(0), places.blank())
+    (found,) = scale_names(lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), places.blank())
     depends = found.values | found.scale
     by_client = algorithm.upload.unit is Unit.CLIENT
     every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends | found.bits)
@@ -170,7 +171,9 @@ def examine_privatizer(
     local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
-    told = np.array([_told(privatizer, algorithm, data, i) for i in range(data.num_clients)])
+    events = [_event(privatizer, algorithm, data, i) for i in range(data.num_clients)]
+    told = np.array([min((step.noise_multiplier for step in steps), default=np.inf) for steps in events])
+    kind = _kind(events)
     tau = local.batches.count(local.steps, data.largest)
     some = sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(told)), int(np.argmax(told))})
     steps = np.unique(np.linspace(0, tau - 1, min(tau, 6)).astype(int))
@@ -181,7 +184,7 @@ def examine_privatizer(
         key: jax.Array, place: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
     ) -> jax.Array:
         records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
-        return privatizer.gradient(key, Place(*place), model, found.unravel(params), records)[0]
+        return privatizer.gradient(key, StepContext(*place), model, found.unravel(params), records)[0]
 
     usual, divisor = tuple(a[1] for a in found.own), jnp.int32(DIVISOR)
     depends, bits = _scale_of_noise(of, (found.params[1], *usual))
@@ -204,7 +207,8 @@ def examine_privatizer(
             finite = np.isfinite(own).all() and np.isfinite(other).all()
             require(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record", "exact")
             sensitivity = 1.0 if varies else 2.0
-            over = float(np.max(np.linalg.norm((own - other) / std[-1], axis=-1))) * told[client] / sensitivity
+            moved = np.linalg.norm((own - other) * kind.deviation / std[-1], ord=kind.norm, axis=-1)
+            over = float(np.max(moved)) * told[client] / sensitivity
             require(
                 over <= 1 + NOISE_SLACK,
                 "standard deviation of its noise over what its event says",
@@ -212,7 +216,7 @@ def examine_privatizer(
                 "1 or more",
                 f"{NOISE_SLACK:.0%} may be chance",
             )
-            examine_noise(noise / std, [f"step {step}" for step in steps])
+            examine_noise(kind.as_normal(noise / std), [f"step {step}" for step in steps])
             spread = np.sqrt(np.mean(std**2, 1))
             require(
                 np.ptp(spread) <= NOISE_SLACK * spread.max() or spread[-1] <= spread.min() * (1 + NOISE_SLACK),
@@ -222,14 +226,15 @@ def examine_privatizer(
                 "exact",
             )
             least = min(least, float(spread.min()) / told[client])
-    _examine_everywhere(of, privatizer, algorithm, data, rounds, (found.params[1], *usual), least * told, depends, bits)
+    usual = (found.params[1], *usual)
+    _examine_everywhere(of, privatizer, algorithm, data, rounds, usual, least * told, depends, bits, kind)
 
 
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
     """What the size of the noise depends on, and its bits; refused where that is no place in the run."""
 
     def named(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
-        return of(key, places.arrays(Place(**where)), divisor, params, *records)
+        return of(key, places.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
     given = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **places.blank()}
@@ -256,6 +261,7 @@ def _examine_everywhere(
     wanted: np.ndarray,
     depends: Names,
     bits: Names,
+    kind: Release,
 ) -> None:
     """Its noise at every place that the size depends on, with the client's own divisor, and that no step's comes back.
 
@@ -266,15 +272,16 @@ def _examine_everywhere(
     if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
         depends |= {"divisor"}
 
-    def draw(key: jax.Array, place: Place, size: int) -> jax.Array:
-        return of(key, places.arrays(place), jnp.asarray(own, jnp.int32)[place.client], *usual)[:size]
+    def draw(key: jax.Array, at: StepContext, size: int) -> jax.Array:
+        return of(key, places.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
     every = places.of_client(algorithm, data, rounds, depends | bits)
-    places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share)
+    as_normal = None if kind.normal else kind.as_normal
+    places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
 
 
-def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> float:
-    """The least noise multiplier in a client's event, which must be of all its steps, batches and neighbours."""
+def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> list[Release]:
+    """The releases of a client's event, which must be of all its steps, batches and neighbours."""
     local, records = algorithm.local, int(np.asarray(data.sizes)[client])
     steps, law = local.batches.count(local.steps, records), local.batches.sampling(records)
     adjacency = Adjacency.ADD_REMOVE if isinstance(law, Poisson) else Adjacency.REPLACE_ONE
@@ -289,7 +296,14 @@ def _told(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cli
     joined = source is not None and facts.of_the_project(source)
     counted = sum(step.count for step, _ in leaves)
     require(joined or counted >= steps, "noisy sums in its event", f"{counted}", f"the {steps} local steps", "exact")
-    return min((step.noise_multiplier for step, _ in leaves), default=np.inf)
+    return [step for step, _ in leaves]
+
+
+def _kind(events: list[list[Release]]) -> Release:
+    """One of the releases, whose noise must all be of one kind: it states the law, and the norm of the bound."""
+    every = {type(step): step for steps in events for step in steps}
+    require(len(every) <= 1, "noise in its events", f"of {len(every)} kinds", "of one kind", "exact")
+    return next(iter(every.values()), GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1))
 
 
 def examine_correction(
@@ -307,8 +321,10 @@ def examine_correction(
     records = Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1))
 
     def after(params: jax.Array, gradient: jax.Array) -> jax.Array:
-        step = Step(params, start, (), (), (), records, model, unravel)
-        return params - rate * correction.gradient(gradient, step)
+        held, zero = jax.tree.map(jnp.asarray, data), jnp.int32(0)
+        client = ClientContext(run_key(0), zero, held.client(zero), held, model, unravel, Received(start))
+        step = StepContext(zero, zero, jnp.uint32(0), jnp.float32(rate), jnp.float32(rate), jnp.bool_(True))
+        return params - rate * correction.gradient(gradient, params, step, client, records)
 
     run = compiled(after)
     v, w, g, h = points

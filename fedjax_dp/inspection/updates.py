@@ -15,7 +15,13 @@ from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIAL
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
-from fedjax_dp.parts.client_privacy import Attendance, ClientPrivacy, Sent, Upload, hides_clients
+from fedjax_dp.parts.client_privacy import (
+    ClientPrivacy,
+    MessageEncoding,
+    Participation,
+    UpdatePrivatizer,
+    hides_clients,
+)
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import correlated_source, source_of
@@ -37,8 +43,8 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     sizes = tensor_sizes(model.init(run_key(0)))
     size, horizon = sum(sizes), min(rounds, HORIZON)
     cohort, shares = algorithm.cohort, jnp.asarray(data.shares)
-    members, rates = cohort.members(data.num_clients), cohort.rates(shares)
-    reach = jnp.float32(algorithm.aggregate.reach(shares, rates, members))
+    members, rates = cohort.capacity(data.num_clients), cohort.rates(shares)
+    reach = jnp.float32(algorithm.aggregate.sensitivity(shares, rates, members))
     expected = jnp.float32(members) if rates is None else jnp.sum(rates)
     told = _told(upload, algorithm, data, rounds, size) * float(reach)
     depends = _scale_of_noise(upload, size, reach, expected)
@@ -73,7 +79,10 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     rows, squares, states = whole(keys_of(times, "all rounds"))
     states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
     longest = _longest_messages(
-        upload, sizes, states, Sent(members, algorithm.transport.resolution, algorithm.transport.limit(members))
+        upload,
+        sizes,
+        states,
+        MessageEncoding(members, algorithm.transport.resolution, algorithm.transport.limit(members)),
     )
     require(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop", "exact")
     wanted = np.broadcast_to(told * longest, tried.shape)
@@ -121,7 +130,7 @@ def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
     return found
 
 
-def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, sent: Sent) -> np.ndarray:
+def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, sent: MessageEncoding) -> np.ndarray:
     """The norm of the longest message of updates of many kinds, for each of some states `(rounds or 1,)`."""
     count = len(jax.tree.leaves(states)[0]) if jax.tree.leaves(states) else 1
     updates = jnp.asarray(_updates(upload, sum(sizes), 2**24 // count))
@@ -164,12 +173,12 @@ def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
 def _told(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, rounds: int, size: int) -> float:
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
-    members, resolution = cohort.members(count), algorithm.transport.resolution
+    members, resolution = cohort.capacity(count), algorithm.transport.resolution
     noise = float(np.float32(upload.noise_multiplier))
     found = []
-    for sampling, adjacency in {SEEN, cohort.hidden(count, 0) if upload.amplified else SEEN}:
-        attendance = Attendance(
-            sampling, adjacency, rounds, rounds, cohort.spacing(count), members, members, resolution, size
+    for sampling, adjacency in {SEEN, cohort.amplified(count, 0) if upload.amplified else SEEN}:
+        attendance = Participation(
+            sampling, adjacency, rounds, rounds, cohort.min_separation(count), members, members, resolution, size
         )
         leaves = list(upload.event(noise, attendance).leaves())
         source = correlated_source(upload)
@@ -179,13 +188,13 @@ def _told(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, roun
             require(known, "sampling in its event", str(step.sampling), f"{sampling} of the cohorts", "exact")
             alike = step.adjacency is adjacency
             require(joined or alike, "neighbours", step.adjacency.value, adjacency.value, "exact")
-        counted, least = sum(step.count for step, _ in leaves), -(-rounds // cohort.spacing(count))
+        counted, least = sum(step.count for step, _ in leaves), -(-rounds // cohort.min_separation(count))
         require(joined or counted >= least, "noisy sums in its event", f"{counted}", f"the {least} rounds", "exact")
         found += [step.noise_multiplier for step, _ in leaves]
     return max(found, default=np.inf)
 
 
-def _longest(upload: Upload) -> float:
+def _longest(upload: UpdatePrivatizer) -> float:
     """The length of messages that transports and means are tried with."""
     return float(upload.clip_norm) if hides_clients(upload) else 1.0
 
@@ -200,7 +209,7 @@ def _some_cohorts(
 
 def examine_transport(transport: Transport, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
     """The sum that arrives is that of the messages, or its noise would be of another size than they."""
-    members, size = algorithm.cohort.members(data.num_clients), 8
+    members, size = algorithm.cohort.capacity(data.num_clients), 8
     clip = _longest(algorithm.upload)
     schedule, tried = _some_cohorts(algorithm, data, rounds, seed, 2**20 // members**2)
     at = jnp.arange(members, dtype=jnp.int32)
@@ -230,12 +239,12 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     shares, local = jnp.asarray(data.shares), algorithm.local
     rates = algorithm.cohort.rates(shares)
     size, looked_at = 8, 24
-    positions = algorithm.cohort.members(data.num_clients)
+    positions = algorithm.cohort.capacity(data.num_clients)
     schedule, _ = _some_cohorts(algorithm, data, rounds, seed, 2**21 // (positions * min(positions, looked_at)))
     clip = _longest(algorithm.upload)
-    reach = float(aggregate.reach(shares, rates, positions))
+    reach = float(aggregate.sensitivity(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
-    added = algorithm.upload.amplified and algorithm.cohort.hidden(data.num_clients, 0)[1] is Adjacency.ADD_REMOVE
+    added = algorithm.upload.amplified and algorithm.cohort.amplified(data.num_clients, 0)[1] is Adjacency.ADD_REMOVE
 
     def mean(here: Members, updates: jax.Array, rate: jax.Array, params: jax.Array) -> jax.Array:
         weights = aggregate.weights(here, shares, rates)

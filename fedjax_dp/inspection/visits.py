@@ -14,18 +14,18 @@ from jax.experimental import io_callback
 
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
+from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.corrections import Memory
-from fedjax_dp.parts.local_training import LocalResult, Received
-from fedjax_dp.parts.noise import Place, correlated_source
+from fedjax_dp.parts.contexts import ClientContext, LocalResult, LocalState, Received, StepContext
+from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.statistics.verdict import certainty, limit, require
 
 NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each
@@ -35,7 +35,7 @@ def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: 
     """What a round asks of the privatizer, and that updates of two clients and rounds differ in their noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
-    if local.warm:
+    if local.initial_release:
         raise AssertionError("releases before the first round are understood of LocalSgd alone")
     _examine_batches(local, algorithm, data, model, rounds)
     _examine_updates(local, algorithm, data, model, rounds)
@@ -47,6 +47,7 @@ class Gradient(NamedTuple):
     trial: int
     word: tuple[int, ...]  # of its key
     step: int
+    stream: int
     client: int
     round: int
     rows: np.ndarray  # of the store, those that are not masked; -1: not a record as it stands there
@@ -60,37 +61,37 @@ class Noting:
     note: Callable[..., None] = structure()
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         every = jax.tree.leaves((records.x, records.y))
         numbers = jnp.concatenate([a.reshape(len(a), -1).astype(jnp.float32) for a in every], 1)
         rows = jnp.where(jnp.all(numbers == numbers[:, :1], 1), numbers[:, 0], -1)
         words = jax.random.key_data(key)
-        io_callback(self.note, None, self.trial, words, place.step, place.client, place.round, rows, records.mask)
+        where = (step.number, jnp.int32(step.stream), step.client, step.round)
+        io_callback(self.note, None, self.trial, words, *where, rows, records.mask)
         none = jnp.float32(0)
         return jnp.zeros_like(ravel(params)[0]), StepReport(none, none, none, none)
 
-    def noise_variance(self, place: Place, divisor: Any) -> float:
+    def noise_variance(self, step: StepContext, divisor: Any) -> float:
         return 0.0
 
 
 def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    sizes, batches = np.asarray(data.sizes), local.batches
-    more = local.extra_gradients
-    received = _at_the_start(local, algorithm, data, model)
+    sizes = np.asarray(data.sizes)
+    met = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
-        steps = batches.count(local.steps, records)
-        count = max(min(KEYS, NOTED // (batches.count(local.steps, data.largest) + more)), 20)
+        count = max(min(KEYS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
         tried = np.linspace(0, rounds - 1, count).astype(np.int32)  # the round of each trial
         found: list[Gradient] = []
         lock = threading.Lock()
 
         def note(*told: Any, found: list[Gradient] = found, lock: Any = lock) -> None:
-            trial, words, step, who, t, rows, mask = map(np.asarray, told)
+            trial, words, step, stream, who, t, rows, mask = map(np.asarray, told)
             gone = np.rint(rows[mask]).astype(int)
+            word = tuple(words.tolist())
             with lock:
-                found.append(Gradient(int(trial), tuple(words.tolist()), int(step), int(who), int(t), gone))
+                found.append(Gradient(int(trial), word, int(step), int(stream), int(who), int(t), gone))
 
         held = _numbered(data, client)
 
@@ -98,8 +99,7 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
         ) -> jax.Array:
             noting = changed(local, privatizer=Noting(trial=trial, note=note))
-            who = held.client(jnp.int32(client))
-            found: LocalResult = noting.run(key, t, who, received(client), held, model)
+            found: LocalResult = noting.run(met(key, t, jnp.int32(client), held))
             return found.update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
@@ -109,35 +109,48 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
         require(alike, f"{name}: the client and round that noise is told", "others", "the client and round", "exact")
         places = {(g.word, g.step) for g in found}
         require(len(places) == len(found), f"{name}: key and step of a noise", "used again", "new each time", "exact")
-        taken = [
-            sorted((g for g in found if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
-            for trial in range(count)
-        ]  # of batches that are not even, empty ones are steps that are not taken
-        asked = sorted({len(each) for each in taken})
-        require(max(asked) <= steps + more, f"{name}: noised gradients", f"{asked}", f"{steps + more}", "exact")
-        if correlated_source(local.privatizer) is not None:
-            counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
-            require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
-        first = min(len(each) for each in taken)
-        times = np.zeros((count, min(first, steps), records), int)
-        for trial, each in enumerate(taken):
-            for t, gradient in enumerate(each[: times.shape[1]]):
-                inside = np.all((gradient.rows >= 0) & (gradient.rows < records))
-                require(inside, f"{name} use records within its own", "others too", "its own", "exact")
-                times[trial, t] += np.bincount(gradient.rows, minlength=records)
-        examine_records(name, times, batches.sampling(records))
+        allowed = stated_gradients(local, records)
+        for stream in sorted({g.stream for g in found}):
+            own = [g for g in found if g.stream == stream]
+            _examine_stream(f"{name}, stream {stream}", local, own, allowed.get(stream, 0), records, count)
 
 
-def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., Received]:
-    """What a client holds when the first round begins, where everybody takes part."""
+def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, records: int, count: int) -> None:
+    """The gradients of one stream in some trials: no more than are stated, on batches as they are drawn."""
+    batches = local.batches
+    taken = [
+        sorted((g for g in own if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
+        for trial in range(count)
+    ]  # of batches that are not even, empty ones are steps that are not taken
+    asked = sorted({len(each) for each in taken})
+    require(max(asked) <= most, f"{name}: noised gradients", f"{asked}", f"{most}", "exact")
+    if correlated_source(local.privatizer) is not None:
+        counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
+        require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
+    first = min(len(each) for each in taken)
+    times = np.zeros((count, min(first, most), records), int)
+    for trial, each in enumerate(taken):
+        for t, gradient in enumerate(each[: times.shape[1]]):
+            inside = np.all((gradient.rows >= 0) & (gradient.rows < records))
+            require(inside, f"{name} use records within its own", "others too", "its own", "exact")
+            times[trial, t] += np.bincount(gradient.rows, minlength=records)
+    examine_records(name, times, batches.sampling(records))
+
+
+def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., ClientContext]:
+    """A client when the first round begins, where everybody takes part."""
     state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
     members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
-    kept = state.clients, local.send(Memory(state.shared, state.clients), members)
+    kept = state.clients, local.send(LocalState(state.shared, state.clients), members)
 
-    def received(client: int, params: Any = state.params) -> Received:
-        return Received(params, state.shared, *jax.tree.map(lambda table: table[client], kept))
+    def met(
+        key: jax.Array, t: jax.Array, client: jax.Array, held: FederatedData, params: Any = state.params
+    ) -> ClientContext:
+        start, unravel = ravel(params)
+        received = Received(start, state.shared, *jax.tree.map(lambda table: table[client], kept))
+        return ClientContext(key, t, held.client(client), held, model, unravel, received)
 
-    return received
+    return met
 
 
 def _numbered(data: FederatedData, client: int) -> FederatedData:
@@ -166,14 +179,14 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
 
 
 def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    received = _at_the_start(local, algorithm, data, model)
+    met = _at_the_start(local, algorithm, data, model)
 
     def of(key: jax.Array) -> jax.Array:
         held, params = jax.tree.map(jnp.asarray, data), model.init(role_key(key, "init"))
 
         def at(client: int, t: int) -> jax.Array:
-            own, who = jax.random.fold_in(jax.random.fold_in(key, t), client), held.client(jnp.int32(client))
-            found: LocalResult = local.run(own, jnp.int32(t), who, received(client, params), held, model)
+            own = jax.random.fold_in(jax.random.fold_in(key, t), client)
+            found: LocalResult = local.run(met(own, jnp.int32(t), jnp.int32(client), held, params))
             return found.update
 
         return jnp.stack([at(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))])
@@ -198,15 +211,13 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
     """A client's round is the same whatever the records of others, who may even train beside it."""
     sizes, local = np.asarray(data.sizes), algorithm.local
     some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))
-    received, held = _at_the_start(local, algorithm, data, model), _few(data, some)
+    met, held = _at_the_start(local, algorithm, data, model), _few(data, some)
 
     @jax.jit
     def train(held: FederatedData, t: jax.Array) -> Any:
         def one(i: jax.Array) -> Any:
-            found: LocalResult = local.run(
-                jax.random.fold_in(run_key(1), i), t, held.client(i), received(i), held, model
-            )
-            return found.update, found.terms, found.own
+            found: LocalResult = local.run(met(jax.random.fold_in(run_key(1), i), t, i, held))
+            return found.update, found.auxiliary, found.client_state
 
         return jax.vmap(one)(jnp.asarray(some))
 

@@ -24,6 +24,7 @@ from fedjax_dp.models.low_rank import Pair
 from fedjax_dp.models.networks import Network, named, network_of, unnamed
 from fedjax_dp.models.origins import Origin, values_digest
 from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import tensor_sizes
 from fedjax_dp.tasks import Own, Task, cross_entropy, task_named
 
 T = TypeVar("T")
@@ -32,6 +33,11 @@ T = TypeVar("T")
 def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:
     """Mean loss over all of a client's records: F_k."""
     return data.mean_over_records(client, lambda x, y: losses(model, params, x, y))
+
+
+def size_of(model: Model) -> int:
+    """Parameters of a model."""
+    return sum(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from fedjax_dp.models.origins import ARRAY, KEY, LEDGER, Origin
 
 WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax wrote"
 RUN = "run.json"  # makes a folder that of a run
+STATE, FINAL = "state", "final"  # of a run's checkpoint: what goes on, and the model where it is not the state's
 CHECKPOINT_DEPTH = 3  # a run's arrays are in checkpoints/ROUND/state
 LARGEST_HEADER = 100 * 2**20  # bytes, as in the safetensors format
 DTYPES: dict[str, Any] = {
@@ -228,29 +229,39 @@ def _offsets(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
 
 def _orbax(path: pathlib.Path) -> dict[str, Any]:
     """Arrays of a folder that orbax's StandardCheckpointer wrote; of a run, what its newest checkpoint has trained."""
-    import orbax.checkpoint as orbax  # slow to import
-
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
     if (path / RUN).is_file():
-        done = [place for place in (path / "checkpoints").glob("*/state") if place.parent.name.isdecimal()]
+        done = [place.parent for place in (path / "checkpoints").glob(f"*/{STATE}") if place.parent.name.isdecimal()]
         if not done:
             raise errors.refuse("start", f"{path}, a run without a checkpoint", WANTED, "go on with the run first")
-        path = max(done, key=lambda place: int(place.parent.name))
+        path = arrays_at(max(done, key=lambda place: int(place.name)))
     try:
-        reader = orbax.PyTreeCheckpointer()
-        tree = reader.metadata(path.absolute()).item_metadata.tree
-        of_run = {"params", "round"} <= tree.keys()  # the rest is what clients and optimizers keep
-        tree = {"params": tree["params"]} if of_run else tree
-        whole = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
-        wanted = orbax.args.PyTreeRestore(item=tree, restore_args=whole, partial_restore=of_run)
-        restored = reader.restore(path.absolute(), args=wanted)
-        found = named(restored["params"] if of_run else restored)
+        found = named(arrays_of(path.absolute()))
     except Exception as error:  # of orbax and tensorstore, without a common base
         reason = (" ".join(str(error).split()) or type(error).__name__)[:120]
         raise errors.refuse("start", f"{path}, which cannot be read", WANTED, reason) from None
     if strange := [name for name, value in found.items() if not isinstance(value, np.ndarray | np.generic)]:
         raise errors.refuse("start", f"{path} with {strange[0]}, which is no array", "arrays alone")
     return found
+
+
+def arrays_at(checkpoint: pathlib.Path) -> pathlib.Path:
+    """Where the final model's parameters are in a checkpoint of a run."""
+    return checkpoint / FINAL if (checkpoint / FINAL).is_dir() else checkpoint / STATE
+
+
+def arrays_of(path: pathlib.Path) -> Any:
+    """The tree of arrays in a folder that orbax wrote; of a run's state its parameters, without reading the rest."""
+    import orbax.checkpoint as orbax  # slow to import
+
+    reader = orbax.PyTreeCheckpointer()
+    tree = reader.metadata(path).item_metadata.tree
+    of_run = {"params", "round"} <= tree.keys()  # the rest is what clients and optimizers keep
+    tree = {"params": tree["params"]} if of_run else tree
+    whole = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
+    wanted = orbax.args.PyTreeRestore(item=tree, restore_args=whole, partial_restore=of_run)
+    restored = reader.restore(path, args=wanted)
+    return restored["params"] if of_run else restored
 
 
 def _names(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Aggregate(Protocol):
         """The mean update `(size,)`, from the sum of the contributions; linear in it where clients are to be hidden."""
         ...
 
-    def reach(self, shares: Any, rates: Any, members: int) -> Any:
+    def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
         """Fact. How far, in L2, one client whose update has norm 1 can move the mean by joining; None: nothing says.
 
         members: positions of the cohort. Where neighbours exchange a client, the mean moves twice as far.
@@ -170,7 +170,7 @@ class Estimator:
             return total * (1 / jnp.where(coverage > 0, coverage, 1.0))
         return total + (coverage - 1) * params if self.of_models else total
 
-    def reach(self, shares: Any, rates: Any, members: int) -> Any:
+    def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
         """How far one client whose update has norm 1 can move the mean by joining; None where nothing bounds it.
 
         A mean over the realised cohort is bounded only where its size is the same in every round. Of a plain sum it is
@@ -203,7 +203,9 @@ class Estimator:
         return self.weigh is equally
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
-        if self.of_everyone and not (cohort.fixed and cohort.once and cohort.members(num_clients) == num_clients):
+        if self.of_everyone and not (
+            cohort.fixed and cohort.at_most_once and cohort.capacity(num_clients) == num_clients
+        ):
             raise errors.refuse(
                 "estimator full", "a sampled cohort", "used with all clients", "use biased or wor_delta"
             )
@@ -273,7 +275,7 @@ class BoundedMean:
     def _bounded(self, shares: Any) -> jax.Array:
         return jnp.ones(shares.shape) if self.cap is None else jnp.minimum(shares / self.cap, 1.0)
 
-    def reach(self, shares: Any, rates: Any, members: int) -> Any:
+    def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
         """1 / (q W) for f_f and 2 / (q W_min) for f_c (McMahan et al. 2018, Lemma 1)."""
         expected = self._expected(shares, rates)
         return 1 / expected if self.least is None else 2 / (self.least * expected)
@@ -330,7 +332,7 @@ class FairRatio:
         steps, curvature = total
         return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
 
-    def reach(self, shares: Any, rates: Any, members: int) -> None:
+    def sensitivity(self, shares: Any, rates: Any, members: int) -> None:
         return None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:

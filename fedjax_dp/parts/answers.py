@@ -21,12 +21,12 @@ class Answers:
     fixed = False
 
     @property
-    def gap(self) -> str | None:
-        return self.cohort.gap
+    def no_epsilon_reason(self) -> str | None:
+        return self.cohort.no_epsilon_reason
 
     @property
-    def paid(self) -> Event | None:
-        return self.cohort.paid
+    def prior_event(self) -> Event | None:
+        return self.cohort.prior_event
 
     @property
     def base(self) -> Cohort:
@@ -37,27 +37,27 @@ class Answers:
         return self.cohort.drawn
 
     @property
-    def once(self) -> bool:
-        return self.cohort.once
+    def at_most_once(self) -> bool:
+        return self.cohort.at_most_once
 
     @property
-    def turns(self) -> int:
-        return self.cohort.turns
+    def max_participations(self) -> int:
+        return self.cohort.max_participations
 
-    def members(self, num_clients: int) -> int:
-        return self.cohort.members(num_clients)
+    def capacity(self, num_clients: int) -> int:
+        return self.cohort.capacity(num_clients)
 
-    def usual(self, num_clients: int) -> int:
-        return self.cohort.usual(num_clients)
+    def expected_size(self, num_clients: int) -> int:
+        return self.cohort.expected_size(num_clients)
 
-    def law(self, shares: Array) -> tuple[Any, int]:
-        return self.cohort.law(shares)  # a message that is lost or late may have been seen on its way
+    def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
+        return self.cohort.inclusion_probability(shares)  # a message that is lost or late may have been seen on its way
 
-    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        return self.cohort.hidden(num_clients, known)
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return self.cohort.amplified(num_clients, known)
 
-    def spacing(self, num_clients: int) -> int:
-        return self.cohort.spacing(num_clients)
+    def min_separation(self, num_clients: int) -> int:
+        return self.cohort.min_separation(num_clients)
 
 
 @value
@@ -121,12 +121,12 @@ class FirstResponders(Answers):
         rates = self.cohort.rates(shares)
         if np.ndim(self.latency) or rates is None:
             return None  # nobody knows how often the slow ones are among the first
-        return rates * (self.size / self.cohort.members(shares.shape[0]))
+        return rates * (self.size / self.cohort.capacity(shares.shape[0]))
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
         errors.require_count("first responders", self.size)
-        if not (self.cohort.fixed and self.cohort.once):
+        if not (self.cohort.fixed and self.cohort.at_most_once):
             raise errors.refuse(
                 "first responders",
                 f"those of {type(self.cohort).__name__}",
@@ -136,7 +136,7 @@ class FirstResponders(Answers):
         latency = of_clients("latency", self.latency, num_clients)
         if not np.all((latency > 0) & np.isfinite(latency)):
             raise errors.refuse("latency", self.latency, "positive and finite")
-        if self.size > self.cohort.members(num_clients):
+        if self.size > self.cohort.capacity(num_clients):
             raise errors.refuse(
-                "first responders", self.size, f"at most the {self.cohort.members(num_clients)} clients drawn"
+                "first responders", self.size, f"at most the {self.cohort.capacity(num_clients)} clients drawn"
             )

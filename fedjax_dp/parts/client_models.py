@@ -1,170 +1,139 @@
-"""Which models a client has in a round: where its steps begin, what they move, what it sends and what it keeps."""
+"""Which models a client has, and its second stream of steps: the slot `client models` of `PersonalSgd`."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.data.store import Client
+from fedjax_dp import errors
+from fedjax_dp.accounting.events import Event
 from fedjax_dp.models import Model
-from fedjax_dp.parts.corrections import Floats, Memory, Setting
-from fedjax_dp.pytrees import value
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
+from fedjax_dp.parts.corrections import Correction, Floats
+from fedjax_dp.parts.local_training import AdditionalRelease
+from fedjax_dp.parts.record_privacy import NonPrivate, scale_noise
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import changed, structure, value
 
-SHARED, PERSONAL = 0, 1  # series of gradients, each with batches and noise of its own
+MOST_STEPS = 10**6
 
 
-class Ask(NamedTuple):
-    """A privatized gradient in every step of a phase.
+@value
+class OwnSteps:
+    """A second stream of a client's private steps, with batches and noise of its own, and so a release of its own.
 
-    series  whose batches and noise it has: no two of a round have the same;
-    sent    whether an update depends on it, in this round or later; else only what the client keeps does;
-    noise   over that of the privatizer; None: as it is;
-    clean   the plain gradient, which hides nothing.
+    noise, speed  over those of the first stream; steps  None: as many; clean  without clipping and noise.
+    The same value makes these steps and is counted, so that none is taken for which nobody pays.
     """
 
-    series: int = SHARED
-    sent: bool = True
-    noise: Any = None
-    clean: bool = False
+    noise: float = 1.0
+    speed: float = 1.0
+    steps: int | None = structure(default=None)
+    clean: bool = structure(default=False)
 
+    def of(self, sgd: Any, corrections: tuple[Correction, ...] = ()) -> Any:
+        """These steps, like those of the first stream but for what is said here."""
+        privatizer = NonPrivate() if self.clean else scale_noise(sgd.privatizer, self.noise)
+        numbers = {"learning_rate": sgd.learning_rate * self.speed, "steps": self.count(sgd)}
+        return changed(sgd, privatizer=privatizer, corrections=corrections, **numbers)
 
-class Phase(NamedTuple):
-    """Steps of a round that move some vectors.
+    def count(self, sgd: Any) -> int:
+        steps: int = sgd.steps if self.steps is None else self.steps
+        return steps
 
-    steps  as `batches.count` takes them;
-    moves  which of the vectors, that which corrections join first;
-    speed  of the steps, over the learning rate; None: 1.
-    Corrections join where one of the gradients is of series SHARED.
-    """
+    def context(self, client: ClientContext) -> ClientContext:
+        """The client with draws of its own for these steps: none of two streams is the same."""
+        return client._replace(key=role_key(client.key, "series 1"), stream=1)
 
-    steps: int
-    asks: tuple[Ask, ...] = (Ask(),)
-    moves: tuple[int, ...] = (0,)
-    speed: Any = None
+    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> Event:
+        """What they release in a round, as of `AdditionalRelease`."""
+        count = local.batches.count(self.count(local), records)
+        z = 0.0 if self.clean else noise * float(np.float32(self.noise))
+        released: Event = local.privatizer.event(z, local.batches, records, count, rates)
+        return released
 
-
-class Here(NamedTuple):
-    """What a client has when its round begins; vectors are flat."""
-
-    received: jax.Array  # the model of the server (size,)
-    shared: Any  # Memory.server of this part, which every client receives
-    own: Any  # its row of Memory.clients
-    model: Model
-    unravel: Callable[[jax.Array], Any]
-    key: jax.Array  # of the client's round, for this part alone
-    client: Client
-    share: jax.Array  # its public weight
-    noise: jax.Array  # the noise multiplier of its privatizer
-    look: Callable[[Callable[[jax.Array, Any], jax.Array]], jax.Array]  # mean of f(x, y) over its records
-
-
-class Begun(NamedTuple):
-    """Where the steps begin."""
-
-    vectors: tuple[jax.Array, ...]  # which they move: flat, or several models alike, whose first corrections join
-    memory: Any = ()  # whatever else changes with them
-
-
-class At(NamedTuple):
-    """A step."""
-
-    phase: int
-    rate: jax.Array
-    first: jax.Array  # bool: of its phase
-    vectors: tuple[jax.Array, ...]  # before it
-
-
-Gradients = tuple[tuple[jax.Array, ...], Any]  # of the vectors that a step moves, and the new memory
-
-
-class Point(NamedTuple):
-    """Where a gradient is taken."""
-
-    model: Model
-    params: Any
-
-
-class Finished(NamedTuple):
-    """What comes of a client's steps."""
-
-    update: jax.Array  # the change that it sends (sent size,)
-    terms: Any = ()  # what joins it in its sum, float32 arrays
-    own: Any = ()  # its new row
+    def check(self) -> None:
+        if self.steps is not None:
+            errors.require_count("personal_steps", self.steps)
+        remedy = "0 leaves the personal steps without clipping and noise: clean"
+        errors.require_positive("personal_noise", self.noise, remedy)
+        errors.require_positive("personal_speed", self.speed)
 
 
 class ClientModels(Protocol):
-    """The models of a client. Implementations are made with `fedjax_dp.value`.
+    """Which models a client has. Implementations are made with `fedjax_dp.value`, and write `run` and `model_of`.
 
-    The methods given here are those of a client that begins with the model it receives, sends how that has moved, and
-    keeps nothing. What is said of `sent`, `returns` and clean gradients is not believed of other people's parts:
-    `inspection.flow` traces it.
+    sgd     the steps, a `LocalSgd`, with what they draw, noise and correct;
+    client  as these steps know it: `client.received` is of them and their corrections alone;
+    server  LocalState.server of this part, which every client receives;
+    own     this client's row of LocalState.clients of this part.
+    What is said here of what is sent is not believed of other people's parts: `inspection.flow` traces it.
     """
 
     @property
-    def keeps(self) -> bool:
+    def own_steps(self) -> OwnSteps | None:
+        """A second stream of steps, if there is one: `run`, or `model_of` where they come last, makes steps of it."""
+        return None
+
+    @property
+    def own_is_sent(self) -> bool:
+        """Whether a message depends on the second stream, in this round or later; else what the client keeps does."""
+        return True
+
+    @property
+    def own_comes_last(self) -> bool:
+        """Whether the second stream follows the last round, once, instead of being part of every round."""
+        return False
+
+    @property
+    def sends_steps(self) -> bool:
+        """Whether a message depends on the first stream."""
+        return True
+
+    @property
+    def has_client_state(self) -> bool:
         """Whether a client keeps something from round to round."""
-        return False
+        return True
 
     @property
-    def returns(self) -> bool:
+    def state_affects_messages(self) -> bool:
         """Whether what it keeps acts on what it sends later."""
+        return self.has_client_state
+
+    @property
+    def sends_auxiliary(self) -> bool:
+        """Whether something is sent beside the update, and the server keeps something for this part."""
         return False
 
     @property
-    def tells(self) -> bool:
-        """Whether `finish` sends terms beside the update, and the server keeps something for this part."""
-        return False
-
-    @property
-    def final(self) -> Phase | None:
-        """Steps after the last round, from the model that is received then, for every client."""
-        return None
-
-    @property
-    def choices(self) -> Any:
-        """What else of records is released in a round, see `clusters.Choices`; None: nothing."""
-        return None
-
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        """What happens in a round, in this order; `steps`: those of the local training. One has the series SHARED."""
-        return (Phase(steps),)
+    def releases(self) -> tuple[AdditionalRelease, ...]:
+        """What else of records is released, beside both streams."""
+        return ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
-        """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are.
-
-        What is not shared is in no message, in no sum, and no byte is counted for it.
-        """
+        """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
         return None
 
-    def init(self, setting: Setting) -> Memory:
-        """What the server keeps for it before round 0, and what clients keep, in arrays `(num_clients, ...)`."""
-        return Memory()
+    def trained(self, run: InitContext) -> InitContext:
+        """The run as the first stream of steps knows it: `params` are those that it moves."""
+        return run
 
-    def begin(self, here: Here) -> Begun:
-        """Where a client's steps begin; traced, as all that follows."""
-        return Begun((here.received,))
+    def init(self, sgd: Any, run: InitContext) -> LocalState:
+        """What the server keeps before round 0, and what clients keep, in arrays `(num_clients, ...)`."""
+        return LocalState()
 
-    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        """Where the gradients of a step are taken, one for each of `asks`."""
-        return (Point(here.model, here.unravel(at.vectors[0])),)
-
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        """From the privatized gradients of a step to those of the vectors which it moves, and the new memory."""
-        return gradients, memory
-
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        """What a client sends and keeps, after its steps have moved the vectors by `moved`."""
-        return Finished(moved[0])
+    def run(self, sgd: Any, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        """A client's round, traced: what the first stream came to, the new row, and what else is sent."""
+        ...
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
-        """The server's part after the sum of the terms has arrived."""
+        """The server's part after the sum of what else is sent has arrived."""
         return server
 
-    def personal(self, here: Here) -> jax.Array:
-        """The client's own model `(size,)`, between rounds; where there is a `final` phase, before it."""
-        return here.received
+    def model_of(self, sgd: Any, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        """The client's own model between rounds, flat `(size,)`; traced."""
+        ...
 
     def floats(self, size: int) -> Floats:
         """Numbers that travel to and from a client beside what is shared of the model, of `size` parameters."""
@@ -175,24 +144,21 @@ class ClientModels(Protocol):
         return None
 
 
-@value
-class ReceivedModel(ClientModels):
-    """A client begins with the model it receives, sends how that has moved, and keeps nothing."""
-
-    equation = r"w \leftarrow w_t,\ \Delta_k = w - w_t"
-
-    def begin(self, here: Here) -> Begun:
-        return Begun((here.received,))
-
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        return Finished(moved[0])
-
-
-def rows_of(vector: jax.Array, num_clients: int) -> jax.Array:
+def rows_of(vector: Any, num_clients: int) -> jax.Array:
     """The same vector for every client."""
-    return jnp.broadcast_to(vector, (num_clients, *vector.shape))
+    return jnp.broadcast_to(vector, (num_clients, *jnp.shape(vector)))
 
 
-def is_personal(models: ClientModels) -> bool:
-    """Whether clients end with models of their own."""
-    return models.keeps or models.final is not None
+def nothing_of(model: Model) -> tuple[bool, ...]:
+    """No tensor of a model."""
+    return (False,) * len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+
+
+def clean_refused(what: str) -> errors.ConfigurationError:
+    """Where private parts without noise would act on updates whose records are noised."""
+    return errors.refuse(
+        "noise on the personal part",
+        f"none, on {what}",
+        "the shared steps' own where it acts on later updates",
+        "a record would move it, and it every record's gradient; use ditto or finetune, or noise whole clients",
+    )

@@ -12,7 +12,8 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamSums, Unit
 from fedjax_dp.accounting.events import repeated
-from fedjax_dp.parts.noise import NoiseSource, Place, WhiteNoise, priced
+from fedjax_dp.parts.contexts import StepContext
+from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.parts.record_privacy import check_mechanism
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
@@ -20,25 +21,26 @@ from fedjax_dp.pytrees import structure, value
 LARGEST_POISSON = 2**16  # mean up to which float32 draws Poisson numbers faithfully
 
 
-class Attendance(NamedTuple):
+class Participation(NamedTuple):
     """How a client attends the noisy sums of a run, in the eyes of the adversary."""
 
     sampling: Sampling  # of clients; FullBatch() where who takes part is public
     adjacency: Adjacency
     rounds: int  # sums in all
     times: float  # of them with this client, at most
-    spacing: int  # rounds between two of these, at least
+    min_separation: int  # rounds between two of these, at least
     members: int  # of a cohort
     honest: int  # of them, whose noise counts
     resolution: float  # of the sum
     size: int  # parameters of the model
 
 
-class Upload(Protocol):
+class UpdatePrivatizer(Protocol):
     """The way of an update from the client to the server; all that hide whole clients are a `ClientPrivacy`.
 
     Implementations are made with `fedjax_dp.value`. Updates and their mean are flat `(size,)` float32, in the order of
-    `pytrees.ravel`; `reach` is what `Aggregate.reach` says; `state` is what the server keeps, as `init` made it.
+    `pytrees.ravel`; `sensitivity` is what `Aggregate.sensitivity`
+    says; `state` is what the server keeps, as `init` made it.
     """
 
     @property
@@ -61,7 +63,7 @@ class Upload(Protocol):
         """Fact. Numbers that travel with an update."""
         ...
 
-    def event(self, noise: float, attendance: Attendance) -> Event:
+    def event(self, noise: float, attendance: Participation) -> Event:
         """Fact. What a run releases of a client that attends it so, at a noise multiplier."""
         ...
 
@@ -69,7 +71,9 @@ class Upload(Protocol):
         """What the server keeps before round 0: a pytree of arrays."""
         ...
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "Sent") -> Any:
+    def message(
+        self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "MessageEncoding"
+    ) -> Any:
         """What stands for the update `(size,)`, and the `extra` numbers, () if there are none; traced.
 
         key    of this client and round, for this alone;
@@ -78,7 +82,7 @@ class Upload(Protocol):
         ...
 
     def release(
-        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+        self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
         """The mean as the server moves by it, with its noise, and the new state; traced.
 
@@ -87,7 +91,7 @@ class Upload(Protocol):
         """
         ...
 
-    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> Any:
+    def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> Any:
         """Of a coordinate of the noise on the mean, a probe; NaN: not known apart from it; None: there is no noise."""
         ...
 
@@ -96,7 +100,7 @@ class Upload(Protocol):
         ...
 
 
-class ClientPrivacy(Upload, Protocol):
+class ClientPrivacy(UpdatePrivatizer, Protocol):
     """An upload that hides whole clients; one that draws its noise from a `NoiseSource` calls it `source`."""
 
     @property
@@ -118,17 +122,17 @@ class SharedNoise(ClientPrivacy, Protocol):
         ...
 
 
-def hides_clients(upload: Upload) -> TypeGuard[ClientPrivacy]:
+def hides_clients(upload: UpdatePrivatizer) -> TypeGuard[ClientPrivacy]:
     """Whether an upload says that it hides whole clients."""
     return upload.unit is Unit.CLIENT
 
 
-def shares_noise(upload: Upload) -> TypeGuard[SharedNoise]:
+def shares_noise(upload: UpdatePrivatizer) -> TypeGuard[SharedNoise]:
     """Whether clients add shares of the noise."""
     return upload.shared_noise
 
 
-class Sent(NamedTuple):
+class MessageEncoding(NamedTuple):
     """How messages are carried: what noise that clients share must know."""
 
     members: int  # positions of the cohort
@@ -156,21 +160,23 @@ class PlainUpload:
     extra = 0
     shared_noise = False
 
-    def event(self, noise: float, attendance: Attendance) -> Event:
+    def event(self, noise: float, attendance: Participation) -> Event:
         raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
 
     def init(self) -> tuple[()]:
         return ()
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+    def message(
+        self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
+    ) -> Any:
         return update, ()
 
     def release(
-        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+        self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
         return mean, state
 
-    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> None:
+    def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> None:
         return None
 
     def check(self, num_clients: int) -> None:
@@ -183,7 +189,7 @@ class ClientGaussian:
 
     clip_norm         S, bound on a client's update in L2; `by_tensor` bounds each of m tensors by S / sqrt(m);
     noise_multiplier  z: the noise on the mean has standard deviation z S times what a client of norm 1 can move it
-                      (`Aggregate.reach`), so z S / (q W) for the estimator f_f;
+                      (`Aggregate.sensitivity`), so z S / (q W) for the estimator f_f;
     source            of the standard normal noise; its step is the round.
     """
 
@@ -205,27 +211,29 @@ class ClientGaussian:
     def amplified(self) -> bool:
         return self.source.fresh
 
-    def event(self, noise: float, attendance: Attendance) -> Event:
+    def event(self, noise: float, attendance: Participation) -> Event:
         return noisy_sums(self.source, noise, attendance)
 
     def init(self) -> tuple[()]:
         return ()
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+    def message(
+        self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
+    ) -> Any:
         bound = sent.room(self.clip_norm, update.size)
         return clipped(update, bound, sizes if self.by_tensor else (update.size,))[0], ()
 
     def release(
-        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+        self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
-        return mean + self.scale(reach) * server_noise(self.source, key, round_index, mean.size), state
+        return mean + self.scale(sensitivity) * server_noise(self.source, key, round_index, mean.size), state
 
-    def scale(self, reach: Any) -> Any:
+    def scale(self, sensitivity: Any) -> Any:
         """What the source's noise is multiplied by before it joins the mean."""
-        return self.noise_multiplier * self.clip_norm * reach
+        return self.noise_multiplier * self.clip_norm * sensitivity
 
-    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> jax.Array:
-        std: jax.Array = self.scale(reach) * jnp.sqrt(self.source.variance(round_index))
+    def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> jax.Array:
+        std: jax.Array = self.scale(sensitivity) * jnp.sqrt(self.source.variance(round_index))
         return std
 
     def check(self, num_clients: int) -> None:
@@ -270,33 +278,35 @@ class AdaptiveClientGaussian:
     def amplified(self) -> bool:
         return self.source.fresh
 
-    def event(self, noise: float, attendance: Attendance) -> Event:
+    def event(self, noise: float, attendance: Participation) -> Event:
         return noisy_sums(self.source, noise, attendance)
 
     def init(self) -> ClipState:
         return ClipState(jnp.asarray(self.clip_norm, jnp.float32))
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+    def message(
+        self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
+    ) -> Any:
         kept, within = clipped(update, sent.room(state.clip_norm, update.size), (update.size,))
         return kept, within.astype(jnp.float32) - 0.5
 
     def release(
-        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+        self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
         noise = server_noise(self.source, key, round_index, mean.size)
         bits = extra + self.bit_noise * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
         within = bits / expected + 0.5
         moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
-        return mean + self.scale(state, reach) * noise, ClipState(moved)
+        return mean + self.scale(state, sensitivity) * noise, ClipState(moved)
 
-    def scale(self, state: ClipState, reach: Any) -> jax.Array:
+    def scale(self, state: ClipState, sensitivity: Any) -> jax.Array:
         """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
         on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
-        scale: jax.Array = on_updates * state.clip_norm * reach
+        scale: jax.Array = on_updates * state.clip_norm * sensitivity
         return scale
 
-    def noise_std(self, state: ClipState, reach: Any, round_index: jax.Array) -> jax.Array:
-        return self.scale(state, reach) * jnp.sqrt(self.source.variance(round_index))
+    def noise_std(self, state: ClipState, sensitivity: Any, round_index: jax.Array) -> jax.Array:
+        return self.scale(state, sensitivity) * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -333,7 +343,7 @@ class ClientSkellam:
     extra = 0
     shared_noise = True
 
-    def event(self, noise: float, attendance: Attendance) -> Event:
+    def event(self, noise: float, attendance: Participation) -> Event:
         """Secure sums with the honest clients' shares of the noise, in units of the ring.
 
         Rounding to the ring adds at most 1/2 to each of d coordinates, so norms grow by sqrt(d)/2.
@@ -354,7 +364,9 @@ class ClientSkellam:
     def init(self) -> tuple[()]:
         return ()
 
-    def message(self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: Sent) -> Any:
+    def message(
+        self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
+    ) -> Any:
         kept, _ = clipped(update, self.clip_norm, (update.size,))
         variance = (self.noise_multiplier * self.clip_norm / sent.resolution) ** 2 / sent.members
         first, second = (
@@ -365,11 +377,11 @@ class ClientSkellam:
         return whole * sent.resolution, ()
 
     def release(
-        self, key: jax.Array, round_index: jax.Array, mean: jax.Array, extra: Any, state: Any, reach: Any, expected: Any
+        self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
         return mean, state
 
-    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> float:
+    def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> float:
         return math.nan  # the sum arrives with its noise, so nobody sees the signal alone
 
     def check(self, num_clients: int) -> None:
@@ -390,15 +402,17 @@ class ClientSkellam:
             )
 
 
-def noisy_sums(source: NoiseSource, noise: float, attendance: Attendance) -> Event:
+def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> Event:
     """Sums that the server noises: one by one, or as one release of the whole run where noise is correlated."""
     at = attendance
     if not source.fresh:
-        times = min(int(np.ceil(at.times)), -(-at.rounds // at.spacing))
-        return priced(source, noise, FullBatch(), Adjacency.REPLACE_ONE, at.rounds, times, at.spacing, Unit.CLIENT)
+        times = min(int(np.ceil(at.times)), -(-at.rounds // at.min_separation))
+        return noise_event(
+            source, noise, FullBatch(), Adjacency.REPLACE_ONE, at.rounds, times, at.min_separation, Unit.CLIENT
+        )
     if isinstance(at.sampling, FullBatch):
-        return repeated(priced(source, noise, at.sampling, at.adjacency, 1, 1, 1, Unit.CLIENT), at.times)
-    return priced(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)
+        return repeated(noise_event(source, noise, at.sampling, at.adjacency, 1, 1, 1, Unit.CLIENT), at.times)
+    return noise_event(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)
 
 
 def clipped(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -422,4 +436,4 @@ def server_noise(source: NoiseSource, key: jax.Array, round_index: jax.Array, si
     """Standard normals for the server's noise of a round; `key` is the run's, the round is the stream."""
     at = round_index.astype(jnp.uint32)
     one = jnp.float32(1)
-    return source.draw(key, Place(jnp.int32(0), round_index, at, one, one, jnp.bool_(True)), size)
+    return source.draw(key, StepContext(jnp.int32(0), round_index, at, one, one, jnp.bool_(True)), size)

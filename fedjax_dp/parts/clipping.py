@@ -44,7 +44,7 @@ class Bound(Protocol):
     """From a batch to a bounded mean gradient. Implementations are made with `fedjax_dp.value`."""
 
     @property
-    def gap(self) -> str | None:
+    def no_epsilon_reason(self) -> str | None:
         """Fact. Why noise in these units proves nothing; None: it does."""
         ...
 
@@ -84,7 +84,7 @@ class ClipRecords:
 
     equation = r"\bar g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i \min(1, C / \|g_i\|),\ u = C / B"
 
-    gap = None
+    no_epsilon_reason = None
     assumption = None
     per_record = True
 
@@ -107,7 +107,7 @@ class ClipBatch:
 
     equation = r"\bar g = m \min(1, C / \|m\|),\ m = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i,\ u = C"
 
-    gap = None
+    no_epsilon_reason = None
     assumption = None
     per_record = False
 
@@ -133,7 +133,7 @@ class ScaleGradients:
     of norm at most R has sqrt(2 (R^2 + 1)). Scaling gradients is, up to the learning rate, scaling the features.
     """
 
-    gap = None
+    no_epsilon_reason = None
     per_record = True
     gradient_bound: float
 
@@ -157,7 +157,7 @@ class Unbounded:
 
     equation = r"\bar g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i,\ u = C / B"
 
-    gap = "gradients are noised but not clipped, so one record may change them without limit"
+    no_epsilon_reason = "gradients are noised but not clipped, so one record may change them without limit"
     assumption = None
     per_record = True
 
@@ -182,7 +182,7 @@ class ClipTensorsAtMedian:
         r"M_l = \operatorname{median}_i \|g_i^{(l)}\|,\ u_l = M_l / B"
     )
 
-    gap = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
+    no_epsilon_reason = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
     varies = True  # so does the unit, which no public number tells
     assumption = None
     per_record = True

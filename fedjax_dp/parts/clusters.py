@@ -10,10 +10,12 @@ import numpy as np
 from fedjax_dp import errors, gradients, prng
 from fedjax_dp.accounting import events
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_models import At, Begun, ClientModels, Finished, Here, Point
-from fedjax_dp.parts.corrections import Floats, Memory, Setting
-from fedjax_dp.parts.local_training import Beside
-from fedjax_dp.parts.personal_models import nothing_of
+from fedjax_dp.parts.client_models import ClientModels, nothing_of
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
+from fedjax_dp.parts.corrections import Floats
+from fedjax_dp.parts.local_sgd import LocalSgd
+from fedjax_dp.parts.local_training import AdditionalRelease
+from fedjax_dp.parts.record_privacy import multiplier_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
@@ -40,11 +42,11 @@ class Choice(Protocol):
         ...
 
     def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
-        """What one choice releases, as of `Beside`."""
+        """What one choice releases, as of `AdditionalRelease`."""
         ...
 
     @property
-    def beside(self) -> Beside: ...
+    def additional_release(self) -> AdditionalRelease: ...
 
     def check(self) -> None: ...
 
@@ -81,8 +83,8 @@ class GaussianChoice:
         return events.GaussianSteps(z, events.FullBatch(), events.Adjacency.REPLACE_ONE, 1)
 
     @property
-    def beside(self) -> Beside:
-        return Beside(self.event, sent=True, most=self.rounds)
+    def additional_release(self) -> AdditionalRelease:
+        return AdditionalRelease(self.event, sent=True, most=self.rounds)
 
     def check(self) -> None:
         _check(self)
@@ -118,8 +120,8 @@ class GumbelChoice:
         return events.BoundedRange(float(np.float32(self.epsilon)), events.Adjacency.REPLACE_ONE, 1)
 
     @property
-    def beside(self) -> Beside:
-        return Beside(self.event, sent=True, most=self.rounds)
+    def additional_release(self) -> AdditionalRelease:
+        return AdditionalRelease(self.event, sent=True, most=self.rounds)
 
     def check(self) -> None:
         _check(self)
@@ -145,58 +147,58 @@ class OwnClusters(ClientModels):
 
     equation = r"w^{(c_k)} \leftarrow w^{(c_k)} - \eta_t \tilde g(w^{(c_k)}),\ \text{means within clusters}"
 
-    keeps = returns = tells = True
+    sends_auxiliary = True
 
     @property
-    def choices(self) -> Choice | None:
-        return None if self.number == 1 else self.choice
+    def releases(self) -> tuple[AdditionalRelease, ...]:
+        return (self.choice.additional_release,) if self.number > 1 else ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
-        """The changes of its models are terms of their own: the server's model stays where it began."""
+        """The changes of its models are sent beside: the server's model stays where it began."""
         return nothing_of(model)
 
-    def init(self, setting: Setting) -> Memory:
-        first, clients, key = ravel(setting.params)[0], setting.data.num_clients, setting.key
+    def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
+        first, clients, key = ravel(run.params)[0], run.data.num_clients, run.key
         assert key is not None
-        others = [ravel(setting.model.init(role_key(key, f"cluster {j}")))[0] for j in range(1, self.number)]
-        return Memory(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
+        others = [ravel(run.model.init(role_key(key, f"cluster {j}")))[0] for j in range(1, self.number)]
+        return LocalState(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
 
-    def begin(self, here: Here) -> Begun:
-        chosen, times = here.own
-        if self.number == 1:
-            return Begun((here.shared[0],), here.own)
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        start, chosen = (server[0], own) if self.number == 1 else self._chosen(sgd, client, server, own)
+        result = sgd.run(client.receiving(start, *client.received[1:]))
+        mine = client.data.shares[client.client.id] * (jnp.arange(self.number) == chosen[0])
+        message = {"moved": mine[:, None] * result.update[None], "weight": mine}
+        return result._replace(update=result.update[:0]), chosen, message
+
+    def _chosen(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[jax.Array, jax.Array]:
+        """The model that a client chooses, and what it keeps: which, and how often it has chosen."""
+        chosen, times = own
         again = jnp.bool_(True) if self.choice.rounds is None else times < self.choice.rounds
+        noise, draw = multiplier_of(sgd.privatizer, client.client.id), role_key(client.key, "models")
         noisy = self.choice.noisy(
-            self._losses(here), here.client.size, here.noise, self.choice.draw(here.key, self.number)
+            self._losses(client, server), client.client.size, noise, self.choice.draw(draw, self.number)
         )
         chosen = jnp.where(again, jnp.argmin(noisy), chosen).astype(jnp.int32)
-        return Begun((jnp.take(here.shared, chosen, axis=0),), jnp.stack([chosen, times + again]))
+        return jnp.take(server, chosen, axis=0), jnp.stack([chosen, times + again])
 
-    def _losses(self, here: Here) -> jax.Array:
+    def _losses(self, client: ClientContext, models: jax.Array) -> jax.Array:
         """Mean over the client's records of the losses of every model, each cut to [0, bound] `(number,)`."""
 
         def of(x: jax.Array, y: Any) -> jax.Array:
-            each = [gradients.losses(here.model, here.unravel(here.shared[j]), x, y) for j in range(self.number)]
+            each = [gradients.losses(client.model, client.unravel(models[j]), x, y) for j in range(self.number)]
             found = jnp.stack(each, -1)
             return jnp.clip(jnp.where(jnp.isnan(found), self.choice.bound, found), 0.0, self.choice.bound)
 
-        return here.look(of)
-
-    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        return (Point(here.model, here.unravel(at.vectors[0])),)
-
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        mine = here.share * (jnp.arange(self.number) == memory[0])
-        return Finished(moved[0][:0], {"moved": mine[:, None] * moved[0][None], "weight": mine}, memory)
+        return client.data.mean_over_records(client.client, of)
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         weight = total["weight"][:, None]
         # Times its inverse: of a single client's division by its own weight XLA never finishes the compilation.
         return server + total["moved"] * (1 / jnp.where(weight > 0, weight, 1.0))
 
-    def personal(self, here: Here) -> jax.Array:
-        own: jax.Array = here.shared[here.own[0]]
-        return own
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        whole: jax.Array = server[own[0]]
+        return whole
 
     def floats(self, size: int) -> Floats:
         """All models come down; the client's change and the number of its model go up."""

@@ -27,53 +27,24 @@ class Members(NamedTuple):
         return self.drawn > 0
 
 
+SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public
+
+
 class Cohort(Protocol):
-    """A law for the clients of a round. Implementations are made with `fedjax_dp.value`.
+    """A law for the clients of a round. Implementations are made with `fedjax_dp.value`, and inherit from this.
 
     `shares` are the public p_i `(num_clients,)`: traced in the rounds, NumPy's for the accountants.
+    Four members are to be written: `no_epsilon_reason`, `capacity`, `sample` and `rates`. The others follow: as they
+    stand here, who takes part is public, and nothing is made of how clients are drawn.
     """
 
     @property
-    def base(self) -> "Cohort":
-        """Fact. The law that draws the clients, under whatever decides who of them answers; itself, if nothing does."""
-        ...
-
-    @property
-    def drawn(self) -> bool:
-        """Fact. Whether clients are drawn at random."""
-        ...
-
-    @property
-    def fixed(self) -> bool:
-        """Fact. Whether as many answer in every round."""
-        ...
-
-    @property
-    def once(self) -> bool:
-        """Fact. Whether a client counts at most once a round."""
-        ...
-
-    @property
-    def turns(self) -> int:
-        """Fact. Most times that a client trains in a round."""
-        ...
-
-    @property
-    def gap(self) -> str | None:
+    def no_epsilon_reason(self) -> str | None:
         """Fact. Why no epsilon exists, as draws depend on records in a way that nobody accounted for; None: none do."""
         ...
 
-    @property
-    def paid(self) -> Event | None:
-        """Fact. By which every client told what the draws are made of; None: they know no records at all."""
-        ...
-
-    def members(self, num_clients: int) -> int:
+    def capacity(self, num_clients: int) -> int:
         """Fact. Positions of a cohort, the same in every round."""
-        ...
-
-    def usual(self, num_clients: int) -> int:
-        """How many of them an ordinary round fills; no more than a hint of how to compute."""
         ...
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -84,27 +55,62 @@ class Cohort(Protocol):
         """Fact. Expected messages of each client in a round `(num_clients,)`; None: nobody knows them."""
         ...
 
-    def law(self, shares: Array) -> tuple[Any, int]:
-        """Fact. Each client's chance in one draw `(num_clients,)`, and independent draws in a round."""
-        ...
+    @property
+    def base(self) -> "Cohort":
+        """Fact that follows. The law that draws the clients, under whatever decides who of them answers, if it does."""
+        return self
 
-    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        """Fact. How clients are drawn for one who sees sums of whole clients and knows who of `known` others joined.
+    @property
+    def drawn(self) -> bool:
+        """Fact that follows. Whether clients are drawn at random: `inclusion_probability` says with which chance."""
+        return type(self).inclusion_probability is not Cohort.inclusion_probability
+
+    @property
+    def fixed(self) -> bool:
+        """Fact that follows. Whether as many answer in every round."""
+        return False
+
+    @property
+    def at_most_once(self) -> bool:
+        """Fact that follows. Whether a client counts at most once a round."""
+        return False
+
+    @property
+    def max_participations(self) -> int:
+        """Fact that follows. Most times that a client trains in a round; more are refused when a draw has them."""
+        return 1
+
+    @property
+    def prior_event(self) -> Event | None:
+        """Fact that follows. By which every client released what the draws are made of; None: they know no records."""
+        return None
+
+    def expected_size(self, num_clients: int) -> int:
+        """How many of them an ordinary round fills; no more than a hint of how to compute."""
+        return self.capacity(num_clients)
+
+    def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
+        """Fact that follows. Each client's chance in one draw `(num_clients,)`, and independent draws in a round."""
+        name = type(self).__name__
+        raise errors.refuse(
+            "participation", "law", f"schedule or worst for {name}, which states no chances of its draws"
+        )
+
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        """Fact that follows. How clients are drawn for one who sees sums of whole clients and knows who of `known`
+        others joined.
 
         (FullBatch(), Adjacency.REPLACE_ONE) where who takes part is public: rounds are then counted by client.
         """
-        ...
+        return SEEN
 
-    def spacing(self, num_clients: int) -> int:
-        """Fact. Rounds from one that a client is in to its next, at least."""
-        ...
+    def min_separation(self, num_clients: int) -> int:
+        """Fact that follows. Rounds from one that a client is in to its next, at least."""
+        return 1
 
     def check(self, num_clients: int) -> None:
         """Raise ConfigurationError, in one line, where so many clients cannot be drawn from so."""
-        ...
-
-
-SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public
+        return None
 
 
 def _everyone_answers(ids: jax.Array) -> Members:
@@ -112,22 +118,15 @@ def _everyone_answers(ids: jax.Array) -> Members:
 
 
 @value
-class AllClients:
+class AllClients(Cohort):
     """Every client in every round."""
 
     equation = r"S_t = \{1, \dots, N\}"
 
-    drawn, fixed, once, turns = False, True, True, 1
-    gap, paid = None, None
+    fixed, at_most_once = True, True
+    no_epsilon_reason = None
 
-    @property
-    def base(self) -> Cohort:
-        return self
-
-    def members(self, num_clients: int) -> int:
-        return num_clients
-
-    def usual(self, num_clients: int) -> int:
+    def capacity(self, num_clients: int) -> int:
         return num_clients
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -136,38 +135,19 @@ class AllClients:
     def rates(self, shares: Array) -> Any:
         return 1.0 + 0.0 * shares
 
-    def law(self, shares: Array) -> tuple[Any, int]:
-        return self.rates(shares), 1
-
-    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        return SEEN
-
-    def spacing(self, num_clients: int) -> int:
-        return 1
-
-    def check(self, num_clients: int) -> None:
-        pass
-
 
 @value
-class UniformCohort:
+class UniformCohort(Cohort):
     """`size` distinct clients, uniform without replacement, afresh in every round."""
 
     size: int = structure()
 
     equation = r"S_t \sim \text{uniform},\ |S_t| = r,\ \text{without replacement}"
 
-    drawn, fixed, once, turns = True, True, True, 1
-    gap, paid = None, None
+    fixed, at_most_once = True, True
+    no_epsilon_reason = None
 
-    @property
-    def base(self) -> Cohort:
-        return self
-
-    def members(self, num_clients: int) -> int:
-        return self.size
-
-    def usual(self, num_clients: int) -> int:
+    def capacity(self, num_clients: int) -> int:
         return self.size
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -178,22 +158,19 @@ class UniformCohort:
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def law(self, shares: Array) -> tuple[Any, int]:
+    def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         others = max(num_clients - known, 1)
         return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
-
-    def spacing(self, num_clients: int) -> int:
-        return 1
 
     def check(self, num_clients: int) -> None:
         _check_size(self.size, num_clients)
 
 
 @value
-class PoissonCohort:
+class PoissonCohort(Cohort):
     """Every client joins independently with probability `size / num_clients`; positions beyond are padding.
 
     A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
@@ -203,49 +180,42 @@ class PoissonCohort:
 
     equation = r"\Pr[k \in S_t] = q = r / N,\ \text{independently}"
 
-    drawn, fixed, once, turns = True, False, True, 1
-    gap, paid = None, None
+    at_most_once = True
+    no_epsilon_reason = None
 
-    @property
-    def base(self) -> Cohort:
-        return self
-
-    def members(self, num_clients: int) -> int:
+    def capacity(self, num_clients: int) -> int:
         return min(prng.poisson_capacity(self.size), num_clients)
 
-    def usual(self, num_clients: int) -> int:
+    def expected_size(self, num_clients: int) -> int:
         return self.size
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
         num_clients = shares.shape[0]
-        words = prng.words(key, 0, self.members(num_clients))
+        words = prng.words(key, 0, self.capacity(num_clients))
         ids, drawn = prng.independent(words, jnp.int32(num_clients), self.size)
         return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def law(self, shares: Array) -> tuple[Any, int]:
+    def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
-
-    def spacing(self, num_clients: int) -> int:
-        return 1
 
     def check(self, num_clients: int) -> None:
         _check_size(self.size, num_clients)
 
 
 @value
-class MultinomialCohort:
+class MultinomialCohort(Cohort):
     """`draws` independent draws with replacement: a multiset of clients.
 
     probabilities  of a client in one draw `(num_clients,)` for importance sampling (acs_pldp); None draws by the shares
                    (MD sampling of Li et al. 2020, Scheme I; dp_fedavg_output's WR), or, if `equal`, everybody
                    alike;
-    paid           the event by which each client told what `probabilities` are made of; None if nobody knows;
+    prior_event    the event by which each client released what `probabilities` are made of; None if nobody knows;
     public         on the word of whoever sets it, `probabilities` are made of public numbers alone;
     one_by_one     False: a client that is drawn m times trains once and its message counts m times; True: it trains m
                    times with fresh batches and noise, and pays m times.
@@ -254,35 +224,26 @@ class MultinomialCohort:
     probabilities: Any = None
     draws: int = structure()
     equal: bool = structure(default=False)
-    paid: Event | None = structure(default=None)
+    prior_event: Event | None = structure(default=None)
     public: bool = structure(default=False)
     one_by_one: bool = structure(default=False)
 
     equation = r"k_1, \dots, k_r \sim q\ \text{independently},\ m_k = |\{j : k_j = k\}|"
 
-    drawn, fixed, once = True, False, False
-
     @property
-    def base(self) -> Cohort:
-        return self
-
-    @property
-    def turns(self) -> int:
+    def max_participations(self) -> int:
         return self.draws if self.one_by_one else 1
 
     @property
-    def gap(self) -> str | None:
-        if self.probabilities is None or self.public or self.paid is not None:
+    def no_epsilon_reason(self) -> str | None:
+        if self.probabilities is None or self.public or self.prior_event is not None:
             return None
         return (
             "cohorts are drawn by given probabilities, and nothing covers what these tell of the records (acs_pldp "
             "makes them of the clients' gradient norms): find them with norm_noise above 0, or draw by shares"
         )
 
-    def members(self, num_clients: int) -> int:
-        return self.draws
-
-    def usual(self, num_clients: int) -> int:
+    def capacity(self, num_clients: int) -> int:
         return self.draws
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -297,20 +258,14 @@ class MultinomialCohort:
     def rates(self, shares: Array) -> Any:
         return self.draws * self._probabilities(shares)
 
-    def law(self, shares: Array) -> tuple[Any, int]:
+    def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         chance = self._probabilities(shares)
         return (chance, self.draws) if self.one_by_one else (1 - (1 - chance) ** self.draws, 1)
 
-    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        return SEEN
-
-    def spacing(self, num_clients: int) -> int:
-        return 1
-
     def check(self, num_clients: int) -> None:
         errors.require_count("draws", self.draws)
-        if not isinstance(self.paid, Event | None):
-            raise errors.refuse("paid", repr(self.paid), "an event of fedjax_dp.accounting, or None")
+        if not isinstance(self.prior_event, Event | None):
+            raise errors.refuse("prior_event", repr(self.prior_event), "an event of fedjax_dp.accounting, or None")
         if self.probabilities is None:
             return
         chance = of_clients("probabilities", self.probabilities, num_clients, common=False)
@@ -329,7 +284,7 @@ class MultinomialCohort:
 
 
 @value
-class CyclicCohort:
+class CyclicCohort(Cohort):
     """Blocks of `size` clients take turns in the order of their ids: everybody waits num_clients / size rounds.
 
     For noise that is correlated over rounds, whose price depends on how far apart a client's rounds are.
@@ -339,17 +294,10 @@ class CyclicCohort:
 
     equation = r"S_t = \{k : \lfloor k / r \rfloor \equiv t \bmod N / r\}"
 
-    drawn, fixed, once, turns = False, True, True, 1
-    gap, paid = None, None
+    fixed, at_most_once = True, True
+    no_epsilon_reason = None
 
-    @property
-    def base(self) -> Cohort:
-        return self
-
-    def members(self, num_clients: int) -> int:
-        return self.size
-
-    def usual(self, num_clients: int) -> int:
+    def capacity(self, num_clients: int) -> int:
         return self.size
 
     def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -360,13 +308,7 @@ class CyclicCohort:
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def law(self, shares: Array) -> tuple[Any, int]:
-        raise errors.refuse("participation", "law", "schedule or worst for a cyclic cohort, which is not drawn")
-
-    def hidden(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        return SEEN
-
-    def spacing(self, num_clients: int) -> int:
+    def min_separation(self, num_clients: int) -> int:
         return num_clients // self.size
 
     def check(self, num_clients: int) -> None:

@@ -1,7 +1,8 @@
 """What a part states of its own privacy: read off its exact class, so that a subclass inherits nothing of a proof.
 
 The Guarantee rests on the members of FACTS. What no program can find out about a part (that a cohort knows no records,
-say) it has to state; what can be found out, `inspection` finds out, whatever it states.
+say) it has to state; what can be found out, `inspection` finds out, whatever it states. A fact that follows from others
+stands at the Protocol, on the side of caution, and holds for classes none of whose bases states another.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from fedjax_dp import doors, errors
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.client_models import ClientModels
-from fedjax_dp.parts.client_privacy import SharedNoise, Upload, shares_noise
+from fedjax_dp.parts.client_privacy import SharedNoise, UpdatePrivatizer, shares_noise
 from fedjax_dp.parts.clipping import Bound
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.parts.corrections import Correction
@@ -38,7 +39,7 @@ SLOTS: dict[str, type] = {
     "bound": Bound,
     "noise source": NoiseSource,
     "correction": Correction,  # what else it says of itself, `inspection.flow` finds out
-    "upload": Upload,
+    "upload": UpdatePrivatizer,
     "estimator": Aggregate,
     "transport": Transport,
     "local": LocalTraining,
@@ -47,16 +48,17 @@ SLOTS: dict[str, type] = {
 }
 
 
-def _marked(protocol: type) -> tuple[str, ...]:
-    """The members of a Protocol whose texts begin with `Fact.`."""
+def _marked(protocol: type, begin: tuple[str, ...] = ("Fact.", "Fact that follows.")) -> tuple[str, ...]:
+    """The members of a Protocol whose texts begin so."""
     return tuple(
         name
         for name, member in doors.members(protocol).items()
-        if (getattr(member, "__doc__", None) or "").startswith("Fact.")
+        if (getattr(member, "__doc__", None) or "").startswith(begin)
     )
 
 
 FACTS = {slot: _marked(protocol) for slot, protocol in SLOTS.items()}
+FOLLOWING = {slot: _marked(protocol, ("Fact that follows.",)) for slot, protocol in SLOTS.items()}
 
 
 def restates(*bases: type) -> Callable[[T], T]:
@@ -86,7 +88,7 @@ def own_names(cls: type) -> set[str]:
 def require_stated(slot: str, part: Any) -> None:
     """Refuse a part whose exact class does not state what the proof needs of its slot."""
     cls = type(part)
-    missing = [name for name in FACTS[slot] if name not in own_names(cls)]
+    missing = [name for name in FACTS[slot] if name not in own_names(cls) and not _follows(slot, cls, name)]
     if missing:
         inherited = [name for name in missing if hasattr(part, name)]
         why = " (what a base class states is not believed of its subclasses)" if inherited else ""
@@ -96,6 +98,11 @@ def require_stated(slot: str, part: Any) -> None:
             f"a class that itself states {', '.join(missing)}{why}",
             f"implement {missing[0]} in {cls.__name__}; what each fact means stands at the Protocol of the slot",
         )
+
+
+def _follows(slot: str, cls: type, name: str) -> bool:
+    """Whether a class leaves a fact as it stands at the Protocol, where it follows from the others."""
+    return name in FOLLOWING[slot] and inspect.getattr_static(cls, name, None) is doors.members(SLOTS[slot])[name]
 
 
 def require_present(algorithm: Any) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 from fedjax_dp import errors, gradients, prng
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
+from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Step, Visit, kept
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, StepContext
+from fedjax_dp.parts.corrections import Correction, Floats, kept
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
@@ -109,23 +111,15 @@ class FeatureMatching(Correction):
         return rf"+\, \lambda \nabla \| \bar\phi(w; \mathcal{{B}}) - {target} \|^2,\ \delta_j = \bar\phi({at}; D_j)"
 
     @property
-    def leak(self) -> str:
+    def no_epsilon_reason(self) -> str:
         return "mean features, and a gradient made of them, depend on the records without any bound"
 
-    @property
-    def looks(self) -> bool:
-        return True
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(clients=run.look(self._mean_features))
 
-    @property
-    def keeps(self) -> bool:
-        return True
-
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=setting.look(self._mean_features))
-
-    def send(self, memory: Memory, members: Members) -> tuple[jax.Array, jax.Array]:
+    def send(self, state: LocalState, members: Members) -> tuple[jax.Array, jax.Array]:
         """Targets `(members, k)`, and 1 where there is one: a client alone in its cohort has none."""
-        table, own = memory.clients, memory.clients[members.ids]
+        table, own = state.clients, state.clients[members.ids]
         if self.scope == "all":
             total, others = table.sum(0), jnp.float32(table.shape[0])
         else:
@@ -137,30 +131,38 @@ class FeatureMatching(Correction):
         target = jnp.broadcast_to(total / jnp.maximum(others, 1.0), own.shape)
         return target, jnp.broadcast_to((others > 0).astype(jnp.float32), own.shape[:1])
 
-    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        target, exists = step.received
-        records = step.records
+    def gradient(
+        self, gradient: jax.Array, params: jax.Array, step: StepContext, client: ClientContext, records: Records
+    ) -> jax.Array:
+        target, exists = client.received.extra
 
         def distance(params: jax.Array) -> jax.Array:
-            found = gradients.features(step.model, step.unravel(params), records.x)
+            found = gradients.features(client.model, client.unravel(params), records.x)
             mean = jnp.where(records.mask[:, None], found, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
             return jnp.sum((mean - target) ** 2)
 
-        pull: jax.Array = self.strength * exists * jax.grad(distance)(step.params)
+        pull: jax.Array = self.strength * exists * jax.grad(distance)(params)
         return gradient + pull
 
-    def finish(self, visit: Visit) -> tuple[Any, Any]:
+    def finish(
+        self,
+        update: jax.Array,
+        client: ClientContext,
+        total_rate: jax.Array,
+        another_gradient: Callable[[jax.Array], jax.Array],
+    ) -> tuple[Any, Any]:
+        start, _, row, _ = client.received
         if self.when == "global_after":
-            return (), visit.own
-        return (), visit.look(self._mean_features, visit.end if self.when == "local_after" else visit.start)
+            return (), row
+        return (), client.look(self._mean_features, start + update if self.when == "local_after" else start)
 
     def exchange(
-        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
-    ) -> Memory:
+        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> LocalState:
         if self.when != "global_after":
-            return memory
+            return state
         asked = upcoming() if self.scope == "participants" else members  # rfedavg's code asks those who train next
-        return Memory(clients=kept(memory.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
+        return LocalState(clients=kept(state.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
 
     def _mean_features(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model

@@ -49,7 +49,7 @@ class LocalRule:
         _ = self.corrects
 
     @property
-    def plain(self) -> bool:
+    def is_sgd(self) -> bool:
         """Plain stochastic gradient descent."""
         return self.factory is optax.identity
 
@@ -159,8 +159,3 @@ LOCAL_RULES: dict[str, LocalRule] = {
     "momentum": LocalRule(hyperparameters={"decay": 0.9}, factory=optax.trace),
     **{rule.__name__: _by_defaults(rule) for rule in (rmsprop, adam, adam_bc, adamw, adamw_bc)},
 }
-
-
-def rules_with(name: str) -> tuple[str, ...]:
-    """The rules that have a number of this name."""
-    return tuple(rule for rule, made in LOCAL_RULES.items() if name in made.hyperparameters)

@@ -1,9 +1,9 @@
-"""Local steps of stochastic gradient descent, with corrections."""
+"""Local steps of stochastic gradient descent: draw batches; in every step privatize, correct, follow the rule, move."""
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,37 +11,122 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors, schedules
-from fedjax_dp.accounting.events import Event
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch, Batches
-from fedjax_dp.parts.client_models import (
-    SHARED,
-    Ask,
-    Begun,
-    ClientModels,
-    Here,
-    Phase,
-    ReceivedModel,
-    is_personal,
-)
-from fedjax_dp.parts.clipping import Records
+from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Correction, Floats, Memory, Setting, Visit
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
+from fedjax_dp.parts.corrections import Correction, Floats
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
-from fedjax_dp.parts.local_training import Beside, LocalResult, LocalTraining, Received, extreme_rates
-from fedjax_dp.parts.noise import Place
-from fedjax_dp.parts.personal_models import clean_refused
-from fedjax_dp.parts.record_privacy import (
-    Privatizer,
-    multiplier_of,
-    require_measured,
-    variance_of,
-)
-from fedjax_dp.parts.walk import Walker, first_of, record_keys
+from fedjax_dp.parts.local_training import LocalTraining, extreme_rates
+from fedjax_dp.parts.record_privacy import Privatizer, require_measured, variance_of
+from fedjax_dp.parts.transformations import informed
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
+
+
+class StepDraw(NamedTuple):
+    """What is known of a step before any of the round is taken; of all steps with a leading axis `(tau,)`."""
+
+    number: jax.Array
+    rate: jax.Array
+    batch: Batch
+    rows: jax.Array  # of x and y `(batch rows,)`
+    y: Any
+
+
+class SgdState(NamedTuple):
+    """Where the steps of a round have come to."""
+
+    moved: jax.Array  # from where they began: in the rounding of a large parameter a small step's noise would be lost
+    rule: Any
+    probes: jax.Array  # sums of a `StepReport`
+
+
+class PrivateGradients(NamedTuple):
+    """The privatized gradients of one client's round, with batches, noise and dropout of their own."""
+
+    client: ClientContext
+    privatizer: Privatizer
+    rates: jax.Array  # (tau,)
+    total_rate: jax.Array  # sum of those of the steps taken
+    last: jax.Array  # number of the last step taken
+    batches: Batch  # of the tau steps, and of the further gradients
+    noise_key: jax.Array
+    model_key: jax.Array
+
+    @classmethod
+    def draw(
+        cls, client: ClientContext, privatizer: Privatizer, batches: Batches, rates: jax.Array, further: int = 0
+    ) -> "PrivateGradients":
+        """So many as there are rates, and `further`."""
+        with jax.named_scope("batch_draw"):
+            key, size, largest = role_key(client.key, "batch"), client.client.size, client.data.largest
+            drawn = batches.sample(key, size, rates.size + further, largest)
+        drawn = drawn._replace(live=(drawn.live > 0).astype(jnp.float32))
+        noise_key, model_key = (role_key(client.key, role) for role in ("noise", "model"))
+        tau, live = rates.size, drawn.live[: rates.size]
+        total_rate, last = jnp.sum(jnp.abs(rates) * live), tau - 1 - jnp.argmax(live[::-1])
+        return cls(client, privatizer, rates, total_rate, last, drawn, noise_key, model_key)
+
+    def steps(self) -> StepDraw:
+        """Of all steps. Whatever they can have at once stands before the loop: on an accelerator each is a launch."""
+        tau = self.rates.size
+        return self._looked_up(jnp.arange(tau, dtype=jnp.uint32), self.rates, slice(tau))
+
+    def drawn(self, number: jax.Array) -> StepDraw:
+        """Of one gradient, further ones included."""
+        return self._looked_up(number, self.rates[jnp.minimum(number, self.rates.size - 1)], number)
+
+    def _looked_up(self, number: jax.Array, rate: jax.Array, at: Any) -> StepDraw:
+        batch: Batch = jax.tree.map(lambda a: a[at], self.batches)
+        rows = self.client.data.at(self.client.client, batch.positions)
+        return StepDraw(number, rate, batch, rows, self.client.data.targets(rows))
+
+    @property
+    def live(self) -> jax.Array:
+        """1 for a step that this client takes, else 0 `(tau,)`."""
+        return self.batches.live[: self.rates.size]
+
+    def context(self, number: jax.Array) -> StepContext:
+        """A step in public numbers."""
+        client, rate = self.client, self.rates[jnp.minimum(number, self.rates.size - 1)]
+        is_last = number == self.last
+        return StepContext(client.client.id, client.round, number, rate, self.total_rate, is_last, client.stream)
+
+    def at(self, params: jax.Array, drawn: StepDraw) -> tuple[jax.Array, StepReport, Records]:
+        """The gradient of a step at `params`, with its probes, and the records that it is made of."""
+        client, batch = self.client, drawn.batch
+        keys = record_keys(self.model_key, drawn.number, batch)
+        x = client.data.features(client.data.x[drawn.rows])
+        records = Records(x, drawn.y, batch.mask, batch.divisor, keys)
+        step, tree = self.context(drawn.number), client.unravel(params)
+        gradient, report = self.privatizer.gradient(self.noise_key, step, client.model, tree, records)
+        return gradient, report, records
+
+    def noise_variance(self, drawn: StepDraw) -> jax.Array:
+        """Of each coordinate of the noise in the gradient of a step."""
+        return variance_of(self.privatizer, self.context(drawn.number), drawn.batch.divisor)
+
+    def another(self) -> Callable[[jax.Array], jax.Array]:
+        """A function that gives the further gradients, one a call, each with a batch and noise of its own."""
+        tau, most = self.rates.size, self.batches.live.size - self.rates.size
+        taken: list[int] = []
+
+        def at(params: jax.Array) -> jax.Array:
+            if len(taken) >= most:
+                raise errors.refuse(
+                    "corrections",
+                    f"{len(taken) + 1} calls of another_gradient",
+                    f"at most the {most} that they state",
+                    "state them as extra_gradients: each is one more release, which is counted",
+                )
+            taken.append(tau + len(taken))
+            return self.at(params, self.drawn(jnp.uint32(taken[-1])))[0]
+
+        return at
 
 
 @value
@@ -50,9 +135,8 @@ class LocalSgd(LocalTraining):
 
     schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ...
               (dp_fedavg_output).
-    models    which models a client has: where its steps begin, what it sends of them and what it keeps.
-    A client keeps what each correction keeps, in their order, then what its models keep, and then the states of the
-    rule in each phase where they stay with it.
+    A client keeps what each correction keeps, in their order, and then the state of the rule where it stays with it.
+    Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop.
     """
 
     learning_rate: float
@@ -60,258 +144,159 @@ class LocalSgd(LocalTraining):
     batches: Batches
     corrections: tuple[Correction, ...] = ()
     rule: LocalRule = LocalRule(hyperparameters={})
-    models: ClientModels = ReceivedModel()
     steps: int = structure(default=1)
     schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
     per_step: bool = structure(default=False)
 
     equation = r"w \leftarrow w - \eta_t\, d"
 
+    # A client's round.
+
+    def run(self, client: ClientContext) -> LocalResult:
+        gradients = self.draw(client)
+        state, _ = lax.scan(
+            lambda state, drawn: (self.step(gradients, state, drawn), None), self.begin(client), gradients.steps()
+        )
+        return self.finish(gradients, state)
+
+    def draw(self, client: ClientContext) -> PrivateGradients:
+        """The batches of all steps; their gradients are to be taken."""
+        rates = self.rates(client.round, client.data.largest)
+        return PrivateGradients.draw(client, self.privatizer, self.batches, rates, self.extra_gradients)
+
+    def begin(self, client: ClientContext) -> SgdState:
+        start = client.shard(client.received.params)
+        rule = client.received.client_state[-1] if self.rule.keep else self.rule.transform().init(start)
+        return SgdState(client.shard(jnp.zeros_like(start)), rule, jnp.zeros(len(StepReport._fields)))
+
+    @jax.named_scope("local_step")
+    def step(self, gradients: PrivateGradients, state: SgdState, drawn: StepDraw) -> SgdState:
+        """Privatize and correct; follow the rule and move."""
+        client = gradients.client
+        params = client.shard(client.received.params + state.moved)
+        gradient, report, records = gradients.at(params, drawn)
+        gradient = self.correct(client, gradient, params, gradients.context(drawn.number), records)
+        return self.move(gradients, state, drawn, params, gradient, report)
+
+    def correct(
+        self, client: ClientContext, gradient: jax.Array, params: jax.Array, step: StepContext, records: Records
+    ) -> jax.Array:
+        """The gradient with the terms of all corrections."""
+        for correction, own in self._each(client):
+            gradient = correction.gradient(gradient, params, step, own, records)
+        return gradient
+
+    def move(
+        self,
+        gradients: PrivateGradients,
+        state: SgdState,
+        drawn: StepDraw,
+        params: jax.Array,
+        gradient: jax.Array,
+        report: StepReport,
+    ) -> SgdState:
+        live, shard, rule = drawn.batch.live, gradients.client.shard, informed(self.rule.transform())
+        variance = functools.partial(gradients.noise_variance, drawn)
+        direction, new = rule.update(shard(gradient), state.rule, params, variance=variance)
+        kept = jax.tree.map(lambda new, old: jnp.where(live > 0, new, old), new, state.rule)
+        probes = state.probes + jnp.stack(report) * live  # one number after another would be as many launches
+        return SgdState(shard(state.moved - drawn.rate * live * direction), kept, probes)
+
+    def finish(self, gradients: PrivateGradients, state: SgdState) -> LocalResult:
+        """What is sent and kept after the last step."""
+        total_rate, another, update = gradients.total_rate, gradients.another(), state.moved
+        ends = [one.finish(update, own, total_rate, another) for one, own in self._each(gradients.client)]
+        rows = (*(row for _, row in ends), *([state.rule] if self.rule.keep else []))
+        report = StepReport(*(state.probes / jnp.maximum(gradients.live.sum(), 1.0)))
+        return LocalResult(update, tuple(auxiliary for auxiliary, _ in ends), rows, report)
+
+    def _each(self, client: ClientContext) -> list[tuple[Correction, ClientContext]]:
+        """The corrections, with what the client has received for each."""
+        start, server, kept, extra = client.received
+        kept = kept[: len(self.corrections)]  # the state of a rule comes after theirs
+        parts = zip(self.corrections, server, kept, extra, strict=True)
+        return [(correction, client.receiving(start, *own)) for correction, *own in parts]
+
     def rates(self, round_index: Any, largest: int) -> jax.Array:
         """Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
-        return self._rates(round_index, self.batches.count(self.steps, largest))
-
-    def _rates(self, round_index: Any, tau: int) -> jax.Array:
+        tau = self.batches.count(self.steps, largest)
         steps = jnp.arange(tau)
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
         return self.learning_rate * self.schedule(at)
 
-    @property
-    def leak(self) -> str | None:
-        return next((correction.leak for correction in self.corrections if correction.leak), None)
+    # What is kept across rounds: of each correction, then of the rule.
+
+    def init(self, run: InitContext) -> LocalState:
+        @functools.cache  # one release, however many corrections begin with it
+        def initial_gradients() -> jax.Array:
+            released: jax.Array = run.look(self.mean_gradient)
+            return released
+
+        begun = [correction.init(run._replace(initial_gradients=initial_gradients)) for correction in self.corrections]
+        tables = [state.clients for state in begun]
+        if self.rule.keep:
+            state, every = self.rule.transform().init(ravel(run.params)[0]), run.data.num_clients
+            tables.append(jax.tree.map(lambda a: jnp.broadcast_to(a, (every, *jnp.shape(a))), state))
+        return LocalState(tuple(state.server for state in begun), tuple(tables))
+
+    def send(self, state: LocalState, members: Members) -> tuple[Any, ...]:
+        return tuple(correction.send(own, members) for correction, own in self._states(state))
+
+    def absorb(self, server_state: Any, total: Any, num_clients: int) -> tuple[Any, ...]:
+        each = zip(self.corrections, server_state, total, strict=True)
+        return tuple(correction.absorb(own, term, num_clients) for correction, own, term in each)
+
+    def exchange(
+        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> LocalState:
+        after = [correction.exchange(own, look, members, upcoming) for correction, own in self._states(state)]
+        tables = (*(own.clients for own in after), *state.clients[len(after) :])
+        return LocalState(tuple(own.server for own in after), tables)
+
+    def _states(self, state: LocalState) -> list[tuple[Correction, LocalState]]:
+        return list(zip(self.corrections, map(LocalState, state.server, state.clients)))
+
+    # Facts: those of the corrections taken together.
 
     @property
-    def keeps(self) -> bool:
-        return self.rule.keep or self.models.keeps or any(correction.keeps for correction in self.corrections)
+    def no_epsilon_reason(self) -> str | None:
+        return next((one.no_epsilon_reason for one in self.corrections if one.no_epsilon_reason), None)
 
     @property
-    def tells(self) -> bool:
-        return self.models.tells or any(correction.keeps for correction in self.corrections)
+    def has_client_state(self) -> bool:
+        return self.rule.keep or self.sends_auxiliary
 
     @property
-    def returns(self) -> bool:
-        return self.rule.keep or self.models.returns or any(correction.keeps for correction in self.corrections)
+    def sends_auxiliary(self) -> bool:
+        return any(correction.has_client_state for correction in self.corrections)
 
     @property
-    def personal(self) -> bool:
-        return is_personal(self.models)
+    def separable_state(self) -> bool:
+        return all(correction.separable_state for correction in self.corrections)
 
     @property
-    def sends_steps(self) -> bool:
-        return all(ask.sent for phase in self.models.phases(self.steps) for ask in phase.asks if ask.series == SHARED)
+    def reads_records_outside_round(self) -> bool:
+        return any(correction.reads_records_outside_round for correction in self.corrections)
 
     @property
-    def beside(self) -> tuple[Beside, ...]:
-        rounds = [(phase, False) for phase in self.models.phases(self.steps)]
-        every = rounds + ([] if self.models.final is None else [(self.models.final, True)])
-        found = [
-            Beside(functools.partial(_event, phase, ask), ask.sent, ask.clean, final=final)
-            for phase, final in every
-            for ask in phase.asks
-            if final or ask.series != SHARED or ask.clean
-        ]
-        choices = self.models.choices
-        return (*found, *(() if choices is None else (choices.beside,)))
-
-    def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
-        return self.models.sent_tensors(model)
-
-    @property
-    def looks(self) -> bool:
-        final = self.models.final is not None
-        return final or any(correction.looks or correction.warm for correction in self.corrections)
-
-    @property
-    def apart(self) -> bool:
-        return all(correction.apart for correction in self.corrections)
-
-    @property
-    def warm(self) -> bool:
-        return any(correction.warm for correction in self.corrections)
+    def initial_release(self) -> bool:
+        return any(correction.initial_release for correction in self.corrections)
 
     @property
     def extra_gradients(self) -> int:
         return sum(correction.extra_gradients for correction in self.corrections)
 
     @property
-    def plain(self) -> bool:
-        return self.rule.plain
+    def is_sgd(self) -> bool:
+        return self.rule.is_sgd
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
-        corrections = (("correction", correction) for correction in self.corrections)
-        return ("local rule", self.rule), ("client models", self.models), *corrections
-
-    def init(self, setting: Setting) -> Memory:
-        @functools.cache  # one release, however many corrections begin with it
-        def warm() -> jax.Array:
-            released: jax.Array = setting.look(self.mean_gradient)
-            return released
-
-        begun = [correction.init(setting._replace(warm=warm)) for correction in self.corrections]
-        servers, tables = [memory.server for memory in begun], [memory.clients for memory in begun]
-        models = self.models.init(setting)
-        if self.models.tells:
-            servers.append(models.server)
-        if self.models.keeps:
-            tables.append(models.clients)
-        if self.rule.keep:
-            states = self._rule_states(setting, models)
-            every = setting.data.num_clients
-            tables.append(jax.tree.map(lambda a: jnp.broadcast_to(a, (every, *jnp.shape(a))), states))
-        return Memory(tuple(servers), tuple(tables))
-
-    def _rule_states(self, setting: Setting, models: Memory) -> Any:
-        """Of the rule in each phase, before round 0."""
-        start, unravel = ravel(setting.params)
-        data, client = setting.data, setting.data.client(jnp.int32(0))
-        own = jax.tree.map(lambda table: jnp.asarray(table[:1])[0], models.clients)
-        look = functools.partial(data.mean_over_records, client)
-        none, key = jnp.float32(0), jax.random.key(0, impl="threefry2x32")
-        here = Here(start, models.server, own, setting.model, unravel, key, client, none, none, look)
-        shapes = jax.eval_shape(lambda: self.models.begin(here).vectors)
-        vectors = [start if shape.shape == start.shape else jnp.zeros(shape.shape) for shape in shapes]
-        phases = self.models.phases(self.steps)
-        return _kept([self.rule.transform().init(vectors[j]) for phase in phases for j in phase.moves])
-
-    def _of_phase(self, kept: Any, number: int) -> tuple[Any, ...]:
-        """The states of the rule in a phase, of those that a client keeps."""
-        counts = [len(phase.moves) for phase in self.models.phases(self.steps)]
-        states = (kept,) if sum(counts) == 1 else kept
-        first = sum(counts[:number])
-        return tuple(states[first : first + counts[number]])
-
-    def send(self, memory: Memory, members: Members) -> tuple[Any, ...]:
-        return tuple(correction.send(own, members) for correction, own in self._each(memory))
-
-    def absorb(self, shared: Any, total: Any, num_clients: int) -> tuple[Any, ...]:
-        telling: tuple[Any, ...] = (*self.corrections, *([self.models] if self.models.tells else []))
-        each = zip(telling, shared, total, strict=True)
-        return tuple(part.absorb(server, term, num_clients) for part, server, term in each)
-
-    def exchange(
-        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
-    ) -> Memory:
-        after = [correction.exchange(own, look, members, upcoming) for correction, own in self._each(memory)]
-        tables = (*(own.clients for own in after), *memory.clients[len(after) :])
-        return Memory((*(own.server for own in after), *memory.server[len(after) :]), tables)
-
-    def _each(self, memory: Memory) -> list[tuple[Correction, Memory]]:
-        """The corrections with what belongs to them."""
-        pairs = zip(memory.server, memory.clients)  # what belongs to models and rule comes after theirs
-        return list(zip(self.corrections, (Memory(*pair) for pair in pairs)))
+        return ("local rule", self.rule), *(("correction", correction) for correction in self.corrections)
 
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
         each = [correction.floats(size, features, members, num_clients) for correction in self.corrections]
-        return Floats(*(sum(numbers) for numbers in zip(*each, self.models.floats(size))))
-
-    def run(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        client: Client,
-        received: Received,
-        data: FederatedData,
-        model: Model,
-        spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
-    ) -> LocalResult:
-        """One client's round; `key` belongs to this client and round alone.
-
-        Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop; `spread` says
-        which device computes which part of it.
-        """
-        visit, models = self._visit(key, round_index, client, received, data, model, spread), self.models
-        here = visit.here
-        begun = models.begin(here)
-        vectors = tuple(map(spread, begun.vectors))
-        # The way is added up by itself: in the rounding of a large parameter a small step's noise would be lost.
-        ways = tuple(spread(jnp.zeros_like(vector)) for vector in vectors)
-        held = list(zip(self.corrections, received.shared, received.own, received.extra))
-        memory, rules, main = begun.memory, [], None
-        for number, phase in enumerate(models.phases(self.steps)):
-            shared = any(ask.series == SHARED for ask in phase.asks)
-            old = self._of_phase(received.own[-1], number) if self.rule.keep else None
-            more = self.extra_gradients if shared else 0
-            walk = visit.walk(number, phase, vectors, ways, memory, held if shared else [], old, more)
-            ways, memory = walk.ways, walk.memory
-            main = (walk, phase.moves[0]) if shared else main
-            rules += walk.rule
-        assert main is not None
-        (walk, moves), terms, own_rows = main, [], []
-
-        def look(see: Callable[..., Any], params: jax.Array) -> Any:
-            return see(role_key(key, "look"), here.unravel(params), client, data, model)
-
-        for correction, server, own, extra in held:
-            start, way = first_of(vectors[moves]), first_of(ways[moves])
-            seen = Visit(start, way, server, own, extra, walk.drift, walk.again, look)
-            term, row = correction.finish(seen)
-            terms.append(term)
-            own_rows.append(row)
-        end = models.finish(here, Begun(vectors, begun.memory), ways, memory)
-        terms += [end.terms] if models.tells else []
-        own_rows += [end.own] if models.keeps else []
-        own_rows += [_kept(rules)] if self.rule.keep else []
-        return LocalResult(end.update, tuple(terms), tuple(own_rows), walk.report)
-
-    def model_of(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        client: Client,
-        received: Received,
-        data: FederatedData,
-        model: Model,
-    ) -> Any:
-        # Steps after the last round are a run of their own, whose schedule begins anew.
-        visit = self._visit(key, jnp.zeros_like(round_index), client, received, data, model, lambda flat: flat)
-        whole = self.models.personal(visit.here)
-        if (phase := self.models.final) is not None and phase.steps:
-            whole = whole + visit.walk(0, phase, (whole,), (jnp.zeros_like(whole),), (), [], None, 0).ways[0]
-        return visit.here.unravel(whole)
-
-    def _visit(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        client: Client,
-        received: Received,
-        data: FederatedData,
-        model: Model,
-        spread: Callable[[jax.Array], jax.Array],
-    ) -> Walker:
-        """A client with all that its steps need."""
-        start, unravel = ravel(received.params)
-        count = len(self.corrections)
-        here = Here(
-            spread(start),
-            received.shared[count] if self.models.tells else (),
-            received.own[count] if self.models.keeps else (),
-            model,
-            unravel,
-            role_key(key, "models"),
-            client,
-            data.shares[client.id],
-            multiplier_of(self.privatizer, client.id),
-            functools.partial(data.mean_over_records, client),
-        )
-        rates = functools.partial(self._rates, round_index)
-        return Walker(
-            key, round_index, client, data, here, spread, self.privatizer, self.batches, self.rule, self.models, rates
-        )
-
-    def _check_models(self, sizes: np.ndarray, model: Model | None) -> None:
-        models = self.models
-        models.check(model, sizes)
-        asks = [ask for phase in models.phases(self.steps) for ask in phase.asks]
-        if any(ask.clean and (ask.sent or models.returns) for ask in asks):
-            raise clean_refused(f"gradients of {type(models).__name__} that act on updates")
-        if self.rule.corrects and len(asks) > 1:
-            remedy = "use a rule that takes nothing off, such as adam"
-            raise errors.refuse("local rule", "one that takes noise off", "used with one gradient in a step", remedy)
-        if self.privatizer.on_upload and is_personal(models):
-            remedy = "noise the gradients instead, as dpnfl does"
-            raise errors.refuse("what clients keep", "a model", "nothing under noise on the upload", remedy)
+        return Floats(*(sum(numbers) for numbers in zip(*each, Floats())))
 
     def noise_variance(self, round_index: jax.Array, data: FederatedData) -> jax.Array:
         """Of each coordinate of the noise that the gradients of a round bring into a client's update `(num_clients,)`.
@@ -329,8 +314,8 @@ class LocalSgd(LocalTraining):
             last = rates.size - 1 - jnp.argmax(live[::-1])
 
             def of(step: jax.Array, rate: jax.Array, divisor: jax.Array) -> jax.Array:
-                place = Place(client, round_index, step, rate, drift, step == last)
-                return rate**2 * variance_of(self.privatizer, place, divisor)
+                at = StepContext(client, round_index, step, rate, drift, step == last)
+                return rate**2 * variance_of(self.privatizer, at, divisor)
 
             return jnp.sum(jnp.where(live, jax.vmap(of)(steps, rates, batches.divisor), 0.0))
 
@@ -339,16 +324,16 @@ class LocalSgd(LocalTraining):
     def mean_gradient(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model
     ) -> jax.Array:
-        """Mean of tau privatized gradients at fixed parameters, flat; what a warm start releases. Round -1."""
+        """Mean of tau privatized gradients at fixed parameters, flat; an initial release. Round -1."""
         rates = self.rates(jnp.int32(0), data.largest)
         batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest)
 
         def step(total: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, None]:
             index, batch = inputs
             x, y = data.gather(client, batch.positions)
-            place = Place(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
+            at = StepContext(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
             records = Records(x, y, batch.mask, batch.divisor, record_keys(role_key(key, "model"), index, batch))
-            return total + self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)[0], None
+            return total + self.privatizer.gradient(role_key(key, "noise"), at, model, params, records)[0], None
 
         indices = jnp.arange(rates.size, dtype=jnp.uint32)
         return lax.scan(step, jnp.zeros(ravel(params)[0].shape), (indices, batches))[0] / rates.size
@@ -361,16 +346,15 @@ class LocalSgd(LocalTraining):
             require_measured(self.privatizer)
         for correction in self.corrections:
             correction.check(model, sizes)
-        self._check_models(sizes, model)
         alike = self.batches.even
-        if any(correction.even for correction in self.corrections) and not (self.rule.plain and not self.per_step):
+        if any(correction.even for correction in self.corrections) and not (self.rule.is_sgd and not self.per_step):
             raise errors.refuse(
                 "local rule",
                 "another",
                 "sgd with one rate per round for control variates",
                 "their change is the update divided by the learning rate",
             )
-        if (self.extra_gradients or self.warm) and not alike:
+        if (self.extra_gradients or self.initial_release) and not alike:
             raise errors.refuse("batches", "epochs", "of equal number for every client", "use without-replacement")
         if self.privatizer.on_upload:
             least, most = extreme_rates(self, int(sizes.max()), rounds)
@@ -381,7 +365,7 @@ class LocalSgd(LocalTraining):
                     "one of positive rates for noise on the upload",
                     "what the steps can move is counted in them",
                 )
-            if not (self.rule.plain and of_the_project(self.rule) and alike):
+            if not (self.rule.is_sgd and of_the_project(self.rule) and alike):
                 raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
             pull = float(sum(c.pull for c in self.corrections))
             if pull and not 0 <= most * pull <= 2:
@@ -391,17 +375,11 @@ class LocalSgd(LocalTraining):
                     "at most 1 / learning_rate for noisy uploads",
                     "what the steps can move would not be bounded by their clipped gradients",
                 )
-            if self.extra_gradients or self.warm:
+            if self.extra_gradients or self.initial_release:
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
 
 
-def _kept(states: list[Any]) -> Any:
-    """The states of the rule as a client keeps them: the only one, or one for each vector that each phase moves."""
-    return states[0] if len(states) == 1 else tuple(states)
-
-
-def _event(phase: Phase, ask: Ask, local: LocalTraining, noise: float, records: int, rates: np.ndarray) -> Event:
-    """What the gradients of a series release in a round."""
-    count = local.batches.count(phase.steps, records)
-    louder = noise if ask.noise is None else noise * float(np.float32(ask.noise))
-    return local.privatizer.event(0.0 if ask.clean else louder, local.batches, records, count, rates)
+def record_keys(key: jax.Array, index: jax.Array, batch: Batch) -> jax.Array:
+    """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
+    step_key = jax.random.fold_in(key, index)
+    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)

@@ -8,46 +8,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.accounting.events import Event
-from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
-from fedjax_dp.parts.clipping import StepReport
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Floats, Memory, Setting
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
+from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.record_privacy import Privatizer
 
 
-class Received(NamedTuple):
-    """What a client holds when its round begins, beside its records."""
+class AdditionalRelease(NamedTuple):
+    """What else of a client's records is released, beside the gradients of its local steps.
 
-    params: Any  # the model of the server
-    shared: Any = ()  # Memory.server, which every client receives
-    own: Any = ()  # its row of Memory.clients
-    extra: Any = ()  # what `send` gave it alone
-
-
-class LocalResult(NamedTuple):
-    """What comes out of a client's round."""
-
-    update: jax.Array  # local model minus the received one, of what is sent: flat (sent size,), float32
-    terms: Any  # what joins the update in its sum over the cohort: float32 arrays, unweighted
-    own: Any  # the client's new row, shaped like Received.own
-    report: StepReport  # probes, averaged over the steps
-
-
-class Beside(NamedTuple):
-    """Further looks at a client's records, beside its local steps: each is a release of its own.
-
-    event  of one round, in the accountants' words: event(local, noise multiplier, records, rates), as of `Privatizer`;
-    sent   whether an update depends on it, in this round or later; else what the client keeps does alone;
-    clean  nothing is noised;
-    most   rounds in which it is taken at most; None: all in which the client takes part;
-    final  it is taken once, after the last round, for every client.
+    event   of one round, in the accountants' words: event(local, noise multiplier, records, rates), as of `Privatizer`;
+    sent    whether an update depends on it, in this round or later; else what the client keeps does alone;
+    noised  else there is no privacy for whoever sees what depends on it;
+    stream  of the private gradients that it is of, each stream with batches and noise of its own; None: it is of none;
+    steps   how many these are, as `batches.count` takes it;
+    most    rounds in which it is taken at most; None: all in which the client takes part;
+    final   it is taken once, after the last round, for every client.
     """
 
     event: Callable[["LocalTraining", float, int, np.ndarray], Event]
     sent: bool
-    clean: bool = False
+    noised: bool = True
+    stream: int | None = None
+    steps: int = 0
     most: int | None = None
     final: bool = False
 
@@ -70,33 +55,36 @@ class LocalTraining(Protocol):
     steps: int  # a field; local steps of a round, or epochs, as `batches.count(steps, records)` takes it
 
     @property
-    def leak(self) -> str | None:
+    def no_epsilon_reason(self) -> str | None:
         """Fact. Why there is no epsilon, where records act past the privatizer; None: nowhere do they.
 
         What is sent or kept must then depend on records through gradients of the privatizer alone.
         """
-        return f"{type(self).__name__} does not say whether records act past its privatizer: implement leak"
+        return (
+            f"{type(self).__name__} does not say whether records act past its privatizer: implement no_epsilon_reason"
+        )
 
     @property
-    def keeps(self) -> bool:
-        """Fact. Whether clients keep something across rounds, or send something beside their updates."""
-        return True
+    def has_client_state(self) -> bool:
+        """Fact that follows. Whether clients keep something across rounds, or send something beside their updates."""
+        return type(self).init is not LocalTraining.init
 
     @property
-    def looks(self) -> bool:
-        """Fact. Whether records are looked at outside a client's own round, by `init` or `exchange`."""
-        return True
+    def reads_records_outside_round(self) -> bool:
+        """Fact that follows. Whether records are looked at outside a client's own round, by `init` or `exchange`."""
+        silent = type(self).init is LocalTraining.init and type(self).exchange is LocalTraining.exchange
+        return self.initial_release or not silent
 
     @property
-    def apart(self) -> bool:
+    def separable_state(self) -> bool:
         """Whether a client's row concerns nobody else (`send` and `exchange` read none), so that it may wait elsewhere.
 
         Rows then begin alike for all clients, whatever their number.
         """
-        return False
+        return type(self).send is LocalTraining.send and type(self).exchange is LocalTraining.exchange
 
     @property
-    def warm(self) -> bool:
+    def initial_release(self) -> bool:
         """Fact. Whether, by `init`, every client releases a round's privatized gradients before round 0."""
         return False
 
@@ -106,22 +94,22 @@ class LocalTraining(Protocol):
         return 0
 
     @property
-    def plain(self) -> bool:
-        """Fact. Whether, without `keeps`, the update is minus the sum of rate times gradient over the steps.
+    def is_sgd(self) -> bool:
+        """Fact. Whether, without `has_client_state`, the update is minus the sum of rate times gradient over the steps.
 
         The noise of members that take one such step adds up in their sum.
         """
         return False
 
     @property
-    def tells(self) -> bool:
+    def sends_auxiliary(self) -> bool:
         """Whether something is sent beside the updates, or others than the client learn of what it keeps."""
-        return self.keeps
+        return self.has_client_state
 
     @property
-    def returns(self) -> bool:
+    def state_affects_messages(self) -> bool:
         """Whether what a client keeps acts on what it sends later."""
-        return self.keeps
+        return self.has_client_state
 
     @property
     def personal(self) -> bool:
@@ -134,25 +122,17 @@ class LocalTraining(Protocol):
         return True
 
     @property
-    def beside(self) -> tuple[Beside, ...]:
-        """Further looks at records, whose releases are counted with those of the steps; see `client_models`."""
+    def additional_releases(self) -> tuple[AdditionalRelease, ...]:
+        """What else of records is released, counted with the gradients of the steps."""
         return ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
         """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
         return None
 
-    def model_of(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        client: Client,
-        received: Received,
-        data: FederatedData,
-        model: Model,
-    ) -> Any:
-        """A client's own model after so many rounds, a tree of parameters; traced. `key` is for this alone."""
-        return received.params
+    def model_of(self, client: ClientContext) -> Any:
+        """A client's own model after so many rounds, a tree of parameters; traced. `client.key` is for this alone."""
+        return client.unravel(client.received.params)
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
@@ -165,51 +145,37 @@ class LocalTraining(Protocol):
         sizes: records of each client `(num_clients,)`; model: None where it is not known yet.
         """
 
-    def init(self, setting: Setting) -> Memory:
-        """Fact. What the server keeps before round 0, and what clients keep, in arrays `(num_clients, ...)`.
+    def init(self, run: InitContext) -> LocalState:
+        """Fact that follows. What the server keeps before round 0, and what clients keep, by row `(num_clients, ...)`.
 
-        It is traced; `setting.warm` is None here.
+        It is traced; `run.initial_gradients` is None here.
         """
-        return Memory()
+        return LocalState()
 
-    def send(self, memory: Memory, members: Members) -> Any:
-        """What a member receives beside the model and Memory.server; arrays `(members, ...)`."""
+    def send(self, state: LocalState, members: Members) -> Any:
+        """What a member receives beside the model and the server's state; arrays `(members, ...)`."""
         return ()
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
         """Fact. Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
         ...
 
-    def run(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        client: Client,
-        received: Received,
-        data: FederatedData,
-        model: Model,
-        spread: Callable[[jax.Array], jax.Array] = lambda flat: flat,
-    ) -> LocalResult:
-        """Fact. One client's round, traced under `vmap` over clients.
-
-        key     belongs to this client and round alone: give every noise and batch a key or step of its own;
-        client  its id, and where its records are, which `data.gather` reads;
-        spread  says of a flat vector which device computes which part of it, where devices hold a model together.
-        """
+    def run(self, client: ClientContext) -> LocalResult:
+        """Fact. One client's round, traced under `vmap` over clients."""
         ...
 
-    def absorb(self, shared: Any, total: Any, num_clients: int) -> Any:
-        """Memory.server after the sum of the members' terms has arrived."""
-        return shared
+    def absorb(self, server_state: Any, total: Any, num_clients: int) -> Any:
+        """The server's state after the sum of the members' auxiliary messages has arrived."""
+        return server_state
 
     def exchange(
-        self, memory: Memory, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
-    ) -> Memory:
+        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> LocalState:
         """After the new model: what clients of this round or the next send about it.
 
         look(f, ids) = f(key, new params tree, client, data, model) for each id.
         """
-        return memory
+        return state
 
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
         """Numbers that travel to and from one member in a round, beside model and update.
@@ -223,7 +189,7 @@ class Rule(Protocol):
     """How a gradient becomes a step, as far as a proof knows it: the slot `local rule` of `LocalTraining.parts`."""
 
     @property
-    def plain(self) -> bool:
+    def is_sgd(self) -> bool:
         """Fact. Whether the step is the gradient itself, as in plain stochastic gradient descent."""
         ...
 

@@ -13,25 +13,13 @@ from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_models import (
-    PERSONAL,
-    SHARED,
-    Ask,
-    At,
-    Begun,
-    ClientModels,
-    Finished,
-    Gradients,
-    Here,
-    Phase,
-    Point,
-    rows_of,
-)
+from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, rows_of
 from fedjax_dp.parts.composed_models import pair_of
-from fedjax_dp.parts.corrections import Memory, Setting
-from fedjax_dp.parts.personal_models import MOST_STEPS
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
+from fedjax_dp.parts.local_sgd import LocalSgd, SgdState, StepDraw
+from fedjax_dp.parts.personal_models import pulled, unpulled
 from fedjax_dp.parts.pull import INSIDE, Pull
-from fedjax_dp.pytrees import ravel, structure, value
+from fedjax_dp.pytrees import changed, ravel, structure, value
 
 
 @value
@@ -53,43 +41,36 @@ class ModelBeside(ClientModels):
         r"w_k \leftarrow w_k - \eta_t \tilde g(w_k),\ v_k \leftarrow v_k - \eta_t (\tilde g(v_k) + \lambda (v_k - w_t))"
     )
 
-    keeps = True
+    own_is_sent = state_affects_messages = False
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        return Phase(steps), Phase(self.steps, (Ask(PERSONAL, False, self.noise, self.clean),), (1,), self.speed)
+    @property
+    def own_steps(self) -> OwnSteps:
+        return OwnSteps(noise=self.noise, speed=self.speed, steps=self.steps, clean=self.clean)
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+    def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
+        kept = self.own_steps.of(sgd).init(run).clients
+        return LocalState(clients={"model": rows_of(ravel(run.params)[0], run.data.num_clients), "steps": kept})
 
-    def begin(self, here: Here) -> Begun:
-        return Begun((here.received, here.own))
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        result, anchor = sgd.run(client), client.shard(client.received.params)
+        beside = self.own_steps.context(client).receiving(own["model"], (), own["steps"], ())
+        steps, beside = pulled(self.own_steps.of(sgd), beside, self.pull, anchor)
+        mine = unpulled(steps.run(beside))
+        return result, {"model": own["model"] + mine.update, "steps": mine.client_state}, ()
 
-    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        model = self.pull.model(here.model, here.unravel(here.received)) if at.phase else here.model
-        return (Point(model, here.unravel(at.vectors[at.phase])),)
-
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        if not at.phase:
-            return gradients, memory
-        return (self.pull.gradient(gradients[0], at.vectors[1], here.received, at.rate),), memory
-
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        return Finished(moved[0], (), begun.vectors[1] + moved[1])
-
-    def personal(self, here: Here) -> jax.Array:
-        own: jax.Array = here.own
-        return own
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        whole: jax.Array = own["model"]
+        return whole
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         self.pull.check()
-        errors.require_count("personal_steps", self.steps)
-        _check_beside(self.noise, self.speed)
+        self.own_steps.check()
 
 
 @value
 class JointModels(ClientModels):
     """As `ModelBeside`, but a record's gradients of both models are clipped as one vector and noised once: one release
-    in a step serves both."""
+    in a step serves both. Corrections join the shared one."""
 
     pull: Pull
 
@@ -98,30 +79,43 @@ class JointModels(ClientModels):
         r"v_k \leftarrow v_k - \eta_t (\tilde g_v + \lambda (v_k - w_t))"
     )
 
-    keeps = returns = True
+    def trained(self, run: InitContext) -> InitContext:
+        return run._replace(params=(run.params, run.params))
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+    def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
+        return LocalState(clients=rows_of(ravel(run.params)[0], run.data.num_clients))
 
-    def begin(self, here: Here) -> Begun:
-        return Begun((jnp.stack([here.received, here.own]),))
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        received, *more = client.received
+        size = received.size
+        pair = client.receiving(jnp.concatenate([received, own]), *more)._replace(
+            model=pair_of(client.model), unravel=lambda v: (client.unravel(v[:size]), client.unravel(v[size:]))
+        )
+        gradients, anchor = sgd.draw(pair), client.shard(received)
 
-    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        one, other = at.vectors[0]
-        return (Point(pair_of(here.model), (here.unravel(one), here.unravel(other))),)
+        def step(state: SgdState, drawn: StepDraw) -> tuple[SgdState, None]:
+            params = pair.shard(pair.received.params + state.moved)
+            gradient, report, records = gradients.at(params, drawn)
+            context, places = gradients.context(drawn.number), params.reshape(2, -1)
 
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        both = gradients[0].reshape(2, -1)  # one array: see `walk`, of the noise of several models
-        pulled = self.pull.gradient(both, at.vectors[0], here.received[None], at.rate)
-        return (jnp.where(jnp.arange(2)[:, None] == 0, both, pulled),), memory
+            def corrected(gradient: jax.Array, params: jax.Array) -> jax.Array:
+                return sgd.correct(client, gradient, params, context, records)
 
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        shared, own = moved[0]
-        return Finished(shared, (), here.own + own)
+            # Both gradients are corrected and pulled, and one of each is put back: cut apart, a CPU would draw the
+            # noise of both for each of them.
+            both, first = gradient.reshape(2, -1), jnp.arange(2)[:, None] == 0
+            both = jnp.where(first, both, self.pull.gradient(both, places, anchor[None], drawn.rate))
+            both = jnp.where(first, jax.vmap(corrected)(both, places), both)
+            return sgd.move(gradients, state, drawn, params, both.reshape(-1), report), None
 
-    def personal(self, here: Here) -> jax.Array:
-        own: jax.Array = here.own
-        return own
+        state, _ = lax.scan(step, sgd.begin(pair), gradients.steps())
+        shared, mine = state.moved.reshape(2, -1)
+        result = sgd.finish(gradients._replace(client=client), state._replace(moved=shared))
+        return result, own + mine, ()
+
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        whole: jax.Array = own
+        return whole
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         self.pull.check()
@@ -150,54 +144,62 @@ class MixedModels(ClientModels):
         r"x_k = \alpha_k v_k + (1 - \alpha_k) w_k"
     )
 
-    keeps = True
+    own_is_sent = state_affects_messages = False
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        return (Phase(steps, (Ask(SHARED), Ask(PERSONAL, False, self.noise, self.clean)), (0, 1)),)
+    @property
+    def own_steps(self) -> OwnSteps:
+        return OwnSteps(noise=self.noise, clean=self.clean)
 
-    def init(self, setting: Setting) -> Memory:
-        clients = setting.data.num_clients
+    def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
+        clients, kept = run.data.num_clients, self.own_steps.of(sgd).init(run).clients
         alphas = jnp.full((clients,), jnp.asarray(self.alpha, jnp.float32))
-        return Memory(clients={"alpha": alphas, "model": rows_of(ravel(setting.params)[0], clients)})
+        return LocalState(clients={"alpha": alphas, "model": rows_of(ravel(run.params)[0], clients), "steps": kept})
 
-    def begin(self, here: Here) -> Begun:
-        return Begun((here.received, here.own["model"]), here.own["alpha"])
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        own_sgd = self.own_steps.of(sgd)
+        other = self.own_steps.context(client).receiving(own["model"], (), own["steps"], ())
+        at_shared, at_mixture = sgd.draw(client), own_sgd.draw(other)
+        start, mine = client.shard(client.received.params), client.shard(own["model"])
 
-    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        shared, own = at.vectors
-        mixed = memory * own + (1 - memory) * shared
-        return Point(here.model, here.unravel(shared)), Point(here.model, here.unravel(mixed))
+        def step(carry: tuple[Any, ...], drawn: tuple[StepDraw, StepDraw]) -> tuple[Any, None]:
+            w, v, alpha = carry
+            shared, personal = client.shard(start + w.moved), client.shard(mine + v.moved)
+            gradient, report, _ = at_mixture.at(alpha * personal + (1 - alpha) * shared, drawn[1])
+            w = sgd.step(at_shared, w, drawn[0])
+            v = own_sgd.move(at_mixture, v, drawn[1], personal, alpha * gradient, report)
+            taken = (drawn[0].number == 0) & (drawn[0].batch.live > 0)
+            return (w, v, self._turned(alpha, gradient, own["model"] - client.received.params, taken)), None
 
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        at_shared, at_mixed = gradients
+        begun = sgd.begin(client), own_sgd.begin(other), own["alpha"]
+        (w, v, alpha), _ = lax.scan(step, begun, (at_shared.steps(), at_mixture.steps()))
+        kept = own_sgd.finish(at_mixture, v).client_state
+        return sgd.finish(at_shared, w), {"alpha": alpha, "model": own["model"] + v.moved, "steps": kept}, ()
 
-        def turned(alpha: jax.Array, at_mixed: jax.Array) -> jax.Array:
-            apart = here.own["model"] - here.received  # in the first step
-            return jnp.clip(alpha - self.alpha_speed * jnp.vdot(at_mixed, apart), 0.0, 1.0)
+    def _turned(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, first: jax.Array) -> Any:
+        """Alpha after a step, of which the first of a round turns it."""
 
-        def in_first(alpha: jax.Array, at_mixed: jax.Array) -> Any:
+        def turned(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
+            return jnp.clip(alpha - self.alpha_speed * jnp.vdot(gradient, away), 0.0, 1.0)
+
+        def in_first(alpha: jax.Array, gradient: jax.Array) -> Any:
             """On a CPU no other step computes it; on an accelerator it takes longer to ask."""
-            return lax.cond(at.first, turned, lambda alpha, _: alpha, alpha, at_mixed)
+            return lax.cond(first, turned, lambda alpha, _: alpha, alpha, gradient)
 
-        def always(alpha: jax.Array, at_mixed: jax.Array) -> jax.Array:
-            return jnp.where(at.first, turned(alpha, at_mixed), alpha)
+        def always(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
+            return jnp.where(first, turned(alpha, gradient), alpha)
 
-        alpha = lax.platform_dependent(memory, at_mixed, cpu=in_first, default=always)
-        return (at_shared, memory * at_mixed), alpha
+        return lax.platform_dependent(alpha, gradient, cpu=in_first, default=always)
 
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        return Finished(moved[0], (), {"alpha": memory, "model": here.own["model"] + moved[1]})
-
-    def personal(self, here: Here) -> jax.Array:
-        alpha, own = here.own["alpha"], here.own["model"]
-        mixed: jax.Array = alpha * own + (1 - alpha) * here.received
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        alpha, mine = own["alpha"], own["model"]
+        mixed: jax.Array = alpha * mine + (1 - alpha) * client.received.params
         return mixed
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         if not 0 <= float(self.alpha) <= 1:
             raise errors.refuse("alpha", self.alpha, "in [0, 1]", "0 is the shared model, 1 the client's own")
         errors.require_not_negative("alpha_speed", self.alpha_speed)
-        _check_beside(self.noise, 1.0)
+        self.own_steps.check()
 
 
 @value
@@ -214,15 +216,24 @@ class FineTuned(ClientModels):
 
     equation = r"v_k \leftarrow w_T,\ \text{then}\ v_k \leftarrow v_k - \eta_t \tilde g(v_k)"
 
+    own_is_sent = has_client_state = False
+    own_comes_last = True
+
     @property
-    def final(self) -> Phase | None:
-        return Phase(self.steps, (Ask(PERSONAL, False, self.noise, self.clean),), speed=self.speed)
+    def own_steps(self) -> OwnSteps:
+        return OwnSteps(noise=self.noise, speed=self.speed, steps=self.steps, clean=self.clean)
+
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        return sgd.run(client), (), ()
+
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        whole = client.received.params
+        if not self.steps:
+            return whole
+        steps = self.own_steps.of(changed(sgd, rule=changed(sgd.rule, keep=False)))
+        moved: jax.Array = steps.run(self.own_steps.context(client).receiving(whole)).update
+        return whole + moved
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_integer("personal_steps", self.steps, 0, MOST_STEPS)
-        _check_beside(self.noise, self.speed)
-
-
-def _check_beside(noise: Any, speed: Any) -> None:
-    errors.require_positive("personal_noise", noise, "0 leaves the personal steps without clipping and noise: clean")
-    errors.require_positive("personal_speed", speed)
+        changed(self.own_steps, steps=None).check()

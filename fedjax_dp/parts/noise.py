@@ -1,6 +1,6 @@
 """Where standard normal noise comes from, and what its correlation costs."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,8 @@ import numpy as np
 
 from fedjax_dp import errors, prng
 from fedjax_dp.accounting import correlated, events
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import value
-
-
-class Place(NamedTuple):
-    """Where a noise vector is used: traced scalars. A (key, step) pair occurs once."""
-
-    client: jax.Array
-    round: jax.Array
-    step: jax.Array
-    rate: jax.Array  # learning rate of this step
-    drift: jax.Array  # sum of the learning rates of the round's steps
-    last: jax.Array  # bool: the last step of the round
-    series: int = 0  # of the client's steps: 0 for those of what is shared, see `client_models.Ask`
 
 
 class NoiseSource(Protocol):
@@ -36,8 +25,8 @@ class NoiseSource(Protocol):
         """Fact. `(bands,)`: a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1; (1.0,) where it is fresh."""
         ...
 
-    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
-        """The noise n_t of step t = place.step, float32 `(size,)`, traced.
+    def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:
+        """The noise n_t of step t = step.number, float32 `(size,)`, traced.
 
         The key is the same in steps that belong together (of a client's round, or of a run's sums), so that noise of
         earlier ones can be drawn again; other clients, rounds and runs have other keys.
@@ -69,8 +58,8 @@ class WhiteNoise:
 
     fresh, bands = True, (1.0,)
 
-    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
-        return prng.normals(key, place.step, size)
+    def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:
+        return prng.normals(key, step.number, size)
 
     def variance(self, step: jax.Array) -> float:
         return 1.0
@@ -94,9 +83,9 @@ class BandedNoise:
     def bands(self) -> Any:
         return self.coefficients
 
-    def draw(self, key: jax.Array, place: Place, size: int) -> jax.Array:
+    def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:
         a = jnp.asarray(self.coefficients, jnp.float32)
-        now = place.step.astype(jnp.int32)
+        now = step.number.astype(jnp.int32)
 
         def add(j: jax.Array, total: jax.Array) -> jax.Array:
             z = prng.normals(key, jnp.maximum(now - j, 0).astype(jnp.uint32), size)
@@ -110,7 +99,7 @@ class BandedNoise:
         return jnp.sum(jnp.where(jnp.arange(a.shape[0]) <= step, a * a, 0.0))
 
 
-def priced(
+def noise_event(
     source: NoiseSource,
     noise_multiplier: float,
     sampling: events.Sampling,

@@ -9,27 +9,44 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.events import Event
 from fedjax_dp.models import Model
 from fedjax_dp.models.selection import tensors_named
-from fedjax_dp.parts.client_models import (
-    PERSONAL,
-    Ask,
-    At,
-    Begun,
-    ClientModels,
-    Finished,
-    Gradients,
-    Here,
-    Phase,
-    Point,
-    rows_of,
-)
+from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, clean_refused, nothing_of, rows_of
+from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.composed_models import part_of
-from fedjax_dp.parts.corrections import Memory, Setting
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
+from fedjax_dp.parts.corrections import Correction
+from fedjax_dp.parts.local_sgd import LocalSgd
+from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.pull import Pull
-from fedjax_dp.pytrees import Part, ravel, structure, tensor_sizes, value
+from fedjax_dp.parts.record_privacy import NonPrivate
+from fedjax_dp.pytrees import Part, changed, ravel, structure, tensor_sizes, value
 
-MOST_STEPS = 10**6
+
+@value
+class _PullToReceived(Correction):
+    """The pull of a client's own model to the one that is received, which comes to it as `extra`."""
+
+    form: Pull
+
+    def gradient(
+        self, gradient: jax.Array, params: jax.Array, step: StepContext, client: ClientContext, records: Records
+    ) -> jax.Array:
+        return self.form.gradient(gradient, params, client.received.extra, step.rate)
+
+
+def pulled(sgd: LocalSgd, client: ClientContext, pull: Pull, anchor: jax.Array) -> tuple[LocalSgd, ClientContext]:
+    """Steps that are pulled to an anchor, before their corrections, and the client that takes them."""
+    start, server, kept, extra = client.received
+    client = client.receiving(start, ((), *server), ((), *kept), (anchor, *extra))
+    steps = changed(sgd, corrections=(_PullToReceived(form=pull), *sgd.corrections))
+    return steps, client._replace(model=pull.model(client.model, client.unravel(anchor)))
+
+
+def unpulled(result: LocalResult) -> LocalResult:
+    """Without what the pull sends and keeps, which is nothing."""
+    return result._replace(auxiliary=result.auxiliary[1:], client_state=result.client_state[1:])
 
 
 @value
@@ -48,42 +65,46 @@ class OwnModel(ClientModels):
 
     equation = r"v_k \leftarrow v_k - \eta_t (\tilde g(v_k) + \lambda (v_k - w_t)),\ \Delta_k = v_k - v_k^{\text{old}}"
 
-    keeps = True
-
     @property
-    def returns(self) -> bool:
+    def sends_steps(self) -> bool:
         return self.shared
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        return (Phase(steps, (Ask(sent=self.shared, clean=self.clean),)),)
+    @property
+    def state_affects_messages(self) -> bool:
+        return self.shared
+
+    @property
+    def releases(self) -> tuple[AdditionalRelease, ...]:
+        return (AdditionalRelease(_unnoised, sent=self.shared, noised=False, stream=0),) if self.clean else ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
         return None if self.shared else nothing_of(model)
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=rows_of(ravel(setting.params)[0], setting.data.num_clients))
+    def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
+        return LocalState(clients=rows_of(ravel(run.params)[0], run.data.num_clients))
 
-    def begin(self, here: Here) -> Begun:
-        return Begun((here.own,))
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        sgd = changed(sgd, privatizer=NonPrivate()) if self.clean else sgd
+        received, *more = client.received
+        steps, client = pulled(sgd, client.receiving(own, *more), self.pull, client.shard(received))
+        result = unpulled(steps.run(client))
+        update = result.update if self.shared else result.update[:0]
+        return result._replace(update=update), own + result.update, ()
 
-    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        model = self.pull.model(here.model, here.unravel(here.received))
-        return (Point(model, here.unravel(at.vectors[0])),)
-
-    def gradient(self, gradients: tuple[jax.Array, ...], at: At, here: Here, memory: Any) -> Gradients:
-        return (self.pull.gradient(gradients[0], at.vectors[0], here.received, at.rate),), memory
-
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        return Finished(moved[0] if self.shared else moved[0][:0], (), begun.vectors[0] + moved[0])
-
-    def personal(self, here: Here) -> jax.Array:
-        own: jax.Array = here.own
-        return own
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        whole: jax.Array = own
+        return whole
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         self.pull.check()
         if self.clean and self.shared:
             raise clean_refused("a model that is sent")
+
+
+def _unnoised(local: Any, noise: float, records: int, rates: np.ndarray) -> Event:
+    count = local.batches.count(local.steps, records)
+    released: Event = local.privatizer.event(0.0, local.batches, records, count, rates)
+    return released
 
 
 @value
@@ -107,12 +128,9 @@ class OwnPart(ClientModels):
             )
         return r"(\theta, h_k) \leftarrow (\theta, h_k) - \eta_t \tilde g(\theta, h_k),\ \Delta_k = \theta - \theta_t"
 
-    keeps = returns = True
-
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        if not self.head_steps:
-            return (Phase(steps),)
-        return Phase(self.head_steps, (Ask(PERSONAL),)), Phase(steps, moves=(1,))
+    @property
+    def own_steps(self) -> OwnSteps | None:
+        return OwnSteps(steps=self.head_steps) if self.head_steps else None
 
     def kept(self, model: Model) -> tuple[bool, ...]:
         """Which tensors a client keeps."""
@@ -121,36 +139,39 @@ class OwnPart(ClientModels):
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         return tuple(not kept for kept in self.kept(model))
 
-    def _parts(self, model: Model) -> tuple[Part, Part]:
-        head = Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.kept(model))
-        return head, head.rest
+    def part(self, model: Model) -> Part:
+        """What a client keeps."""
+        return Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.kept(model))
 
-    def init(self, setting: Setting) -> Memory:
-        head, _ = self._parts(setting.model)
-        return Memory(clients=rows_of(head.take(ravel(setting.params)[0]), setting.data.num_clients))
-
-    def begin(self, here: Here) -> Begun:
+    def trained(self, run: InitContext) -> InitContext:
         if not self.head_steps:
-            return Begun((self.personal(here),))
-        return Begun((here.own, self._parts(here.model)[1].take(here.received)))
+            return run
+        rest = self.part(run.model).rest.take(ravel(run.params)[0])
+        return run._replace(params=rest, size=rest.size)
 
-    def points(self, at: At, here: Here, memory: Any) -> tuple[Point, ...]:
-        if not self.head_steps:
-            return (Point(here.model, here.unravel(at.vectors[0])),)
-        head, _ = self._parts(here.model)
-        own, shared = at.vectors
-        whole = here.unravel(head.put(own, head.rest.put(shared, here.received)))
-        chosen = self.sent_tensors(here.model) if at.phase else self.kept(here.model)
-        return (Point(*part_of(here.model, whole, chosen)),)
+    def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
+        head, own = self.part(run.model).take(ravel(run.params)[0]), self.own_steps
+        kept = () if own is None else own.of(sgd).init(run._replace(params=head, size=head.size)).clients
+        return LocalState(clients={"head": rows_of(head, run.data.num_clients), "steps": kept})
 
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        head, shared = self._parts(here.model)
-        if self.head_steps:
-            return Finished(moved[1], (), begun.vectors[0] + moved[0])
-        return Finished(shared.take(moved[0]), (), head.take(begun.vectors[0] + moved[0]))
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        received, *more = client.received
+        part, head, steps = self.part(client.model), own["head"], self.own_steps
+        if steps is None:
+            whole = part.put(head, received)
+            result = sgd.run(client.receiving(whole, *more))
+            own = {"head": part.take(whole + result.update), "steps": ()}
+            return result._replace(update=part.rest.take(result.update)), own, ()
+        first = on_part(steps.context(client), self.kept(client.model), received)
+        first = first.receiving(head, (), own["steps"], ())
+        mine = steps.of(sgd).run(first)
+        head = head + mine.update
+        rest = on_part(client, self.sent_tensors(client.model), part.put(head, received))
+        result = sgd.run(rest.receiving(part.rest.take(received), *more))
+        return result, {"head": head, "steps": mine.client_state}, ()
 
-    def personal(self, here: Here) -> jax.Array:
-        return self._parts(here.model)[0].put(here.own, here.received)
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        return self.part(client.model).put(own["head"], client.received.params)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_integer("head_steps", self.head_steps, 0, MOST_STEPS)
@@ -160,6 +181,16 @@ class OwnPart(ClientModels):
         if all(kept):
             remedy = "name a part of them, or use local"
             raise errors.refuse("head", f"{self.head!r}, which is every parameter", "a part of them", remedy)
+
+
+def on_part(client: ClientContext, chosen: tuple[bool, ...], whole: jax.Array) -> ClientContext:
+    """The same client, whose model is the chosen tensors of it; the other parameters stay as in `whole`."""
+    part = Part(tensor_sizes(client.unravel(whole)), chosen)
+
+    def of(vector: jax.Array) -> Any:
+        return part_of(client.model, client.unravel(part.put(vector, whole)), chosen)
+
+    return client._replace(model=of(part.take(whole))[0], unravel=lambda vector: of(vector)[1])
 
 
 @value
@@ -175,39 +206,19 @@ class OwnOffset(ClientModels):
 
     equation = r"w_k \leftarrow w_k - \eta_t \tilde g(w_k + \theta_k),\ \theta_k \leftarrow \theta_k - \eta'_t \tilde g"
 
-    keeps = returns = True
+    def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
+        return LocalState(clients=np.zeros((run.data.num_clients, run.size), np.float32))
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        return (Phase(steps, speed=1 + self.speed),)
+    def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
+        received, *more = client.received
+        faster = changed(sgd, learning_rate=sgd.learning_rate * (1 + self.speed))
+        result = faster.run(client.receiving(received + own, *more))
+        shared = result.update / (1 + self.speed)
+        return result._replace(update=shared), own + self.speed * shared, ()
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(clients=np.zeros((setting.data.num_clients, setting.size), np.float32))
-
-    def begin(self, here: Here) -> Begun:
-        return Begun((self.personal(here),))
-
-    def finish(self, here: Here, begun: Begun, moved: tuple[jax.Array, ...], memory: Any) -> Finished:
-        way = moved[0] / (1 + self.speed)
-        return Finished(way, (), here.own + self.speed * way)
-
-    def personal(self, here: Here) -> jax.Array:
-        whole: jax.Array = here.received + here.own
+    def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
+        whole: jax.Array = client.received.params + own
         return whole
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_not_negative("personal_speed", self.speed)
-
-
-def nothing_of(model: Model) -> tuple[bool, ...]:
-    """No tensor of a model."""
-    return (False,) * len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
-
-
-def clean_refused(what: str) -> errors.ConfigurationError:
-    """Where private parts without noise would act on updates whose records are noised."""
-    return errors.refuse(
-        "noise on the personal part",
-        f"none, on {what}",
-        "the shared steps' own where it acts on later updates",
-        "a record would move it, and it every record's gradient; use ditto or finetune, or noise whole clients",
-    )

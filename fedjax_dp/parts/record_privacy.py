@@ -12,7 +12,8 @@ from fedjax_dp.accounting import events
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report
-from fedjax_dp.parts.noise import NoiseSource, Place, WhiteNoise, priced
+from fedjax_dp.parts.contexts import StepContext
+from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.pytrees import changed, of_clients, ravel, structure, value
 
 LEAST_CLIP = 1e-12  # noise over batches and cohorts is still a float32 then
@@ -27,11 +28,11 @@ class Privatizer(Protocol):
     """
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         """The gradient at the tree `params`, flat `(size,)` in the order of `pytrees.ravel`, and probes; traced.
 
-        The key is of one client's round: with `place.step` it makes every noise new. What is noised is finite whatever
+        The key is of one client's round: with `step.number` it makes every noise new. What is noised is finite whatever
         the records.
         """
         ...
@@ -60,7 +61,7 @@ class Privatizer(Protocol):
         ...
 
     @property
-    def gap(self) -> str | None:
+    def no_epsilon_reason(self) -> str | None:
         """Fact. Why there is no epsilon; None: there is one."""
         ...
 
@@ -91,7 +92,7 @@ def clips(privatizer: Privatizer) -> TypeGuard[ClippingPrivatizer]:
 class MeasuredPrivatizer(Privatizer, Protocol):
     """One that tells how much noise it adds, for rules that take the noise's own part off a second moment."""
 
-    def noise_variance(self, place: Place, divisor: Any) -> Any:
+    def noise_variance(self, step: StepContext, divisor: Any) -> Any:
         """Of each coordinate of the noise in the gradient of a step over `divisor` records, a number; traced.
 
         Of public numbers alone, as no records are at hand. NaN, whatever the arguments, where none tells it.
@@ -104,21 +105,21 @@ def measured(privatizer: Privatizer) -> TypeGuard[MeasuredPrivatizer]:
     return getattr(privatizer, "noise_variance", None) is not None
 
 
-def variance_of(privatizer: Privatizer, place: Place, divisor: Any) -> jax.Array:
+def variance_of(privatizer: Privatizer, step: StepContext, divisor: Any) -> jax.Array:
     """Of each coordinate of the noise in a gradient, a float32 scalar.
 
     Raises: ConfigurationError in one line where the privatizer does not tell.
     """
     if not measured(privatizer):
         raise _unmeasured(privatizer)
-    return jnp.asarray(privatizer.noise_variance(place, divisor), jnp.float32)
+    return jnp.asarray(privatizer.noise_variance(step, divisor), jnp.float32)
 
 
 def require_measured(privatizer: Privatizer) -> None:
     """Refuse a privatizer that does not tell how much noise it adds. Numbers are concrete here."""
     one, first = jnp.float32(1), jnp.int32(0)
-    place = Place(first, first, first.astype(jnp.uint32), one, one, jnp.bool_(True))
-    if bool(jnp.isnan(variance_of(privatizer, place, one))):
+    step = StepContext(first, first, first.astype(jnp.uint32), one, one, jnp.bool_(True))
+    if bool(jnp.isnan(variance_of(privatizer, step, one))):
         raise _unmeasured(privatizer)
 
 
@@ -138,17 +139,17 @@ class NonPrivate:
 
     equation = r"\tilde g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i"
 
-    gap = "gradients are neither clipped nor noised"
+    no_epsilon_reason = "gradients are neither clipped nor noised"
     assumptions = ()
     on_upload = False
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         return ravel(batch.total)[0] / records.divisor, report(batch, records)
 
-    def noise_variance(self, place: Place, divisor: Any) -> float:
+    def noise_variance(self, step: StepContext, divisor: Any) -> float:
         return 0.0
 
     def client_noise(self, num_clients: int) -> None:
@@ -187,19 +188,19 @@ class RecordGaussian:
     on_upload = False
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         bounded = self.bound.apply(model, params, records, self.clip_norm)
-        std, size = of_client(self.noise_multiplier, place.client) * bounded.unit, bounded.mean.size
-        told = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(place.step))
-        return bounded.mean + std * self.source.draw(key, place, size), told
+        std, size = of_client(self.noise_multiplier, step.client) * bounded.unit, bounded.mean.size
+        told = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(step.number))
+        return bounded.mean + std * self.source.draw(key, step, size), told
 
-    def noise_variance(self, place: Place, divisor: Any) -> Any:
+    def noise_variance(self, step: StepContext, divisor: Any) -> Any:
         """(z C / B)^2 where records are clipped, (z C)^2 where batches are, times the variance of the source's."""
         if getattr(self.bound, "varies", False):
             return math.nan
-        std = of_client(self.noise_multiplier, place.client) * self.clip_norm * self.unit(divisor)
-        return std**2 * self.source.variance(place.step)
+        std = of_client(self.noise_multiplier, step.client) * self.clip_norm * self.unit(divisor)
+        return std**2 * self.source.variance(step.number)
 
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
@@ -216,14 +217,14 @@ class RecordGaussian:
             raise errors.refuse("bound", name, "ClipRecords for Poisson batches", "or use batches of fixed size")
         adjacency = events.Adjacency.ADD_REMOVE if poisson else events.Adjacency.REPLACE_ONE
         times = steps // sampling.steps_per_epoch if isinstance(sampling, events.Shuffled) else steps
-        return priced(self.source, noise, sampling, adjacency, steps, times)
+        return noise_event(self.source, noise, sampling, adjacency, steps, times)
 
     def unit(self, divisor: int) -> float:
         return 1 / divisor if self.bound.per_record else 1.0
 
     @property
-    def gap(self) -> str | None:
-        return self.bound.gap
+    def no_epsilon_reason(self) -> str | None:
+        return self.bound.no_epsilon_reason
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -264,28 +265,28 @@ class OutputGaussian:
         return rf"\tilde g = \bar g,\ w \mathrel{{+}}= {size}\, \xi\ \text{{in {where} step}},\ D = C \sum_s \eta_s"
 
     def gradient(
-        self, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+        self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        bounded, std = self.bound.apply(model, params, records, self.clip_norm), self._std(place)
+        bounded, std = self.bound.apply(model, params, records, self.clip_norm), self._std(step)
 
         def noisy() -> jax.Array:
-            return bounded.mean + std * self.source.draw(key, place, bounded.mean.size)
+            return bounded.mean + std * self.source.draw(key, step, bounded.mean.size)
 
-        expected = std**2 * bounded.mean.size * self.source.variance(place.step)
+        expected = std**2 * bounded.mean.size * self.source.variance(step.number)
         if self.every_step:
             return noisy(), bounded.report._replace(noise=expected)
-        told = bounded.report._replace(noise=jnp.where(place.last, expected, 0.0))
-        return jnp.where(place.last, noisy(), bounded.mean), told
+        told = bounded.report._replace(noise=jnp.where(step.is_last, expected, 0.0))
+        return jnp.where(step.is_last, noisy(), bounded.mean), told
 
-    def noise_variance(self, place: Place, divisor: Any) -> jax.Array:
+    def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
         """(z D / rate)^2, or (z D)^2 where that is literal, in the steps that have noise."""
-        variance = self._std(place) ** 2 * self.source.variance(place.step)
-        return variance if self.every_step else jnp.where(place.last, variance, 0.0)
+        variance = self._std(step) ** 2 * self.source.variance(step.number)
+        return variance if self.every_step else jnp.where(step.is_last, variance, 0.0)
 
-    def _std(self, place: Place) -> jax.Array:
+    def _std(self, step: StepContext) -> jax.Array:
         """Of the noise in a gradient, signed: a step subtracts its gradient times the rate."""
-        on_model = of_client(self.noise_multiplier, place.client) * self.clip_norm * place.drift
-        return on_model if self.literal else -on_model / place.rate
+        on_model = of_client(self.noise_multiplier, step.client) * self.clip_norm * step.total_rate
+        return on_model if self.literal else -on_model / step.rate
 
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
@@ -301,14 +302,14 @@ class OutputGaussian:
         elif not isinstance(sampling, events.FullBatch):
             raise errors.refuse("batches", str(sampling), "of a fixed size for noise on the upload")
         seen = noise * float(rates.min()) if self.literal else noise
-        return priced(self.source, seen, sampling, events.Adjacency.REPLACE_ONE, 1, 1)
+        return noise_event(self.source, seen, sampling, events.Adjacency.REPLACE_ONE, 1, 1)
 
     def unit(self, divisor: int) -> float:
         return 1.0
 
     @property
-    def gap(self) -> str | None:
-        return self.bound.gap
+    def no_epsilon_reason(self) -> str | None:
+        return self.bound.no_epsilon_reason
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -320,7 +321,7 @@ class OutputGaussian:
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
-        if self.bound.gap or self.bound.assumption:
+        if self.bound.no_epsilon_reason or self.bound.assumption:
             raise errors.refuse("bound", type(self.bound).__name__, "ClipBatch or ClipRecords for noise on the upload")
 
 
@@ -330,10 +331,10 @@ def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
     return noise[client] if noise.ndim else noise
 
 
-def louder(privatizer: Any, factor: Any) -> Any:
+def scale_noise(privatizer: Any, factor: Any) -> Any:
     """The same with `factor` times the noise; what stands around it, or has no noise multiplier, stays."""
     if (base := getattr(privatizer, "base", None)) is not None:
-        return changed(privatizer, base=louder(base, factor))
+        return changed(privatizer, base=scale_noise(base, factor))
     noise = getattr(privatizer, "noise_multiplier", None)
     return privatizer if noise is None else changed(privatizer, noise_multiplier=jnp.asarray(noise) * factor)
 

@@ -42,6 +42,10 @@ class ServerOptimizer(Protocol):
         """Raise ConfigurationError, in one line, for numbers that cannot be meant. Numbers are concrete here."""
         ...
 
+    # def final(self, state: Any, params: Any) -> Any, where there is one: the model that a run would end with now, made
+    # of what `move` has kept and moved to, such as a mean over rounds; `rounds.final_model` asks for it. Without it the
+    # model is `params`.
+
 
 @value
 class Server:

@@ -1,4 +1,4 @@
-"""What a run promises: what is released of each client, the noise for a budget, what papers claim of it."""
+"""What a run promises: what is released of each client, and the noise for a budget."""
 
 from .guarantees import calibrate as calibrate
 from .guarantees import guarantee as guarantee

@@ -15,9 +15,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
+from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
 from fedjax_dp.privacy.ledger import counted_as, remembers, training_of, with_paid
-from fedjax_dp.privacy.paper_claims import claims_about
-from fedjax_dp.privacy.paper_noise import PRESCRIBED, prescribed
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms, terms_from
@@ -48,7 +47,7 @@ def calibrate(
     """
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
     found = calibrated(run, progress)
-    if run.terms.sigma_mode not in PRESCRIBED:
+    if run.terms.sigma_mode not in NOISE_RULES:
         _require_believable(found)
     return found.algorithm
 
@@ -68,14 +67,14 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
             "left out for an algorithm without privacy",
             "choose a private algorithm such as dpnfl",
         )
-    reason = run.gap
-    if terms.sigma_mode in PRESCRIBED:
-        return run.with_noise(prescribed(terms.sigma_mode, algorithm, data, run.rounds, budgets, delta))
+    reason = run.no_epsilon_reason
+    if terms.sigma_mode in NOISE_RULES:
+        return run.with_noise(NOISE_RULES[terms.sigma_mode](algorithm, data, run.rounds, budgets, delta))
     if reason:
         told = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
         raise errors.refuse("epsilon", told, "left out where no noise can reach it", reason)
     unit_noise = run.with_noise(1.0)
-    paid = algorithm.cohort.paid
+    paid = algorithm.cohort.prior_event
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
         spent = accounting.epsilon_of(paid, delta / 10, terms.accountant)
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
@@ -188,7 +187,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     algorithm, data, terms = run.algorithm, run.data, run.terms
     num_clients, unit, delta = data.num_clients, unit_of(algorithm), terms.delta
-    reason = run.gap
+    reason = run.no_epsilon_reason
     if reason:
         return no_privacy(num_clients, reason, run.view)
     if delta is None:
@@ -213,7 +212,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         run.view,
         accounting.ACCOUNTANTS[terms.accountant].about,
         (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
-        claims_about(run, delta, epsilons, ledger),
+        tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger)),
         (*delta_warnings(delta, members, unit), *run.beginning.warnings, *_shared_parts(data, unit), *_learnt(data)),
         caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
     )
@@ -270,7 +269,7 @@ def _assumptions(
         if _correlated(algorithm.upload):
             told.append("noise is correlated over rounds and counted as one release of the whole run")
         return told
-    if algorithm.cohort.paid is not None:
+    if algorithm.cohort.prior_event is not None:
         cohorts["worst"] = (
             "cohorts follow what clients told of their records, a release that is counted; therefore every client is "
             "accounted for all rounds"
@@ -286,7 +285,7 @@ def _assumptions(
         else "each client's sampling rate is a public constant"
     )
     told += local.privatizer.assumptions
-    if local.warm:
+    if local.initial_release:
         told.append("every client's warm start is counted, once")
     if run.view is not View.UPLOADS:
         gains = run.gains
@@ -338,6 +337,6 @@ def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:
         return promise
     mode = terms.sigma_mode
     words = f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}"
-    if mode in PRESCRIBED:
+    if mode in NOISE_RULES:
         words += f": noise was found by {mode}"
     return dataclasses.replace(promise, warnings=(*promise.warnings, words))

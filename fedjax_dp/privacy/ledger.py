@@ -21,7 +21,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.events import distinct, each, repeated
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_privacy import Attendance
+from fedjax_dp.parts.client_privacy import Participation
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of, last_rates
@@ -38,7 +38,7 @@ def ledger_of(run: PlannedRun) -> list[Event]:
 
 def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:
     """The events with what clients paid before for how they are drawn."""
-    paid = algorithm.cohort.paid
+    paid = algorithm.cohort.prior_event
     if paid is None:
         return training
     released = {event: Composed((paid, event)) for event in distinct(training)}
@@ -57,7 +57,7 @@ def counted_as(run: PlannedRun) -> str:
         return asked
     lawless = asked == "law" and (by_client or not cohort.drawn)
     hidden = by_client and not isinstance(_sampling_of(run)[0], FullBatch)
-    return "worst" if cohort.paid is not None or lawless or hidden else asked
+    return "worst" if cohort.prior_event is not None or lawless or hidden else asked
 
 
 def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:
@@ -71,7 +71,7 @@ def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     if not upload.amplified:
         return SEEN
     known = helpers_of(run.algorithm, run.data, run.view, run.terms.colluders)
-    sampling, adjacency = run.algorithm.cohort.hidden(num_clients, known)
+    sampling, adjacency = run.algorithm.cohort.amplified(num_clients, known)
     return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
 
 
@@ -79,7 +79,7 @@ def remembers(algorithm: Algorithm) -> bool:
     """Whether what clients keep may act on what they send later; others than the project's parts are not believed."""
     local = algorithm.local
     known = all(map(of_the_project, (local, *(part for _, part in local.parts))))
-    return local.returns if known else local.keeps
+    return local.state_affects_messages if known else local.has_client_state
 
 
 def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
@@ -103,9 +103,9 @@ def _times(run: PlannedRun, participation: str, at_least: int) -> list[float]:
         return times
     cohort, rounds, num_clients = run.algorithm.cohort, run.rounds, run.data.num_clients
     if participation in ("worst", "once"):
-        return [(rounds if participation == "worst" else 1) * cohort.turns] * num_clients
+        return [(rounds if participation == "worst" else 1) * cohort.max_participations] * num_clients
     shares = np.asarray(run.data.shares, float)
-    chance, draws = cohort.law(shares) if cohort.drawn else (cohort.base.rates(shares), 1)
+    chance, draws = cohort.inclusion_probability(shares) if cohort.drawn else (cohort.base.rates(shares), 1)
     return [max(rounds * draws * float(rate), 1.0) for rate in np.broadcast_to(chance, (num_clients,))]
 
 
@@ -117,9 +117,9 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
 
     # Who sees uploads, or what is made of them, sees nothing of what acts on a client's own model alone.
     whole = run.view is View.DEPLOYED
-    looks = [look for look in local.beside if look.sent or whole]
-    often = [look for look in looks if look.most is None and not look.final]
-    seldom = [look for look in looks if look not in often]
+    others = [one for one in local.additional_releases if one.sent or whole]
+    often = [one for one in others if one.most is None and not one.final]
+    seldom = [one for one in others if one not in often]
 
     @functools.cache
     def round_of(noise: float, records: int, more: int) -> Event:
@@ -131,7 +131,7 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
     def own_round(noise: float, records: int, gain: float) -> Event:
         steps = [round_of(noise, records, local.extra_gradients).scaled(float(np.sqrt(gain)))]
         parts = steps if local.sends_steps or whole else []
-        parts += [look.event(local, noise, records, rates) for look in often]
+        parts += [one.event(local, noise, records, rates) for one in often]
         return parts[0] if len(parts) == 1 else Composed(tuple(parts))
 
     @functools.cache
@@ -146,9 +146,9 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
         return with_seldom(repeated(own_round(*kind), count), kind, count)
 
     kinds = list(zip(noises, sizes, run.gains.tolist(), strict=True))
-    before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if local.warm else []
+    before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if local.initial_release else []
     if participation == "law":
-        chance, draws = algorithm.cohort.law(np.asarray(data.shares, float))
+        chance, draws = algorithm.cohort.inclusion_probability(np.asarray(data.shares, float))
         later: list[Event] = [
             with_seldom(
                 RandomParticipation(own_round(*kind), min(float(rate), 1.0), rounds * draws), kind, rounds * draws
@@ -172,19 +172,19 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     known = helpers_of(algorithm, data, run.view, run.terms.colluders)
     sampling, adjacency = _sampling_of(run)
     size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
-    members = cohort.members(num_clients)
+    members = cohort.capacity(num_clients)
     honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
 
     @functools.cache
     def of(times: float) -> Event:
         event: Event = upload.event(
             noise,
-            Attendance(
+            Participation(
                 sampling,
                 adjacency,
                 run.rounds,
                 times,
-                cohort.spacing(num_clients),
+                cohort.min_separation(num_clients),
                 members,
                 honest,
                 algorithm.transport.resolution,

@@ -18,7 +18,7 @@ from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohorts
+from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
 
 
@@ -41,7 +41,7 @@ class PlannedRun:
         return view_of(self.algorithm, self.terms.view)
 
     @functools.cached_property
-    def gap(self) -> str | None:
+    def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
         return unprotected(self.algorithm, self.view) or self.beginning.reason
 
@@ -114,7 +114,7 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
 
 def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
     """Members of a cohort that help the adversary. In views of clients it is itself one that knows its own part."""
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
     return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
@@ -125,7 +125,7 @@ def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: in
     Where it is the server, the helpers' masks may cut honest members out of what is hidden together.
     Raises: ConfigurationError where one of them may stand alone though there are others.
     """
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
     others = max(members - helpers, 1)
     if view is not View.SECURE_SUM:
         return others
@@ -171,10 +171,10 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
         getattr(aggregate, "weigh", aggregate),
         algorithm.transport,
     )
-    one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.plain
+    one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.is_sgd
     if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
         return ones
-    if view is View.UPLOADS or not (cohort.fixed and one_step) or local.returns:
+    if view is View.UPLOADS or not (cohort.fixed and one_step) or local.state_affects_messages:
         return ones
     if view is View.DEPLOYED and local.personal:  # a client's own model carries its own noise alone
         return ones

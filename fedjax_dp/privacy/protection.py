@@ -44,19 +44,19 @@ def view_of(algorithm: Algorithm, view: str | None) -> View:
 
 def unprotected(algorithm: Algorithm, view: View) -> str | None:
     """Why no epsilon exists, where none does."""
-    if algorithm.cohort.gap:
-        return algorithm.cohort.gap
-    if algorithm.local.leak:
-        return algorithm.local.leak
+    if algorithm.cohort.no_epsilon_reason:
+        return algorithm.cohort.no_epsilon_reason
+    if algorithm.local.no_epsilon_reason:
+        return algorithm.local.no_epsilon_reason
     part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
-    if noise_of(algorithm) is None and not getattr(part, "gap", None):
+    if noise_of(algorithm) is None and not getattr(part, "no_epsilon_reason", None):
         return f"{type(part).__name__} has no noise_multiplier, so that nothing is known of its noise"
     if algorithm.aggregate.needs_loss:
         return "clients send the loss of the received model on their records as it is"
     if unit_of(algorithm) is Unit.RECORD:
-        if view is View.DEPLOYED and any(look.clean for look in algorithm.local.beside):
+        if view is View.DEPLOYED and any(not one.noised for one in algorithm.local.additional_releases):
             return "clients' own models are trained without noise (personal_noise 0), and are given away as they are"
-        return algorithm.local.privatizer.gap
+        return algorithm.local.privatizer.no_epsilon_reason
     if view is View.DEPLOYED and algorithm.local.personal:
         return "what clients keep is trained without noise, and is given away as it is"
     if algorithm.upload.shared_noise:
@@ -70,6 +70,19 @@ def noise_of(algorithm: Algorithm) -> Any:
     """The noise multiplier: one number, or one per client."""
     part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
     return getattr(part, "noise_multiplier", None)
+
+
+def noises_steps(algorithm: Algorithm) -> bool:
+    """Whether the gradient of every local step is noised by itself."""
+    privatizer = algorithm.local.privatizer
+    return getattr(privatizer, "noise_multiplier", None) is not None and not privatizer.on_upload
+
+
+def clips_records(algorithm: Algorithm) -> bool:
+    """Whether every step clips the gradients of single records and noises their sum."""
+    bound = getattr(algorithm.local.privatizer, "bound", None)
+    clips = bound is not None and bound.per_record and not (bound.no_epsilon_reason or bound.assumption)
+    return clips and noises_steps(algorithm)
 
 
 def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:

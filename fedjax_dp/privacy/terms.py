@@ -6,18 +6,17 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
-from fedjax_dp import accounting, doors, errors
-from fedjax_dp.accounting import View
-from fedjax_dp.accounting.calibrate import require_budget
-from fedjax_dp.options import about, of_class
+from fedjax_dp import doors, errors
+from fedjax_dp.options import Names, about, of_class
+from fedjax_dp.privacy.hooks import NOISE_RULES
 
+VIEWS = Names("fedjax_dp.accounting.views", "VIEWS")
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
     "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
     "once": "for a single round, which is no guarantee for the run",
 }
-PRINTED = ("dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output")  # papers whose theorem prints a noise, see `paper_noise`
-SIGMA_MODES = ("per_client", "common_worst", *PRINTED)
+SIGMA_MODES = ("per_client", "common_worst", *NOISE_RULES)
 WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 
@@ -26,28 +25,29 @@ Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one
 class PrivacyTerms:
     """How privacy is counted.
 
-    epsilon        budget, one for all or one per client; the noise is found that meets it
-    delta          of the budget and of the Guarantee
-    accountant     pld is rigorous; integer noise needs rdp
-    participation  the rounds of a client that noise is found for and that the Guarantee counts. schedule: its own
-                   number under the seed, which the run must use; law: any seed, delta averaged over the draw of
-                   cohorts; worst: every round; expected: the mean number, as papers do, which is no guarantee for
-                   clients drawn more often; once: a single round, which is none for the run. The Guarantee of the last
-                   two says so first; `guarantee(..., participation="schedule")` gives what such a run really has
-    sigma_mode     per_client: each its own noise; common_worst: all that of the client that needs most; or what a
-                   paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
-    view           the adversary, by default the strongest that the algorithm protects against; uploads: the server
-                   sees every message, so sampling clients amplifies nothing; in the others the others' noise
-                   helps where it is known to add up
-    colluders      clients of each cohort that help the adversary, in views other than uploads
+    Args:
+        epsilon: budget, one for all or one per client; the noise is found that meets it
+        delta: of the budget and of the Guarantee
+        accountant: pld is rigorous; integer noise needs rdp
+        participation: the rounds of a client that noise is found for and that the Guarantee counts. schedule: its own
+            number under the seed, which the run must use; law: any seed, delta averaged over the draw of cohorts;
+            worst: every round; expected: the mean number, as papers do, which is no guarantee for clients drawn more
+            often; once: a single round, which is none for the run. The Guarantee of the last two says so first;
+            `guarantee(..., participation="schedule")` gives what such a run really has
+        sigma_mode: per_client: each its own noise; common_worst: all that of the client that needs most; or what a
+            paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
+        view: the adversary, by default the strongest that the algorithm protects against; uploads: the server sees
+            every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
+            known to add up
+        colluders: clients of each cohort that help the adversary, in views other than uploads
     """
 
     epsilon: Budget | None = None
     delta: float | None = None
-    accountant: Annotated[str, about("", choices=accounting.ACCOUNTANTS)] = "pld"
+    accountant: Annotated[str, about("", choices=Names("fedjax_dp.accounting", "ACCOUNTANTS"))] = "pld"
     participation: Annotated[str, about("", choices=PARTICIPATION)] = "schedule"
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
-    view: Annotated[str | None, about("", choices=[known.value for known in View], default="the algorithm's")] = None
+    view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
 
     def check(self) -> None:
@@ -60,6 +60,8 @@ class PrivacyTerms:
 
         Raises: ConfigurationError unless there is one positive number, or one for each.
         """
+        from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
+
         try:
             budgets = np.asarray(self.epsilon, float)
         except (TypeError, ValueError):

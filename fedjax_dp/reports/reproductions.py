@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_dp.display import count
+from fedjax_dp.papers.reproductions.measures import MEASURES
+from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe, recipes
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -22,8 +24,6 @@ from fedjax_dp.reports.contents import (
     seconds,
     told,
 )
-from fedjax_dp.reproductions.measures import MEASURES
-from fedjax_dp.reproductions.recipe import READINGS, read_recipe, recipes
 
 KIND, FOLDER = "reproduction", "table.json"
 KEYS = frozenset({"recipe", "source", "rows", "claims", "scale"})

@@ -37,7 +37,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     said = about["config"]
     if any(map(is_own, said.values())):
         raise _unknown("the run is made with code of its user, which a report does not run")
-    config = configs.resolve(said | {"devices": "auto"})
+    config = configs.RunSpec.of(said | {"devices": "auto"})
     kind = kind_of(config.data.dataset)
     if kind in idx.IDX and not idx.at_hand(kind, config.data.data_dir):
         raise _unknown(

@@ -23,13 +23,12 @@ from fedjax_dp.reports.contents import (
     seconds,
     told,
 )
+from fedjax_dp.sweeps import tables
 from fedjax_dp.sweeps.records import SELECTION, Record, read_records
 from fedjax_dp.sweeps.settings import (
     CONFIDENCE,
-    Interval,
     Setting,
     by_value,
-    interval,
     measures_of_records,
     ranked,
     same,
@@ -53,7 +52,7 @@ def of_folder(path: pathlib.Path) -> Report:
     rows, group = _rows(settings, axes, main)
     data: dict[str, Rows] = {
         "settings": rows,
-        "front": front(rows),
+        "front": tables.front(rows),
         "by_round": _by_round(settings, rows, main),
     }
     if len(records) <= TOLD:
@@ -79,16 +78,6 @@ def of_folder(path: pathlib.Path) -> Report:
     )
 
 
-def front(rows: Rows) -> Rows:
-    """Settings that no other one beats with at most as much epsilon, in order of it; of equals the first."""
-    known = [row for row in rows if row["epsilon"] is not None and row["good"] is not None]
-    found: Rows = []
-    for row in sorted(known, key=lambda row: (row["epsilon"], -row["good"], row["key"])):
-        if not found or row["good"] > found[-1]["good"]:
-            found.append(row)
-    return found
-
-
 def words_of(metric: Measure) -> str:
     """A metric of the test set, which is what a sweep looks at."""
     return metric.words.removeprefix("test ")
@@ -98,24 +87,15 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tu
     """A row for each setting, and the axis that colours tell apart."""
     places = {name: {value: place for place, value in enumerate(by_value(settings, name))} for name in axes}
     group = next((name for name in axes if name != "epsilon" and 1 < len(places[name]) <= GROUPS), None)
-    rows = []
-    for key, setting in enumerate(settings):
-        score, epsilon = setting.score(main.name), setting.epsilon
-        rows.append(
-            {
-                "key": key,
-                "at": [places[name][same(setting.values[name])] for name in axes],
-                "setting": _called(setting, axes),
-                "group": "all settings" if group is None else f"{group} {chosen(setting.values[group])}",
-                "epsilon": _finite(epsilon),
-                "private": math.isfinite(epsilon),
-                "value": _finite(score.mean),
-                "good": _finite(main.better * score.mean),
-                **_within(score, main),
-                "seeds": score.seeds,
-                "lost": setting.failed,
-            }
-        )
+    rows = [
+        {
+            "at": [places[name][same(setting.values[name])] for name in axes],
+            "setting": _called(setting, axes),
+            "group": "all settings" if group is None else f"{group} {chosen(setting.values[group])}",
+        }
+        | row
+        for setting, row in zip(settings, tables.setting_rows(settings, main))
+    ]
     return rows, group
 
 
@@ -134,16 +114,10 @@ def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
     for setting, row in zip(settings, rows):
         if row["key"] not in keys:
             continue
-        seen: dict[int, list[float]] = {}
-        for point in setting.done:
-            for one in point["history"]:
-                if one.get(main.name) is not None:
-                    seen.setdefault(one["round"], []).append(one[main.name])
-        for at, numbers in sorted(seen.items()):
-            score = interval(numbers)
+        for at, score in tables.curve(setting, main):
             found.append(
                 {name: row[name] for name in ("key", "setting", "group")}
-                | {"round": at, "value": score.mean, **_within(score, main)}
+                | {"round": at, "value": score.mean, **tables.within(score, main)}
             )
     return found
 
@@ -185,7 +159,7 @@ def _result(
             (main.words, shared.number(main, score.mean), of),
             ("epsilon", told(best.epsilon), "of that setting, its worst seed"),
             ("settings", told(len(settings)), f"{count(len(records), 'point')} of {planned:,}"),
-            ("on the Pareto front", told(len(front(rows))), "no other is better with at most as much epsilon"),
+            ("on the Pareto front", told(len(tables.front(rows))), "no other is better with at most as much epsilon"),
         ]
         blocks.append(Tiles(items))
         way = "upwards" if main.better > 0 else "downwards"
@@ -236,7 +210,7 @@ def _privacy(
         )
     columns = [*axes, main.label.removeprefix("test "), "95% interval", "proved epsilon", "seeds", "front"]
     order = sorted(range(len(rows)), key=lambda place: _order(rows[place]["good"]))
-    best = {row["key"] for row in front(rows)}
+    best = {row["key"] for row in tables.front(rows)}
     table = [
         [
             *(chosen(settings[place].values[name]) for name in axes),
@@ -400,14 +374,3 @@ def _cost(records: Sequence[Record]) -> Section:
         facts.append(("time of a point", seconds(total / len(records))))
     line = "A sweep does not count bytes: fedjax-dp run tells those of the configuration that fedjax-dp best prints."
     return Section("Time and bytes", [Facts(facts), Prose([line])])
-
-
-def _within(score: Interval, main: Measure) -> dict[str, float | None]:
-    """The ends of an interval, within what the metric can be."""
-    if not math.isfinite(score.low):
-        return {"low": None, "high": None}
-    return {"low": max(score.low, main.low), "high": min(score.high, main.high)}
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.display import Card, displayed, facts_of
 from fedjax_dp.parts.aggregation import Aggregate
-from fedjax_dp.parts.client_privacy import PlainUpload, Upload, shares_noise
+from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, shares_noise
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import ServerOptimizer
@@ -20,7 +20,7 @@ class Algorithm:
 
     cohort: Cohort
     local: LocalTraining
-    upload: Upload = PlainUpload()
+    upload: UpdatePrivatizer = PlainUpload()
     aggregate: Aggregate
     transport: Transport = PlainSum()
     server: ServerOptimizer
@@ -33,24 +33,24 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
     """Refuse parts that do not fit together."""
     cohort, aggregate, upload = algorithm.cohort, algorithm.aggregate, algorithm.upload
     aggregate.check(cohort, len(shares))
-    rates, positions = cohort.rates(shares), cohort.members(len(shares))
+    rates, positions = cohort.rates(shares), cohort.capacity(len(shares))
     name = type(cohort).__name__
     if rates is None and (aggregate.needs_rates or upload.extra):
         raise errors.refuse("estimator", type(aggregate).__name__, f"mean or renorm: {name} has rates nobody knows")
-    if cohort.turns > 1 and algorithm.local.keeps:
+    if cohort.max_participations > 1 and algorithm.local.has_client_state:
         raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
-    if cohort.turns > 1 and algorithm.transport.secret:
+    if cohort.max_participations > 1 and algorithm.transport.secret:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
     if upload.unit is None:
         return
-    if algorithm.local.keeps and not algorithm.local.apart:
+    if algorithm.local.has_client_state and not algorithm.local.separable_state:
         raise errors.refuse(
             "what clients keep",
             "rows that others read",
             "each client's own under noise on whole clients",
-            "state apart, if nobody else reads them",
+            "state separable_state, if nobody else reads them",
         )
-    if algorithm.local.tells:
+    if algorithm.local.sends_auxiliary:
         raise errors.refuse(
             "what clients send beside updates",
             "something",
@@ -64,19 +64,19 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             "one of equal weights for noise on whole clients in a secure sum",
             "rounding to the ring is counted for weight 1",
         )
-    if aggregate.reach(shares, rates, 1) is None:
+    if aggregate.sensitivity(shares, rates, 1) is None:
         raise errors.refuse(
             "estimator",
             type(aggregate).__name__,
             "one that bounds what a client can move, for noise on whole clients",
             "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size",
         )
-    if not cohort.once or (aggregate.realised and not cohort.fixed):
+    if not cohort.at_most_once or (aggregate.realised and not cohort.fixed):
         raise errors.refuse(
             "cohort",
             name,
             "of a fixed size for a mean over it with noise on whole clients"
-            if cohort.once
+            if cohort.at_most_once
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
         )

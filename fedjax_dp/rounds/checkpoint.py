@@ -6,17 +6,17 @@ import shutil
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.models.origins import LEDGER
+from fedjax_dp.models.starts import FINAL, STATE, arrays_at, arrays_of
 from fedjax_dp.rounds import prefetch
-from fedjax_dp.rounds.round import ServerState
+from fedjax_dp.rounds.state import ServerState
 
 KEPT = 2
-STATE, TABLES = "state", "tables"
+TABLES = "tables"
 
 
 class Checkpoints:
@@ -34,16 +34,21 @@ class Checkpoints:
             where.absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
         )
 
-    def save(self, state: ServerState) -> None:
-        """Store the state after `state.round` rounds; returns when it is on disk."""
+    def save(self, state: ServerState, params: Any = None) -> None:
+        """Store the state after `state.round` rounds, and the final model's `params` where they are others than its.
+
+        Returns when it is on disk.
+        """
         save = self._orbax.args.StandardSave
         parts = {STATE: save(_light(state))}
         if tables := prefetch.tables_of(state):
             parts[TABLES] = save([table.held() for table in tables])
+        if params is not None and params is not state.params:
+            parts[FINAL] = save(params)
         self._manager.save(int(state.round), args=self._orbax.args.Composite(**parts))
         self._manager.wait_until_finished()
         if self._ledger.is_file() and distributed.first():  # so that a copy of the arrays alone says what they are
-            shutil.copy(self._ledger, pathlib.Path(self._manager.directory) / str(int(state.round)) / STATE)
+            shutil.copy(self._ledger, arrays_at(pathlib.Path(self._manager.directory) / str(int(state.round))))
 
     def latest(self) -> int | None:
         """Rounds done in the newest whole checkpoint."""
@@ -78,16 +83,11 @@ class Checkpoints:
             ) from None
 
     def params(self) -> tuple[int, Any]:
-        """Rounds and parameters of the newest checkpoint, as NumPy arrays; the rest of it is not read."""
+        """Rounds and the final model's parameters of the newest checkpoint, as NumPy arrays; the rest is not read."""
         step = self.latest()
         if step is None:
             raise errors.refuse("checkpoint", "none", "present in the run folder", "start the run again")
-        reader = self._orbax.PyTreeCheckpointer()
-        where = self._manager.directory / str(step) / STATE
-        tree = {"params": reader.metadata(where).item_metadata.tree["params"]}
-        whole = jax.tree.map(lambda _: self._orbax.RestoreArgs(restore_type=np.ndarray), tree)
-        asked = self._orbax.args.PyTreeRestore(item=tree, restore_args=whole, partial_restore=True)
-        return step, reader.restore(where, args=asked)["params"]
+        return step, arrays_of(arrays_at(pathlib.Path(self._manager.directory) / str(step)))
 
     def close(self) -> None:
         self._manager.close()

@@ -15,7 +15,7 @@ from fedjax_dp.data.targets import rows_of
 from fedjax_dp.display import Table
 from fedjax_dp.models import Model, task_of
 from fedjax_dp.rounds.comparison import fairness, standing
-from fedjax_dp.rounds.round import RoundReport
+from fedjax_dp.rounds.state import RoundReport
 from fedjax_dp.tasks import Seen, Task, quotient
 from fedjax_dp.tasks.measures import TEST, Target
 

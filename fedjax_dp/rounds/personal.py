@@ -15,11 +15,14 @@ from fedjax_dp.data.targets import rows_of
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, task_of, usual_model
-from fedjax_dp.parts.local_training import LocalTraining, Received
+from fedjax_dp.parts.contexts import ClientContext, Received
+from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import ended
 from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block
-from fedjax_dp.rounds.round import ServerState
+from fedjax_dp.rounds.state import ServerState
 
 BYTES = 2**27  # of rows of tables on the host that are looked at together
 
@@ -39,8 +42,9 @@ def model_of(local: LocalTraining, held: Holder, at: Any, data: FederatedData, m
     """The model of the client at a place `at` of `held`, a tree of parameters; traced."""
     client = held.ids[at]
     key = jax.random.fold_in(jax.random.fold_in(role_key(held.key, "personal"), held.round), client)
-    received = Received(held.params, held.shared, jax.tree.map(lambda table: table[at], held.own))
-    return local.model_of(key, held.round, data.client(client), received, data, model)
+    start, unravel = ravel(held.params)
+    received = Received(start, held.shared, jax.tree.map(lambda table: table[at], held.own))
+    return local.model_of(ClientContext(key, held.round, data.client(client), data, model, unravel, received))
 
 
 def personal_models(
@@ -54,7 +58,8 @@ def personal_models(
     local: LocalTraining = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm.local)
     errors.require_seed(seed)
     key = jax.random.key(seed, impl="threefry2x32")
-    return models_of_clients(local, state, data, key, model=usual_model(data) if model is None else model)
+    model = usual_model(data) if model is None else model
+    return models_of_clients(local, ended(algorithm, state), data, key, model=model)
 
 
 def models_of_clients(

@@ -20,10 +20,11 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.host_tables import HostTable
-from fedjax_dp.execution.mesh import AXIS, Deal, Execution
+from fedjax_dp.execution.mesh import AXIS, CohortLayout, Execution
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import Fed, Held, ServerState, draw_cohorts
+from fedjax_dp.rounds.clients import DeviceRecords, HostBlock, draw_cohorts
+from fedjax_dp.rounds.state import ServerState
 
 BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
 MOST = 256  # rounds at once
@@ -35,7 +36,7 @@ class Block(NamedTuple):
 
     first: int
     until: int
-    fed: Fed
+    fed: HostBlock
     clients: np.ndarray  # who takes part in them, where tables are on the host
     room: int  # for the rows of so many
 
@@ -49,9 +50,9 @@ class Feed:
         """`size`: parameters of a model; `kept`: bytes by client in tables on the host."""
         self.on = functools.partial(Feed, algorithm, data, key=key, size=size, kept=kept)  # of another execution
         cohort = algorithm.cohort
-        members, usual = cohort.members(data.num_clients), cohort.usual(data.num_clients)
+        members, usual = cohort.capacity(data.num_clients), cohort.expected_size(data.num_clients)
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
-        self._homes = Deal(members, execution, size, usual, not cohort.fixed).homes
+        self._homes = CohortLayout(members, execution, size, usual, not cohort.fixed).homes
         record = sum(np.asarray(a[:1]).nbytes for a in jax.tree.leaves((data.x, data.y)))
         # Bytes of a round on a device.
         needed = (record * float(np.mean(data.sizes)) + kept) * usual / execution.groups
@@ -115,15 +116,15 @@ class Feed:
             clients, places = np.unique(ids, return_inverse=True)
             places = places.reshape(ids.shape).astype(np.int32)
         start, offsets, places = self._execution.place((np.int32(first), offsets, places))
-        return Block(first, first + self._several, Fed(start, offsets, places, held), clients, ids.size)
+        return Block(first, first + self._several, HostBlock(start, offsets, places, held), clients, ids.size)
 
-    def _copied(self, rows: np.ndarray) -> Held:
+    def _copied(self, rows: np.ndarray) -> DeviceRecords:
         def copied(a: Any) -> Any:
             room = np.zeros((1, self._room, *a.shape[1:]), a.dtype)
             np.take(a, rows, axis=0, out=room[0, : len(rows)], mode="clip")
             return room
 
-        return Held(copied(self._data.x), jax.tree.map(copied, self._data.y))
+        return DeviceRecords(copied(self._data.x), jax.tree.map(copied, self._data.y))
 
     def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
         """Arrays `(1, ...)`, one for each group of devices that this process has some of, as a part of one array."""
@@ -183,7 +184,10 @@ def without_records(data: FederatedData) -> FederatedData:
 
 def check(algorithm: Algorithm, train_metrics: bool) -> None:
     """Refuse what looks at records that no block holds."""
-    for found, told in ((algorithm.local.looks, "this algorithm"), (train_metrics, "train_metrics")):
+    for found, told in (
+        (algorithm.local.reads_records_outside_round, "this algorithm"),
+        (train_metrics, "train_metrics"),
+    ):
         if found:
             raise errors.refuse(
                 "records", "host", f"devices for {told}", "it looks at clients beside their local steps"

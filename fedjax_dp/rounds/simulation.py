@@ -30,10 +30,13 @@ from fedjax_dp.pytrees import changed, tensor_sizes
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds import prefetch as feeds
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
+from fedjax_dp.rounds.clients import HostBlock
+from fedjax_dp.rounds.final import ended, final_model
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.personal import measure_personal
 from fedjax_dp.rounds.prefetch import Feed
-from fedjax_dp.rounds.round import Fed, RoundReport, ServerState, initial_state, place, run_round
+from fedjax_dp.rounds.round import run_round
+from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state, place
 from fedjax_dp.rounds.update_noise import check_known
 from fedjax_dp.tasks import task_named
 
@@ -62,10 +65,7 @@ class Simulation(NamedTuple):
     state: ServerState
     history: list[Evaluation]
     timing: Timing
-
-    @property
-    def params(self) -> Any:
-        return self.state.params
+    params: Any  # of the final model, see `final_model`
 
     def _card(self) -> Card:
         rounds, numbers = self.history[-1].round, sum(tensor_sizes(self.params))
@@ -91,7 +91,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     algorithm.cohort.check(data.num_clients)
     sizes, local = np.asarray(data.sizes), algorithm.local
     errors.require_count("local_steps", local.steps)
-    for what, each in (("local_steps", int(local.steps)), ("cohort_size", algorithm.cohort.members(data.num_clients))):
+    for what, each in (("local_steps", int(local.steps)), ("cohort_size", algorithm.cohort.capacity(data.num_clients))):
         if rounds * each > MOST_STEPS:
             got, wanted = f"{rounds:,} x {each:,}", f"at most {MOST_STEPS:,}"
             raise errors.refuse(f"rounds x {what}", got, wanted, "lower one of them")
@@ -100,7 +100,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     local.check(sizes, model, rounds)
     algorithm.upload.check(data.num_clients)
     algorithm.server.check()
-    algorithm.transport.check(algorithm.cohort.members(data.num_clients))
+    algorithm.transport.check(algorithm.cohort.capacity(data.num_clients))
     check_fit(algorithm, np.asarray(data.shares))
     check_known(algorithm, np.asarray(data.shares))
     if model is not None:
@@ -161,7 +161,7 @@ def run_rounds(
     *,
     model: Model,
     execution: Execution,
-    fed: Fed | None = None,
+    fed: HostBlock | None = None,
 ) -> tuple[ServerState, RoundReport]:
     """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
 
@@ -172,7 +172,7 @@ def run_rounds(
         state, report = carry
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
-    state, report = lax.while_loop(more, following, (state, nothing(algorithm.cohort.members(data.num_clients))))
+    state, report = lax.while_loop(more, following, (state, nothing(algorithm.cohort.capacity(data.num_clients))))
     if fed is not None and fed.places is not None:  # their rows go back to tables on the host
         state = feeds.over_tables(state, execution.readable)
     return state, execution.readable(report)
@@ -227,7 +227,7 @@ class Rounds:
             return self
         if len(own) < execution.devices:
             return self
-        members = self.algorithm.cohort.members(self.data.num_clients)
+        members = self.algorithm.cohort.capacity(self.data.num_clients)
 
         def compiled(tried: Execution) -> Any:
             return dataclasses.replace(self, execution=tried).compiled(state)
@@ -290,7 +290,7 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
     algorithm, key = numbers(algorithm), run_key(seed)
     if on_host:
         data = feeds.without_records(data)
-    if on_host and algorithm.local.apart:
+    if on_host and algorithm.local.separable_state:
         alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
         return feeds.tables_on_host(begin(algorithm, alone, key, model=model), data.num_clients)
     state: ServerState = begin(algorithm, data, key, model=model)
@@ -371,12 +371,13 @@ def simulate(
                 )
             if done % every == 0 or done == rounds:
                 structure, frozen = split(run.model)
-                params, frozen, records = execution.on_one_device((state.params, frozen, run.data))
+                params, frozen, records = execution.on_one_device((final_model(run.algorithm, state), frozen, run.data))
                 whole = joined(structure, frozen)
                 seen = metrics.look(params, records, model=whole, train=train_metrics)
                 if algorithm.local.personal and data.test_clients is not None:
+                    last = ended(run.algorithm, state)
                     own = measure_personal(
-                        run.algorithm.local, state, run.data, run.key, model=run.model, execution=execution
+                        run.algorithm.local, last, run.data, run.key, model=run.model, execution=execution
                     )
                     seen = seen._replace(personal=own)
                 history.append(metrics.evaluation(done, seen, report, records, task_of(whole, records)))
@@ -386,7 +387,7 @@ def simulate(
                 on_pause(state, history)
     usual = statistics.median(later) if later else first_round_s
     timing = Timing(max(first_round_s - usual, 0.0), usual, time.perf_counter() - began)
-    return Simulation(state, history, timing)
+    return Simulation(state, history, timing, final_model(run.algorithm, state))
 
 
 def _next_multiple(value: int, of: int) -> int:

@@ -29,8 +29,8 @@ def variance_of_mean(algorithm: Algorithm, data: FederatedData, round_index: jax
     cohort, aggregate, num_clients = algorithm.cohort, algorithm.aggregate, data.num_clients
     rates = cohort.rates(data.shares)
     if algorithm.upload.unit is not None:
-        reach = aggregate.reach(data.shares, rates, cohort.members(num_clients))
-        std = jnp.asarray(algorithm.upload.noise_std(upload, reach, round_index), jnp.float32)
+        sensitivity = aggregate.sensitivity(data.shares, rates, cohort.capacity(num_clients))
+        std = jnp.asarray(algorithm.upload.noise_std(upload, sensitivity, round_index), jnp.float32)
         return std**2
     gains = _gains(algorithm, data.shares)
     local: Any = algorithm.local
@@ -45,12 +45,12 @@ def require_known(algorithm: Algorithm) -> None:
         if upload.shared_noise:
             raise _unknown("noise", "shared by the clients", "added by the server")
         return
-    if not local.plain or local.keeps or getattr(local, "noise_variance", None) is None:
+    if not local.is_sgd or local.has_client_state or getattr(local, "noise_variance", None) is None:
         wanted = "plain sgd after which clients keep nothing"
-        raise _unknown("local steps", type(local).__name__ if local.plain else "with a rule of their own", wanted)
+        raise _unknown("local steps", type(local).__name__ if local.is_sgd else "with a rule of their own", wanted)
     if correlated_source(local.privatizer) is not None:  # steps' variances do not add up
         raise _unknown("noise", "correlated over steps", "drawn afresh in every step")
-    if not algorithm.cohort.once:
+    if not algorithm.cohort.at_most_once:
         raise _unknown("cohort", type(algorithm.cohort).__name__, "one that draws a client at most once a round")
 
 
@@ -77,7 +77,7 @@ def _gains(algorithm: Algorithm, shares: Any) -> Any:
 
 
 def _members(cohort: Cohort, num_clients: int) -> int | None:
-    return cohort.members(num_clients) if cohort.fixed else None
+    return cohort.capacity(num_clients) if cohort.fixed else None
 
 
 def _unknown(what: str, got: str, wanted: str) -> errors.ConfigurationError:

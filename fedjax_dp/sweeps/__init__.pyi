@@ -1,6 +1,5 @@
 """Sweeps: many runs that differ in some fields, described in one file and run together."""
 
-from .compiled import compiled_sweep as compiled_sweep
 from .plan import SweepConfig as SweepConfig
 from .plan import read_sweep as read_sweep
 from .sweep import Sweep as Sweep

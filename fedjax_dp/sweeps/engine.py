@@ -22,13 +22,14 @@ from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.experiments.floor import size_of
 from fedjax_dp.gradients import split
 from fedjax_dp.models import Model, task_of
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import Evaluation, Look
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.memory import Shelf as Shelf
@@ -102,7 +103,9 @@ def _follows_largest(algorithm: Algorithm) -> bool:
     """Whether steps or arrays depend on the number of records of the largest client."""
     local = algorithm.local
     apart = local.batches.even and not isinstance(local.batches.sampling(2**31), FullBatch)
-    plain = all(map(of_the_project, (local, *(part for _, part in local.parts)))) and not (local.keeps or local.looks)
+    plain = all(map(of_the_project, (local, *(part for _, part in local.parts)))) and not (
+        local.has_client_state or local.reads_records_outside_round
+    )
     return not (apart and plain) or algorithm.aggregate.needs_loss
 
 
@@ -153,7 +156,7 @@ class Group:
         together = not on_cpu if together is None else together
         first, share = self.jobs[0], math.ceil(len(self.jobs) / len(self.devices))
         execution = Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices))
-        members, size = first.algorithm.cohort.members(first.data.num_clients), size_of(first.model)
+        members, size = first.algorithm.cohort.capacity(first.data.num_clients), size_of(first.model)
         most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else execution.runs(share, members, size)
         limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(
@@ -291,7 +294,7 @@ class Group:
         ends = [_outcome(job, jax.tree.map(lambda a: a[row], shown)) for row, job in enumerate(jobs)]  # noqa: B023
         if not with_params:
             return ends
-        params = jax.tree.map(np.asarray, running.state.params)
+        params = jax.tree.map(np.asarray, jax.vmap(final_model)(points.algorithm, running.state))
         return [end._replace(params=jax.tree.map(lambda a: a[slot], params)) for slot, end in zip(slots, ends)]  # noqa: B023
 
     def _place(self, lanes: list[list[int]]) -> tuple[Points, FederatedData, Any, jax.Array]:

@@ -17,7 +17,8 @@ from typing import Any
 from fedjax_dp import errors, folders, own_code
 from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.experiments.config import OF_PRIVATE, RunConfig, entry_of, known_options, options_of, resolve
+from fedjax_dp.experiments.config import OF_PRIVATE, RunSpec
+from fedjax_dp.experiments.groups import entry_of, known_options, options_of
 from fedjax_dp.options import Option, Options, of_class, typed
 from fedjax_dp.sweeps import axes
 from fedjax_dp.sweeps.axes import Values
@@ -61,7 +62,7 @@ class Point:
     index: int
     id: str
     values: Values
-    config: RunConfig
+    config: RunSpec
 
 
 def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
@@ -107,7 +108,7 @@ def expand(sweep: SweepConfig) -> list[Point]:
     points, refused = [], []
     for index, varied in enumerate(values):
         try:
-            config = resolve(_shared(sweep.base, varied) | varied)
+            config = RunSpec.of(_shared(sweep.base, varied) | varied)
         except errors.ConfigurationError as error:
             refused.append((varied, str(error)))
         else:
@@ -159,7 +160,7 @@ def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.C
     return errors.ConfigurationError(" ".join(message.split()))
 
 
-def identity(config: RunConfig) -> str:
+def identity(config: RunSpec) -> str:
     """12 hexadecimal digits of what decides a run's result: its fields, but neither its folders nor checkpoints."""
     apart = ("data_dir", "out", "checkpoint_every")
     return _hash({name: value for name, value in config.flat().items() if name not in apart} | _code(config.code))

@@ -12,9 +12,10 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data import FederatedData
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
-from fedjax_dp.experiments.config import RunConfig
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.population import PopulationConfig, build_data
+from fedjax_dp.experiments.groups import PopulationConfig
+from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.pytrees import changed
@@ -95,7 +96,7 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
     return ready
 
 
-def planned_of(config: RunConfig, sources: Sources) -> PlannedRun:
+def planned_of(config: RunSpec, sources: Sources) -> PlannedRun:
     """A configuration, checked, without its noise yet."""
     data = sources.of(config.data)
     model, algorithm = build_model(config, data), build_algorithm(config, data)
@@ -103,7 +104,7 @@ def planned_of(config: RunConfig, sources: Sources) -> PlannedRun:
     return plan_run(algorithm, data, rounds=config.training.rounds, seed=config.data.seed, model=model, terms=terms)
 
 
-def job_of(config: RunConfig, run: PlannedRun, algorithm: Algorithm) -> Job:
+def job_of(config: RunSpec, run: PlannedRun, algorithm: Algorithm) -> Job:
     """What the sweep engine runs of a configuration."""
     output, execution = config.output, config.execution
     return Job(

@@ -19,10 +19,11 @@ from fedjax_dp.models import Model
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import ended
 from fedjax_dp.rounds.metrics import Look
 from fedjax_dp.rounds.personal import Holder, evaluate_personal
-from fedjax_dp.rounds.round import RoundReport, ServerState, initial_state
 from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
+from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state
 
 AXIS = "points"
 
@@ -101,7 +102,7 @@ class Program:
 
         first_point, first_running = _first((points, running))
         data = changed(shared, **first_point.partition)
-        nobody = nothing(first_point.algorithm.cohort.members(data.num_clients))
+        nobody = nothing(first_point.algorithm.cohort.capacity(data.num_clients))
         shape = jax.eval_shape(lambda *seen: self._see(model, *seen), first_point, data, first_running.state, nobody)
         unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
 
@@ -112,6 +113,7 @@ class Program:
 
     def _see(self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
         """What there is to see of a point whose last round gave `report`."""
+        state = ended(point.algorithm, state)
         look, local = metrics.look(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
         if local.personal and data.test_clients is not None:
             everyone = jnp.arange(data.num_clients, dtype=jnp.int32)

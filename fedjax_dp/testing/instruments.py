@@ -17,7 +17,7 @@ from jax import lax
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Shuffled, Unit, correlated
-from fedjax_dp.accounting.events import GaussianSteps, SkellamSums
+from fedjax_dp.accounting.events import Release, SkellamSums
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import JitOfModel
@@ -37,8 +37,9 @@ from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprot
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import initial_state, run_round
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 CLIENTS = 6  # looked at, of those that there are
 
@@ -134,7 +135,7 @@ def still(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
     rule = LocalRule(hyperparameters={}, factory=noting(steps), keep=True)
     local: Any = algorithm.local
-    passing = tuple(correction for correction in local.corrections if not correction.keeps)
+    passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
     return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
 
 
@@ -228,6 +229,7 @@ class StatedNoise(NamedTuple):
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
     adjacency: Adjacency
     unit: Unit
+    release: Release  # one, which states the law and the norm
     resolution: float = 0.0  # of a ring, if the noise is of integers
     norm: float = 1.0  # bound on a member's vector over the clip norm; above 1 where it is rounded
 
@@ -245,19 +247,18 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     if isinstance(first, SkellamSums):
         resolution = algorithm.transport.resolution
         clip = clip_of(algorithm) / resolution
-        return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, resolution, first.l2 / clip)
-    assert isinstance(first, GaussianSteps)
+        return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, first, resolution, first.l2 / clip)
     source = correlated_source(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload)
     if source is not None:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
-    return StatedNoise(noise, first.adjacency, unit)
+    return StatedNoise(noise, first.adjacency, unit, first)
 
 
 def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:
     """By how much correlation over releases raises the sensitivity that the event was divided by."""
     coefficients = np.asarray(source.bands, float)
     if unit_of(algorithm) is Unit.CLIENT:
-        apart = algorithm.cohort.spacing(data.num_clients)
+        apart = algorithm.cohort.min_separation(data.num_clients)
         return correlated.sensitivity(coefficients, rounds, -(-rounds // apart), apart)
     local = algorithm.local
     steps = local.batches.count(local.steps, int(records)) + local.extra_gradients
@@ -304,8 +305,8 @@ def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
     """What a client whose update is at the clip norm can move the mean by joining."""
     shares = np.asarray(data.shares)
     rates = algorithm.cohort.rates(shares)
-    members = algorithm.cohort.members(data.num_clients)
-    return clip * float(algorithm.aggregate.reach(shares, rates, members))
+    members = algorithm.cohort.capacity(data.num_clients)
+    return clip * float(algorithm.aggregate.sensitivity(shares, rates, members))
 
 
 def told_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:

@@ -14,9 +14,9 @@ from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.record_privacy import Privatizer
-from fedjax_dp.privacy.paper_noise import clips_records
+from fedjax_dp.privacy.protection import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -37,9 +37,9 @@ def counts_padding(algorithm: Algorithm) -> Algorithm:
 
 
 def _counts_padding(
-    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
-    return right.gradient(key, place, model, params, records._replace(mask=jnp.ones_like(records.mask)))
+    return right.gradient(key, step, model, params, records._replace(mask=jnp.ones_like(records.mask)))
 
 
 def drops_first(algorithm: Algorithm) -> Algorithm:
@@ -50,8 +50,10 @@ def drops_first(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _drops_first)))
 
 
-def _drops_first(right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records) -> Any:
-    return right.gradient(key, place, model, params, records._replace(mask=records.mask.at[0].set(False)))
+def _drops_first(
+    right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
+) -> Any:
+    return right.gradient(key, step, model, params, records._replace(mask=records.mask.at[0].set(False)))
 
 
 def check_padding(
@@ -220,4 +222,4 @@ def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
 
 def _grain(algorithm: Algorithm, data: FederatedData) -> float:
     """What rounding to a ring may change in a sum."""
-    return 2 * algorithm.transport.resolution * min(data.num_clients, algorithm.cohort.members(data.num_clients))
+    return 2 * algorithm.transport.resolution * min(data.num_clients, algorithm.cohort.capacity(data.num_clients))

@@ -14,7 +14,7 @@ from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, usual_model
-from fedjax_dp.parts.client_privacy import Upload
+from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -39,7 +39,7 @@ def noise_every_four_rounds(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, upload=posing(algorithm.upload, "release", _every_four))
 
 
-def _every_four(right: Upload, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+def _every_four(right: UpdatePrivatizer, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
     return right.release(key, round_index % 4, *rest)
 
 

@@ -61,7 +61,7 @@ def check_masks(
     """
     if not algorithm.transport.secret:
         raise errors.refuse("transport", type(algorithm.transport).__name__, "a secure sum, for this check")
-    members = algorithm.cohort.members(data.num_clients)
+    members = algorithm.cohort.capacity(data.num_clients)
 
     def examine(algorithm: Algorithm) -> list[Report]:
         return examine_masks(algorithm.transport, members, seed)

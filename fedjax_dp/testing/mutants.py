@@ -14,7 +14,7 @@ algorithm on which they would not be wrong, or to which they do not apply, with 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,13 @@ from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
 from fedjax_dp.models.selection import tensors_named
 from fedjax_dp.parts.batches import Batch
-from fedjax_dp.parts.client_privacy import Upload
+from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
-from fedjax_dp.parts.corrections import Correction, Memory, Setting
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
+from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_sgd import LocalSgd
-from fedjax_dp.parts.local_training import LocalResult, Received
-from fedjax_dp.parts.noise import Place
 from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, RecordGaussian, variance_of
-from fedjax_dp.privacy.paper_noise import clips_records, noises_steps
+from fedjax_dp.privacy.protection import clips_records, noises_steps
 from fedjax_dp.pytrees import Part, changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing.posing import Deed, Wrong, posing
@@ -122,8 +121,8 @@ def noise_inside_rate(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _noise_inside_rate)
 
 
-def _noise_inside_rate(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
-    return _scaled(right, place.rate).gradient(key, place, *rest)
+def _noise_inside_rate(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
+    return _scaled(right, step.rate).gradient(key, step, *rest)
 
 
 def stale_std(algorithm: Algorithm) -> Algorithm:
@@ -142,8 +141,8 @@ def silent_last_step(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _silent_last_step)
 
 
-def _silent_last_step(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
-    return _scaled(right, jnp.where(place.last, 0.0, 1.0)).gradient(key, place, *rest)
+def _silent_last_step(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
+    return _scaled(right, jnp.where(step.is_last, 0.0, 1.0)).gradient(key, step, *rest)
 
 
 def one_leaf_noise(algorithm: Algorithm) -> Algorithm:
@@ -153,11 +152,11 @@ def one_leaf_noise(algorithm: Algorithm) -> Algorithm:
 
 
 def _one_leaf_noise(
-    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
     first = _several(tensor_sizes(params))[0]
-    noisy, told = right.gradient(key, place, model, params, records)
-    silent, _ = _scaled(right, 0.0).gradient(key, place, model, params, records)
+    noisy, told = right.gradient(key, step, model, params, records)
+    silent, _ = _scaled(right, 0.0).gradient(key, step, model, params, records)
     return jnp.where(jnp.arange(noisy.size) < first, noisy, silent), told
 
 
@@ -229,10 +228,10 @@ def realised_denominator(algorithm: Algorithm) -> Algorithm:
 
 
 def _realised_denominator(
-    right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, records: Records
+    right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
     came = jnp.maximum(records.mask.sum(dtype=jnp.int32), 1)
-    return right.gradient(key, place, model, params, records._replace(divisor=came))
+    return right.gradient(key, step, model, params, records._replace(divisor=came))
 
 
 def clean_head(algorithm: Algorithm) -> Algorithm:
@@ -250,9 +249,11 @@ def clean_head(algorithm: Algorithm) -> Algorithm:
 
 @functools.cache
 def _clean_on(head: str) -> Deed:
-    def _clean_head(right: Privatizer, key: jax.Array, place: Place, model: Model, params: Any, rows: Records) -> Any:
-        noisy, told = right.gradient(key, place, model, params, rows)
-        plain, _ = NonPrivate().gradient(key, place, model, params, rows)
+    def _clean_head(
+        right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, rows: Records
+    ) -> Any:
+        noisy, told = right.gradient(key, step, model, params, rows)
+        plain, _ = NonPrivate().gradient(key, step, model, params, rows)
         kept = Part(tensor_sizes(params), tensors_named("head", head, model))
         return kept.put(kept.take(plain), noisy), told
 
@@ -292,8 +293,8 @@ def reused_step_key(algorithm: Algorithm) -> Algorithm:
     return _with_privatizer(algorithm, "gradient", _reused_step_key)
 
 
-def _reused_step_key(right: Privatizer, key: jax.Array, place: Place, *rest: Any) -> Any:
-    return right.gradient(key, place._replace(step=jnp.zeros_like(place.step)), *rest)
+def _reused_step_key(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
+    return right.gradient(key, step._replace(number=jnp.zeros_like(step.number)), *rest)
 
 
 def shared_key(algorithm: Algorithm) -> Algorithm:
@@ -305,8 +306,8 @@ def shared_key(algorithm: Algorithm) -> Algorithm:
     return _with_noise_key(algorithm, _shared_key)
 
 
-def _shared_key(right: LocalSgd, *args: Any) -> LocalResult:
-    return _run_with_noise_key(right, _of_round, *args)
+def _shared_key(right: LocalSgd, client: ClientContext) -> LocalResult:
+    return _run_with_noise_key(right, _of_round, client)
 
 
 def reused_round_key(algorithm: Algorithm) -> Algorithm:
@@ -315,8 +316,8 @@ def reused_round_key(algorithm: Algorithm) -> Algorithm:
     return _with_noise_key(algorithm, _reused_round_key)
 
 
-def _reused_round_key(right: LocalSgd, *args: Any) -> LocalResult:
-    return _run_with_noise_key(right, _of_client, *args)
+def _reused_round_key(right: LocalSgd, client: ClientContext) -> LocalResult:
+    return _run_with_noise_key(right, _of_client, client)
 
 
 def _of_round(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Array:
@@ -327,6 +328,10 @@ def _of_client(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Ar
     return jax.random.fold_in(key, client.id)
 
 
+class _Words(NamedTuple):
+    words: jax.Array
+
+
 @value
 class RunWords(Correction):
     """Two words that are the same for all clients and differ from run to run, told to everybody; changes no gradient.
@@ -334,8 +339,10 @@ class RunWords(Correction):
     Nothing else in a client's round knows the run without the client. A key of the run's start makes them.
     """
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(setting.look(_words)[0])
+    has_client_state = reads_records_outside_round = False
+
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(_Words(run.look(_words)[0]))
 
 
 def _words(key: jax.Array, *rest: Any) -> jax.Array:
@@ -357,17 +364,13 @@ class _Keyed:
 
 
 def _run_with_noise_key(
-    right: LocalSgd,
-    key_of: Callable[[jax.Array, jax.Array, Client], jax.Array],
-    key: jax.Array,
-    round_index: jax.Array,
-    client: Client,
-    received: Received,
-    *rest: Any,
+    right: LocalSgd, key_of: Callable[[jax.Array, jax.Array, Client], jax.Array], client: ClientContext
 ) -> LocalResult:
-    run_key = jax.random.wrap_key_data(received.shared[-1], impl=jax.random.key_impl(key))
-    keyed: Any = _Keyed(right.privatizer, key_of(run_key, round_index, client))
-    return changed(right, privatizer=keyed).run(key, round_index, client, received, *rest)
+    kept = jax.tree.leaves(client.received.server_state, is_leaf=lambda part: isinstance(part, _Words))
+    words = next(part.words for part in kept if isinstance(part, _Words))
+    run_key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(client.key))
+    keyed: Any = _Keyed(right.privatizer, key_of(run_key, client.round, client.client))
+    return changed(right, privatizer=keyed).run(client)
 
 
 def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:
@@ -386,11 +389,11 @@ def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, upload=posing(upload, "release", _frozen_server_noise))
 
 
-def _frozen_server_noise(right: Upload, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+def _frozen_server_noise(right: UpdatePrivatizer, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
     return right.release(key, jnp.zeros_like(round_index), *rest)
 
 
-def _frozen_shares(right: Upload, key: jax.Array, *rest: Any) -> Any:
+def _frozen_shares(right: UpdatePrivatizer, key: jax.Array, *rest: Any) -> Any:
     return right.message(jax.random.key(0, impl=jax.random.key_impl(key)), *rest)
 
 

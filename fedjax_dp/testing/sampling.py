@@ -22,7 +22,7 @@ from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.statistics.sampling import examine_sampling, overlap
 from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
@@ -225,7 +225,9 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
     rates = cohort.rates(np.asarray(data.shares, float))
     flat = arrived.reshape(-1, clients)
     if rates is not None and cohort.drawn:
-        error = np.maximum(flat.std(0), np.sqrt(rates * np.maximum(1 - rates / cohort.turns, 0))) / math.sqrt(len(flat))
+        error = np.maximum(
+            flat.std(0), np.sqrt(rates * np.maximum(1 - rates / cohort.max_participations, 0))
+        ) / math.sqrt(len(flat))
         away = (flat.mean(0) - rates) / np.maximum(error, 1e-9)
         found.append(
             require(
@@ -237,11 +239,11 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
                 certainty(clients),
             )
         )
-    if cohort.once:
+    if cohort.at_most_once:
         found.append(require(invited.max() <= 1, "cohorts: a client is drawn once", f"{invited.max()}", "1", "exact"))
     if not cohort.drawn:
         return found
-    chance, times = cohort.law(np.asarray(data.shares, float))
+    chance, times = cohort.inclusion_probability(np.asarray(data.shares, float))
     chance = np.broadcast_to(chance, (clients,))
     trained = (invited > 0).reshape(-1, clients).sum(0)
     away = count_deviate(trained, len(flat), 1 - (1 - np.minimum(chance, 1)) ** times)
@@ -259,7 +261,7 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
         found += overlap("cohorts: runs", invited[:-1], invited[1:])
     law: Sampling | None = None
     name = type(cohort.base).__name__
-    if cohort.base is cohort and cohort.once and cohort.turns == 1 and np.ptp(chance) < 1e-9:
-        size = cohort.members(clients)
+    if cohort.base is cohort and cohort.at_most_once and cohort.max_participations == 1 and np.ptp(chance) < 1e-9:
+        size = cohort.capacity(clients)
         law = WithoutReplacement(size, clients) if cohort.fixed else Poisson(float(chance[0]))
     return found + (examine_sampling(f"cohorts of {name}", invited, law) if law else [])

@@ -14,7 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
-from fedjax_dp.parts.client_privacy import Upload
+from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
@@ -48,19 +48,19 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
     return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _loose_clip)))
 
 
-def _loose_clip(right: Any, key: jax.Array, place: Any, model: Model, params: Any, records: Any) -> Any:
+def _loose_clip(right: Any, key: jax.Array, step: Any, model: Model, params: Any, records: Any) -> Any:
     apart = right.on_upload and right.bound.per_record
     factor = 1.1 * records.divisor if apart else 1.1
     wide = changed(right, clip_norm=factor * right.clip_norm, noise_multiplier=right.noise_multiplier / factor)
-    return wide.gradient(key, place, model, params, records)
+    return wide.gradient(key, step, model, params, records)
 
 
-def _loose_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _loose_message(right: UpdatePrivatizer, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 1.1 * kept, extra
 
 
-def _looser_message(right: Upload, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
+def _looser_message(right: UpdatePrivatizer, key: jax.Array, update: jax.Array, *rest: Any) -> Any:
     kept, extra = right.message(key, update, *rest)
     return 2.2 * kept, extra
 
@@ -165,8 +165,10 @@ def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return scaled
 
 
-def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray) -> Report:
-    """Rows of `moved` are differences between neighbours, over `bound`, one number or one per row."""
+def _bounded(
+    what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray, order: int = 2
+) -> Report:
+    """Rows of `moved` are differences between neighbours, over `bound`, one number or one per row, in L1 or L2."""
     finite = np.isfinite(moved).all(-1)
     law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
     if not finite.all():
@@ -177,8 +179,9 @@ def _bounded(what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, bas
             "finite",
             "some neighbours hold NaN or infinity, which a bound has to map to zero",
         )
-    part = np.sqrt(np.sum(moved.astype(float) ** 2, -1)) / bound
-    slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * np.sqrt(np.sum(base**2, -1)) / bound, initial=0.0))
+    part = np.linalg.norm(moved.astype(float), ord=order, axis=-1) / bound
+    length = np.linalg.norm(base, ord=order, axis=-1)
+    slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * length / bound, initial=0.0))
     return require(
         part.max() <= 1 + slack,
         law,
@@ -199,7 +202,8 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
 def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
     rng = np.random.default_rng(seed)
     algorithm, data = instruments.few(instruments.bare(algorithm), data, most=2)
-    adjacency = instruments.claim_of(algorithm, data, 1, model).adjacency
+    claim = instruments.claim_of(algorithm, data, 1, model)
+    adjacency = claim.adjacency
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
     if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
         # the event counts how often a record is drawn; the bound is that of a record that is drawn once
@@ -225,7 +229,8 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     one, other = (np.asarray(instruments.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
     unit = adjacency.sensitivity * np.broadcast_to(instruments.step_units(algorithm, data)[0], one.shape[:-1])
     taken = unit > 0
-    return [_bounded("the mean gradient of a step", (one - other)[taken], unit[taken], adjacency, one[taken])]
+    moved, order = (one - other)[taken], claim.release.norm
+    return [_bounded("the mean gradient of a step", moved, unit[taken], adjacency, one[taken], order)]
 
 
 def _exchanged(data: FederatedData, theirs: np.ndarray, rng: np.random.Generator) -> list[tuple[Any, Any]]:

@@ -1,6 +1,6 @@
 """Are an algorithm's parts what they state, and is there no way for records past what is accounted for?"""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,7 +11,9 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import flow
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.corrections import Correction, Memory, Setting, Step, Visit
+from fedjax_dp.parts.clipping import Records
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, StepContext
+from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -24,8 +26,10 @@ from fedjax_dp.testing.reports import rejections
 class _Sends(Correction):
     """What the corrections below send, the server only keeps."""
 
-    def init(self, setting: Setting) -> Memory:
-        return Memory(jnp.zeros(setting.size))
+    has_client_state = False
+
+    def init(self, run: InitContext) -> LocalState:
+        return LocalState(jnp.zeros(run.size))
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         return total
@@ -35,16 +39,20 @@ class _Sends(Correction):
 class _Asks(_Sends):
     pull = 0.0
 
-    def finish(self, visit: Visit) -> tuple[Any, Any]:
-        return visit.gradient(visit.end), ()
+    def finish(
+        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        return another_gradient(client.received.params + update), ()
 
 
 @value
 class _AsksInALoop(_Sends):
     pull, extra_gradients = 0.0, 2
 
-    def finish(self, visit: Visit) -> tuple[Any, Any]:
-        each = jax.lax.map(lambda part: visit.gradient(part * visit.end), jnp.arange(2.0))
+    def finish(
+        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        each = jax.lax.map(lambda part: another_gradient(part * client.received.params), jnp.arange(2.0))
         return each.sum(0), ()
 
 
@@ -52,16 +60,20 @@ class _AsksInALoop(_Sends):
 class _SendsWay(_Sends):
     pull = 0.0
 
-    def finish(self, visit: Visit) -> tuple[Any, Any]:
-        return visit.end - visit.start, ()
+    def finish(
+        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        return update, ()
 
 
 @value
 class _Reads(Correction):
     pull = 0.0
 
-    def gradient(self, gradient: jax.Array, step: Step) -> jax.Array:
-        return gradient + 1e-3 * sum(jnp.mean(a) for a in jax.tree.leaves(step.records.y))
+    def gradient(
+        self, gradient: jax.Array, params: jax.Array, step: StepContext, client: ClientContext, records: Records
+    ) -> jax.Array:
+        return gradient + 1e-3 * sum(jnp.mean(a) for a in jax.tree.leaves(records.y))
 
 
 def _with(algorithm: Algorithm, correction: Correction) -> Algorithm:

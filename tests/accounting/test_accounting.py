@@ -40,14 +40,14 @@ from fedjax_dp.accounting import (
     noise_multiplier_for,
     pld,
     rdp,
-    theorems,
 )
 from fedjax_dp.accounting import tcdp as tcdp_module
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
+from fedjax_dp.accounting.laws import GaussianPair
 from fedjax_dp.accounting.losses import discretise
-from fedjax_dp.accounting.pairs import Pair, dominating
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
+from fedjax_dp.papers import theorems
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "accounting_vectors.json").read_text())["cases"]
@@ -162,9 +162,9 @@ def vector_dpnfl_theorem5(p, e, near):
 
 
 def vector_rdp_poisson_gaussian(p, e, near):
-    near(accounting.renyi_divergence(poisson(p["noise_multiplier"], p["q"], 1), np.array([p["alpha"]]))[0], "rdp")
+    near(poisson(p["noise_multiplier"], p["q"], 1).rdp(np.array([p["alpha"]]))[0], "rdp")
     expected = pytest.approx(e["rdp"], rel=1e-9)
-    assert accounting.renyi_divergence(poisson(p["noise_multiplier"], p["q"], 1), [float(p["alpha"])])[0] == expected
+    assert poisson(p["noise_multiplier"], p["q"], 1).rdp([float(p["alpha"])])[0] == expected
 
 
 def vector_participation_tail(p, e, near):
@@ -428,7 +428,9 @@ def test_full_samples_of_any_kind_are_the_exact_gaussian():
     assert epsilon_of(steps, 1e-2, "gaussian") == pytest.approx(exact, rel=1e-12)
 
 
-@pytest.mark.parametrize("pair", [Pair(0.7, 0.1), Pair(0.7, 0.0, 0.1), Pair(1.3, 0.2, 0.2), Pair(2.0, 1.0)])
+@pytest.mark.parametrize(
+    "pair", [GaussianPair(0.7, 0.1), GaussianPair(0.7, 0.0, 0.1), GaussianPair(1.3, 0.2, 0.2), GaussianPair(2.0, 1.0)]
+)
 def test_losses_and_their_inverse_agree_and_masses_add_up(pair):
     x = np.linspace(-3, 5, 101)
     assert np.all(np.diff(pair.loss(x)) > 0)
@@ -441,7 +443,7 @@ def test_losses_and_their_inverse_agree_and_masses_add_up(pair):
 @pytest.mark.parametrize("name", EVENTS)
 def test_discretised_losses_are_a_pessimistic_probability_law(name):
     for step, _ in EVENTS[name].leaves():
-        for direction in dominating(step):
+        for direction in step.dominating_pairs():
             losses = discretise(direction, 1e-3, 10)
             assert losses.masses.sum() + losses.infinite == pytest.approx(1.0, abs=1e-9)
             # sum of p e^-l is the mass of the second law: at most 1, up to what was cut
@@ -770,7 +772,7 @@ def test_a_ledger_asks_once_for_each_kind_of_client():
         (lambda: accounting.gaussian_epsilon(1e-5, -1.0), "relative_noise must be positive"),
         (lambda: accounting.gaussian_delta(1.0, 0.0), "relative_noise must be positive"),
         (lambda: noise_multiplier_for(unsampled(0.0, 1), 1.0, 1e-5), "give it noise multiplier 1"),
-        (lambda: accounting.renyi_divergence(unsampled(1.0, 1), [1.0]), "Renyi orders must be above 1"),
+        (lambda: unsampled(1.0, 1).rdp([1.0]), "Renyi orders must be above 1"),
         (lambda: accounting.participation_quantile(10, -0.1, 0.1), "participation rate must be in [0, 1]"),
         (
             lambda: accounting.clopper_pearson_epsilon(11, 10, 0, 10, delta=1e-5),
@@ -907,7 +909,7 @@ def test_renyi_accountant_finds_the_best_order_where_it_is_sharp(delta):
     """Orders 3% apart alone were 1.4% above the best order's epsilon of 100 rare releases."""
     event = GaussianSteps(1.0, Poisson(1e-6), Adjacency.ADD_REMOVE, 100)
     orders = np.linspace(10.0, 40.0, 6001)
-    values = 100 * rdp.renyi_divergence(event, orders)
+    values = 100 * event.rdp(orders)
     best = np.min(values + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1))
     assert rdp.price(event)(event).times(100).epsilon(delta) > 1.01 * best  # the grid alone
     assert epsilon_of(event, delta, "rdp") == pytest.approx(best, rel=1e-4)

@@ -49,7 +49,6 @@ from fedjax_dp.accounting import (
     trade_off,
     trials_needed,
 )
-from fedjax_dp.accounting.pairs import dominating
 from fedjax_dp.accounting.pld import price
 
 REPETITIONS, STATED = 1000, 0.05
@@ -298,7 +297,7 @@ def test_a_plan_counts_scores_above_its_threshold():
 def test_lines_under_a_loss_distribution_touch_the_gaussian_curve(noise, count):
     event, mu = gaussian(noise, count), math.sqrt(count) / noise
     assert trade_off(event).mu == trade_off(event, "gaussian").mu == pytest.approx(mu, rel=1e-12)
-    losses = Accountant("losses", "for this test", lambda e: price(e, dominating), 2e-4)
+    losses = Accountant("losses", "for this test", price, 2e-4)
     curve, exact = trade_off(event, losses), gaussian_trade_off(mu, RATES)
     assert curve.mu is None
     assert (curve(RATES) <= exact * (1 + 1e-9) + 1e-15).all()

@@ -30,7 +30,6 @@ from fedjax_dp.accounting import (
     composition_epsilons,
     epsilon_of,
     rdp,
-    renyi_divergence,
     repeated,
     repetition_epsilons,
     selection_cost,
@@ -253,7 +252,7 @@ def test_one_trial_costs_what_it_costs_alone():
     for eta in (-0.5, 0.0, 1.0, 9.0):
         once = NegativeBinomialTrials.of_mean(1.0, eta)
         assert repetition_epsilons([[event]], once, 1e-5) == [epsilon_of(event, 1e-5, "rdp")]
-        curve = renyi_divergence(event, ORDERS)
+        curve = event.rdp(ORDERS)
         assert np.array_equal(once.renyi(ORDERS, curve), curve)
         rarely_more = NegativeBinomialTrials.of_mean(1 + 1e-7, eta).renyi(ORDERS, curve)
         assert np.all(rarely_more >= curve)

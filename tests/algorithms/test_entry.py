@@ -1,5 +1,6 @@
 """An entry is written in one place: configuration, flags, help, checks, table and axes follow from it."""
 
+import inspect
 import json
 import pathlib
 import pickle
@@ -12,7 +13,7 @@ from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE, Common, Entry, assemble, entry
 from fedjax_dp.algorithms.assemble import ClipNorm, NoiseMultiplier
 from fedjax_dp.data import DATASETS
-from fedjax_dp.experiments import catalogue_table, config
+from fedjax_dp.experiments import catalogue_table, config, groups
 from fedjax_dp.options import about
 from fedjax_dp.parts.corrections import Proximal
 from fedjax_dp.parts.record_privacy import RecordGaussian
@@ -33,9 +34,10 @@ def pulled(
 ) -> fdp.Algorithm:
     """DP-SGD pulled to the received model (somebody, 2026).
 
-    pull   how strongly
-    form   "half" or "full" of the square
-    slack  taken off the pull
+    Args:
+        pull: how strongly
+        form: "half" or "full" of the square
+        slack: taken off the pull
     """
     privatizer = RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     strength = pull if form == "half" else 2 * (pull - slack)
@@ -72,8 +74,8 @@ def test_its_help_and_its_row_of_the_catalogue_are_made(capsys):
         cli.main(["run", "--algorithm", "pulled", "--help"])
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "pulled: DP-SGD pulled to the received model (somebody, 2026)." in out
-    assert "--pull FLOAT how strongly (default: 0.1)" in out
-    assert '--form STR "half" or "full" of the square (half, full; default: half)' in out
+    assert "--pull FLOAT how strongly [default: 0.1]" in out
+    assert '--form CHOICE "half" or "full" of the square [choices: half, full] [default: half]' in out
     assert "--bands" not in out
     with pytest.raises(SystemExit):
         cli.main(["run", "--help"])
@@ -133,15 +135,37 @@ def test_what_follows_from_what_is_said_says_the_same_again():
         named = f"{dataset}:x" if dataset in ("npz", "tfds", "store") else dataset
         for name in CATALOGUE:
             for more in ({}, {"batches": "full"}, {"noise_multiplier": 1.0} if CATALOGUE[name].private else {}):
-                found = config.resolve({"dataset": named, "algorithm": name, **more})
-                assert config.resolve(found.flat()) == found
+                found = config.RunSpec.of({"dataset": named, "algorithm": name, **more})
+                assert config.RunSpec.of(found.flat()) == found
+
+
+def test_numbers_of_local_rules_are_described_as_the_rules_have_them():
+    for name, option in fdp.algorithms.COMMON.items():
+        if "local_rule" in option.about.beside and name != "keep_rule":
+            rules = {rule: fdp.parts.LOCAL_RULES[rule].hyperparameters for rule in fdp.parts.LOCAL_RULES}
+            having = {rule: numbers for rule, numbers in rules.items() if name.removeprefix("local_") in numbers}
+            values = dict.fromkeys(f"{numbers[name.removeprefix('local_')]:g}" for numbers in having.values())
+            assert option.about.beside == {"local_rule": tuple(having)}
+            assert option.about.default == " or ".join(values)
+    assert fdp.algorithms.COMMON["keep_rule"].about.beside == {"local_rule": tuple(fdp.parts.LOCAL_RULES)[1:]}
+
+
+def test_a_signature_shows_every_option_with_its_type_and_default():
+    shown = inspect.signature(pulled).parameters
+    assert list(shown) == list(pulled.options)
+    assert str(shown["pull"]) == "pull: float = 0.1"
+    assert str(shown["form"]) == "form: Literal['half', 'full'] = 'half'"
+    assert str(shown["batch_size"]) == "batch_size: int | None"
+    assert shown["estimator"].default == "mean"  # as the decorator has it
+    assert "Annotated" not in str(inspect.signature(fdp.dpnfl))
 
 
 def test_a_bare_function_of_options_is_an_entry_too():
     def bare(*, rate: float, **common: Unpack[Common]) -> fdp.Algorithm:
         """A function.
 
-        rate  of the server
+        Args:
+            rate: of the server
         """
         return assemble(common, server=fdp.parts.Server(hyperparameters={"learning_rate": rate}))
 
@@ -167,7 +191,7 @@ def named_as_the_run(*, rounds: int = 3, **common: Unpack[Common]) -> fdp.Algori
         (lambda: Entry(nothing, defaults={"estimater": "mean"})(**COMMON), "did you mean estimator"),
         (lambda: Entry(nothing, defaults=lambda given: None)(**COMMON), "must be mappings of options"),
         (lambda: Entry(nothing)(**COMMON), "nothing must be a function that returns an Algorithm, got NoneType"),
-        (lambda: config.groups_of(Entry(named_as_the_run)), "must be a name that no field of a run has, got rounds"),
+        (lambda: groups.groups_of(Entry(named_as_the_run)), "must be a name that no field of a run has, got rounds"),
     ],
 )
 def test_entries_that_cannot_be_are_refused_in_one_line(made, told):

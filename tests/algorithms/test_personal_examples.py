@@ -13,17 +13,17 @@ import pytest
 from helpers import GivenCohorts, GivenNoise, QuadraticModel, next_state
 
 from fedjax_dp import accounting, algorithms, data, parts, privacy
+from fedjax_dp.papers.reproductions import mean_estimation as theory
 from fedjax_dp.parts.clusters import GaussianChoice, GumbelChoice
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.privacy.ledger import ledger_of
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import structure, value
-from fedjax_dp.reproductions import mean_estimation as theory
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.personal import models_of_clients
-from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "personal_examples.json").read_text())
 INPUTS, EXPECTED = GOLDEN["inputs"], GOLDEN["expected"]
@@ -56,8 +56,8 @@ class GivenSeries:
 
     fresh, bands = True, (1.0,)
 
-    def draw(self, key, place, size):
-        return self.tables[place.series][jnp.minimum(place.round, self.last), place.client, place.step][:size]
+    def draw(self, key, step, size):
+        return self.tables[step.stream][jnp.minimum(step.round, self.last), step.client, step.number][:size]
 
     def variance(self, step):
         return 1.0
@@ -217,7 +217,7 @@ def test_own_heads_equal_worked_example(name):
     _, states = run("fedper", model=BilinearModel(), store=PAIRS, **ON_PAIRS, **options)
     for state, expected in zip(states, told["rounds"], strict=True):
         agree(name, state.params["u"][0], expected["base"])
-        agree(name, state.clients[-1][:, 0], expected["heads"])
+        agree(name, state.clients[-1]["head"][:, 0], expected["heads"])
         agree(name, state.params["v"][0], B["start"][1])
 
 
@@ -228,7 +228,7 @@ def test_heads_before_what_is_shared_equal_worked_example():
     _, states = run("fedrep", model=BilinearModel(), store=PAIRS, tables=tables, **{**ON_PAIRS, **options})
     for state, expected in zip(states, told["rounds"], strict=True):
         agree("fedrep_noise", state.params["u"][0], expected["base"])
-        agree("fedrep_noise", state.clients[-1][:, 0], expected["heads"])
+        agree("fedrep_noise", state.clients[-1]["head"][:, 0], expected["heads"])
 
 
 def test_own_heads_at_client_level_equal_worked_example():
@@ -239,7 +239,7 @@ def test_own_heads_at_client_level_equal_worked_example():
     before = B["start"][0]
     for state, expected, noise in zip(states, told["rounds"], server[:, 0], strict=True):
         agree("fedper_client_level", state.params["u"][0], expected["base"])
-        agree("fedper_client_level", state.clients[-1][:, 0], expected["heads"])
+        agree("fedper_client_level", state.clients[-1]["head"][:, 0], expected["heads"])
         agree("fedper_client_level", before + np.mean(expected["clipped"]) + told["std"] * noise, expected["base"])
         before = expected["base"]
     assert float(made.upload.clip_norm) == pytest.approx(told["clip"])

@@ -14,7 +14,8 @@ import pytest
 from helpers import GivenCohorts, ProductModel, QuadraticModel, quick, states_of, with_given
 
 from fedjax_dp import accounting, algorithms, data
-from fedjax_dp.accounting import personal, theorems
+from fedjax_dp.accounting import personal
+from fedjax_dp.papers import theorems
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.feature_matching import NoisyFeatures
 

@@ -120,9 +120,9 @@ def test_messages_are_heard_before_they_are_summed():
     new, report = fdp.rounds.run_round(
         algorithm, model, data, run_key(0), state, fdp.execution.Execution(), lambda params, flat: flat
     )
-    np.testing.assert_allclose(report.heard.uploads.sum(0), report.heard.total, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(report.transcript.uploads.sum(0), report.transcript.total, rtol=1e-5, atol=1e-7)
     moved = ravel(new.params)[0] - ravel(state.params)[0]
-    np.testing.assert_allclose(report.heard.update, moved, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(report.transcript.update, moved, rtol=1e-4, atol=1e-6)
 
 
 # What is proved
@@ -240,10 +240,10 @@ def test_a_planted_bug_is_caught():
     assert audited(WRONG["shared_key"](right), rounds).proved
 
 
-def _repeated(right, key, place, model, params, records):
+def _repeated(right, key, step, model, params, records):
     """Gaussian noise whose first half stands in the second half again."""
-    honest = right.gradient(key, place, model, params, records)[0]
-    silent, told = changed(right, noise_multiplier=0.0).gradient(key, place, model, params, records)
+    honest = right.gradient(key, step, model, params, records)[0]
+    silent, told = changed(right, noise_multiplier=0.0).gradient(key, step, model, params, records)
     noise = (honest - silent)[: silent.size // 2]
     return silent + jnp.concatenate([noise, noise]), told
 
@@ -263,9 +263,9 @@ class SilentFirst(parts.UniformCohort):
         return members._replace(drawn=jnp.where(members.ids == 1, 0.0, members.drawn))
 
 
-def repeating(self, key, place, size):
+def repeating(self, key, step, size):
     return parts.WhiteNoise.draw(
-        parts.WhiteNoise(), key, place._replace(step=place.step % 4, round=place.round % 4), size
+        parts.WhiteNoise(), key, step._replace(number=step.number % 4, round=step.round % 4), size
     )
 
 
@@ -275,7 +275,7 @@ def hidden_faults():
     masked = fdp.cpfed(cohort_size=3, noise_multiplier=6.0, **STEPS | {"local_steps": 1})
     every_four = value(restates(parts.WhiteNoise)(type("EveryFour", (parts.WhiteNoise,), {"draw": repeating})))()
     return {
-        "undeclared gradient": (undeclared_gradient(right), "visit.gradient"),
+        "undeclared gradient": (undeclared_gradient(right), "another_gradient"),
         "repeated gradient": (repeated_gradient(right), "same batch and noise"),
         "labels read": (reading_correction(right), "records"),
         "term beside the noise": (unnoised_term(clients), "past what is accounted for"),

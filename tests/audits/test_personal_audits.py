@@ -15,7 +15,7 @@ from fedjax_dp.audits.audit import audit
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.execution import Execution
 from fedjax_dp.models import mlp
-from fedjax_dp.parts import LocalSgd
+from fedjax_dp.parts import PersonalSgd
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.pytrees import ravel, value
 from fedjax_dp.rounds import run_round
@@ -57,7 +57,7 @@ def test_messages_are_heard_with_zeros_for_what_clients_keep():
     state = begin(algorithm, data, run_key(0), model=TWO_LAYERS)
     heard = run_round(
         algorithm, TWO_LAYERS, data, run_key(0), state, Execution(), lambda params, flat: ravel(params)[1](flat)
-    )[1].heard
+    )[1].transcript
     for told in heard:
         kept, shared = (jax.tree.leaves(told[layer]) for layer in ("Dense_1", "Dense_0"))
         assert not any(np.any(tensor) for tensor in kept)
@@ -125,7 +125,7 @@ def test_two_models_of_a_client_are_not_told_for_the_price_of_one():
 @pytest.mark.slow
 def test_a_ledger_without_the_personal_steps_is_refuted():
     right = personal("ditto")
-    deaf = value(restates(LocalSgd)(type("Uncounted", (LocalSgd,), {"beside": ()})))
+    deaf = value(restates(PersonalSgd)(type("Uncounted", (PersonalSgd,), {"additional_releases": ()})))
     local = deaf(**{field.name: getattr(right.local, field.name) for field in dataclasses.fields(right.local)})
     wrong = dataclasses.replace(right, local=local)
     assert audited(wrong, view=DEPLOYED, significance=1e-3).proved

@@ -14,7 +14,7 @@ from helpers import ragged_data
 import fedjax_dp as fdp
 from fedjax_dp import accounting, cli
 from fedjax_dp.cli.audit import AuditOptions
-from fedjax_dp.experiments.config import GROUPS, options_of
+from fedjax_dp.experiments.groups import GROUPS, options_of
 
 RUN = ["--batches", "full", "--rounds", "2", "--local-steps", "1", "--cohort-size", "10", "--parameters", "8"]
 SMALL = [*RUN, "--trials", "1200", "--lanes", "64"]

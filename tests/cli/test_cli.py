@@ -14,15 +14,13 @@ from helpers import usual
 
 import fedjax_dp
 from fedjax_dp import algorithms, cli
-from fedjax_dp.cli.commands import COMMANDS
-from fedjax_dp.cli.tracking import TrackOptions
-from fedjax_dp.experiments import build, config, environment, population
+from fedjax_dp.cli.run import RunOptions
+from fedjax_dp.experiments import build, config, environment, groups, population
 from fedjax_dp.options import of_class
 from fedjax_dp.rounds import simulation
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
-TRACKING = of_class(TrackOptions)
-SWITCHES = set(COMMANDS["run"].switches)
+OWN = of_class(RunOptions)
 
 
 def command(*words):
@@ -156,33 +154,33 @@ def test_versions_are_those_that_run_whatever_an_older_installation_says(monkeyp
 def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
     out = shown_by(capsys, monkeypatch, "--help")
     assert len(out.splitlines()) <= 40
-    for group in config.GROUPS:
+    for group in groups.GROUPS:
         assert f"\n  {group} " in out
     assert all(name in out for name in algorithms.CATALOGUE)
 
 
 def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypatch):
     out = shown_by(capsys, monkeypatch, "--help-all")
-    everything = config.options_of() | TRACKING
-    assert flags_in(out) == {option.flag for option in everything.values()} | SWITCHES
-    assert len(re.findall(r"default:\s", out)) == len(everything)
+    everything = groups.options_of() | OWN
+    assert flags_in(out) == {option.flag for option in everything.values()}
+    assert len(re.findall(r"default:\s", out)) == len([one for one in everything.values() if not one.about.switch])
     told = " ".join(out.replace("│", " ").split())
-    assert "dp_fedavg: how fast it follows (default: 0.2)" in told
-    assert "only their sum is seen (default: by algorithm: cpfed: true; else false)" in told
+    assert "dp_fedavg: how fast it follows [default: 0.2]" in told
+    assert "only their sum is seen [default: by algorithm: cpfed: true; else false]" in told
     assert "dp_fedavg, dp_ftrl: C, L2 bound on a client's update" in told
-    assert "(default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
+    assert "[default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
     assert "no epsilon (record, scale, none); acs_pldp:" in told
 
 
 @pytest.mark.parametrize("entry", algorithms.CATALOGUE)
 def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monkeypatch, entry):
     out = shown_by(capsys, monkeypatch, "--algorithm", entry, "--help")
-    of_privacy = {f"--{name.replace('_', '-')}" for name in vars(config.PrivacyConfig())}
-    taken = {option.flag for option in (config.options_of(algorithms.CATALOGUE[entry]) | TRACKING).values()} | SWITCHES
+    of_privacy = {f"--{name.replace('_', '-')}" for name in vars(groups.PrivacyConfig())}
+    taken = {option.flag for option in (groups.options_of(algorithms.CATALOGUE[entry]) | OWN).values()}
     assert flags_in(out) == taken - (set() if algorithms.CATALOGUE[entry].private else of_privacy)
-    defaults = config.resolve({"algorithm": entry}).flat()
-    assert f"rounds T (default: {defaults['rounds']})" in out
-    assert "(default: )" not in out
+    defaults = config.RunSpec.of({"algorithm": entry}).flat()
+    assert f"rounds T [default: {defaults['rounds']}]" in out
+    assert "[default: ]" not in out
 
 
 BAD = [
@@ -311,11 +309,11 @@ def test_divergence_stops_with_round_and_clients_and_keeps_the_last_good_checkpo
 def arrays_of(folder):
     from fedjax_dp.rounds.checkpoint import Checkpoints
 
-    settings = config.resolve(config.read(folder / "config.toml"))
+    settings = config.RunSpec.of(config.read(folder / "config.toml"))
     data = population.build_data(settings.data)
     value = build.build_algorithm(settings, data)
     from fedjax_dp.models import logistic_regression
-    from fedjax_dp.rounds.round import initial_state
+    from fedjax_dp.rounds.state import initial_state
 
     model = logistic_regression(data.record_shape, data.classes)
     like = simulation.all_devices().place(initial_state(simulation.numbers(value), model, data, simulation.run_key(0)))

@@ -8,13 +8,12 @@ import pytest
 from fedjax_dp import cli
 from fedjax_dp.cli import completion
 from fedjax_dp.cli.commands import COMMANDS
-from fedjax_dp.reproductions.recipe import recipes
+from fedjax_dp.papers.reproductions.recipe import recipes
 
 
 @pytest.fixture(scope="module")
 def scripts():
-    everything = completion._everything()
-    return {shell: make(everything) for shell, make in completion.SHELLS.items()}
+    return {shell: completion.script(shell) for shell in completion.SHELLS}
 
 
 def completed(script, *words):
@@ -64,8 +63,9 @@ def test_scripts_parse_in_their_shells(shell, scripts):
 
 
 def test_completion_says_where_scripts_belong_and_refuses_other_shells(capsys):
-    assert cli.main(["completion", "--help"]) == 0
+    with pytest.raises(SystemExit):
+        cli.main(["completion", "--help"])
     assert ".config/fish/completions" in capsys.readouterr().out
-    for words, told in (([], "got nothing"), (["tcsh"], "one of bash, zsh, fish"), (["bash", "x"], "got bash x")):
+    for words, told in (([], "got nothing"), (["tcsh"], "one of bash, zsh, fish"), (["bash", "x"], "got 'x'")):
         assert cli.main(["completion", *words]) == 2
         assert told in capsys.readouterr().err

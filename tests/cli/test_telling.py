@@ -7,7 +7,7 @@ from helpers import CLASSES
 from rich.console import Console
 
 from fedjax_dp import cli
-from fedjax_dp.cli import sweep, telling, wrapping
+from fedjax_dp.cli import sweep, telling
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.sweeps.sweep import Sweep
 
@@ -63,15 +63,6 @@ def test_help_breaks_between_words(columns, capsys, monkeypatch):
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= columns, command
         assert out.count("usage:") == 1, command
-
-
-def test_help_that_fits_is_as_it_was_written(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    text = "One line.\n\nname  what it is\n    code  stays\n\nusage: fedjax-dp x\n       fedjax-dp y"
-    assert wrapping.wrapped(text) == text
-    monkeypatch.setenv("COLUMNS", "15")
-    told = "One line.\n\nname  what it\n      is\n    code  stays\n\nusage:\nfedjax-dp x\n       fedjax-dp\n       y"
-    assert wrapping.wrapped(text) == told
 
 
 def point(index, delta):

@@ -10,7 +10,8 @@ import pytest
 import fedjax_dp as fdp
 from fedjax_dp import errors, models
 from fedjax_dp.data import Dataset, federate, load, save_store
-from fedjax_dp.experiments.population import PopulationConfig, build_data, notes, population_of, resolve_population
+from fedjax_dp.experiments.groups import PopulationConfig
+from fedjax_dp.experiments.population import build_data, notes, population_of, resolve_population
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.rounds.simulation import check
 

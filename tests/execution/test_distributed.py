@@ -84,14 +84,14 @@ def metrics(folder):
 
 
 BAD_WORDS = {
-    "no port": ("host", "2", "0", None),
-    "port": ("host:x", "2", "0", None),
-    "large": ("h:99999", "2", "0", None),
-    "count": ("h:1", "two", "0", None),
-    "none": ("h:1", "0", "0", None),
-    "index": ("h:1", "2", "2", None),
-    "half": ("h:1", "2", None, None),
-    "timeout": ("h:1", "2", "0", "0"),
+    "no port": ("host", 2, 0),
+    "port": ("host:x", 2, 0),
+    "large": ("h:99999", 2, 0),
+    "none": ("h:1", 0, 0),
+    "index": ("h:1", 2, 2),
+    "below": ("h:1", 2, -1),
+    "half": ("h:1", 2, None),
+    "timeout": ("h:1", 2, 0, 0),
 }
 
 
@@ -102,8 +102,8 @@ def test_words_that_name_no_process_are_refused(words):
 
 
 def test_words_that_name_a_process():
-    assert distributed.group_of("h:1", "3", "2", "9") == distributed.Group("h:1", 3, 2, 9)
-    assert distributed.group_of("auto", None, None, None) == distributed.Group()
+    assert distributed.group_of("h:1", 3, 2, 9) == distributed.Group("h:1", 3, 2, 9)
+    assert distributed.group_of("auto", None, None) == distributed.Group()
 
 
 def test_a_port_in_use_is_refused():
@@ -321,7 +321,7 @@ def started_long(out, port):
 
 def shorten(out, rounds):
     """Make a run of `rounds` out of a longer one, which nobody else may: its configuration is held to its checksum."""
-    config = configs.resolve(configs.read(out / "config.toml") | {"rounds": rounds})
+    config = configs.RunSpec.of(configs.read(out / "config.toml") | {"rounds": rounds})
     (out / "config.toml").write_text(configs.to_toml(config.flat()))
     about = json.loads((out / "run.json").read_text())
     about["config"]["rounds"] = rounds

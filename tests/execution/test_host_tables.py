@@ -99,10 +99,10 @@ def test_checkpoints_hold_the_rows(data, tmp_path):  # noqa: F811
 def test_what_looks_at_rows_of_others_keeps_its_tables_on_devices(data):  # noqa: F811
     @value
     class Nosy(ControlVariates):
-        def send(self, memory, members):
-            return memory.clients[members.ids].mean(0)
+        def send(self, state, members):
+            return state.clients[members.ids].mean(0)
 
     algorithm = KEEPING["controls"]
     local = dataclasses.replace(algorithm.local, corrections=(Nosy(),))
-    assert algorithm.local.apart
-    assert not local.apart
+    assert algorithm.local.separable_state
+    assert not local.separable_state

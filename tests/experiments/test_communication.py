@@ -99,7 +99,7 @@ def test_catalogue_command_prints_the_table(capsys):
     assert out.startswith("| entry | source | hides | from | numbers the server keeps |")
     assert catalogue_table.SHAPE in out
     assert cli.main(["catalogue", "dpnfl"]) == 2
-    assert "--json or nothing" in capsys.readouterr().err
+    assert "an option of fedjax-dp catalogue" in capsys.readouterr().err
 
 
 def test_every_entry_documents_itself_and_refuses_unknown_options():

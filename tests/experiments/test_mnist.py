@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def setting(mnist_dir, **changes):
-    resolved = config.resolve({"dataset": "mnist", "data_dir": str(mnist_dir), **changes})
+    resolved = config.RunSpec.of({"dataset": "mnist", "data_dir": str(mnist_dir), **changes})
     data = population.build_data(resolved.data)
     return resolved.training, data, build.build_algorithm(resolved, data)
 

@@ -49,9 +49,10 @@ from fedjax_dp.algorithms import Common, entry
 def mine(*, shrink: float = 0.5, clip_norm: float, noise_multiplier: float = 0.0, **common: Unpack[Common]):
     \"\"\"Private steps with smaller rates.
 
-    shrink            what rates are multiplied by
-    clip_norm         C
-    noise_multiplier  z
+    Args:
+        shrink: what rates are multiplied by
+        clip_norm: C
+        noise_multiplier: z
     \"\"\"
     rate = common.pop("learning_rate") * shrink
     return fdp.dpnfl(clip_norm=clip_norm, noise_multiplier=noise_multiplier, learning_rate=rate, **common)
@@ -78,9 +79,9 @@ def run(*words):
     ("name", "kind"), [("Net", "Net"), ("Nnx", "Nnx"), ("pair", "start"), ("instance", "Net"), ("made", None)]
 )
 def test_what_a_name_stands_for_becomes_a_model(name, kind):
-    made = build_model(configs.resolve({"model": f"net.py:{name}"}), SHAPE)
+    made = build_model(configs.RunSpec.of({"model": f"net.py:{name}"}), SHAPE)
     assert kind is None or kind in made.network.name or name == "pair"
-    assert made == build_model(configs.resolve({"model": f"net.py:{name}"}), SHAPE)
+    assert made == build_model(configs.RunSpec.of({"model": f"net.py:{name}"}), SHAPE)
 
 
 @pytest.mark.slow

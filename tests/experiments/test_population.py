@@ -11,9 +11,9 @@ from helpers import refusal
 
 from fedjax_dp import cli, data, errors
 from fedjax_dp.experiments import config, plots
+from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, divide
 from fedjax_dp.experiments.population import (
-    PopulationConfig,
     build_data,
     population_of,
     resolve_population,
@@ -30,7 +30,7 @@ def test_every_data_set_brings_every_option_and_a_way_to_train():
         preset = population_of(name)
         assert set(preset) == {"partition", *OPTIONS} - {"client_ids", "shard_size"}, name
         assert preset["partition"] in PARTITIONS
-        training = config.resolve({"dataset": f"{name}:x" if name in ("npz", "tfds", "store") else name}).training
+        training = config.RunSpec.of({"dataset": f"{name}:x" if name in ("npz", "tfds", "store") else name}).training
         assert training.rounds > 0, name
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 import fedjax_dp as fdp
 from fedjax_dp import folders
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.experiments import configured, resolve
+from fedjax_dp.experiments import RunSpec, configured
 from fedjax_dp.experiments.console import Screen
 
 QUIET = Screen(quiet=True)
@@ -123,7 +123,7 @@ def test_more_rounds_than_the_budget_was_found_for_are_refused(data):
 
 
 def test_a_finished_run_is_left_as_it_is():
-    configured.start(resolve(WORDS | {"out": "x"}), QUIET)
+    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
     before = {
         path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
     }
@@ -137,7 +137,7 @@ def test_a_finished_run_is_left_as_it_is():
 @pytest.mark.slow
 def test_a_killed_longer_run_may_be_gone_on_with():
     """Between the two files that are written: the configuration for people is the old one."""
-    configured.start(resolve(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)
+    configured.start(RunSpec.of(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)
     old = pathlib.Path("x/config.toml").read_text()
     fdp.resume("x", rounds=5)
     pathlib.Path("x/config.toml").write_text(old)
@@ -189,7 +189,7 @@ def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data
 
 
 def test_what_was_changed_is_named(data):
-    configured.start(resolve(WORDS | {"out": "x"}), QUIET)
+    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
 
     def refused(file, change):
         shutil.copytree("x", "y")
@@ -215,7 +215,7 @@ def test_what_was_changed_is_named(data):
 
 
 def test_other_versions_are_told(capsys):
-    configured.start(resolve(WORDS | {"out": "x"}), QUIET)
+    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
     pathlib.Path("x/result.json").unlink()
     about = json.loads(pathlib.Path("x/run.json").read_text())
     about["versions"]["jax"] = "0.1"

@@ -66,51 +66,51 @@ def server_noise(draw):
 
 
 def silent_where(quiet):
-    """Normal noise, but none where `quiet(place)`."""
+    """Normal noise, but none where `quiet(step)`."""
 
-    def draw(self, key, place, size):
-        return jnp.where(quiet(place), 0.0, normal(fold(key, place.step), (size,)))
+    def draw(self, key, step, size):
+        return jnp.where(quiet(step), 0.0, normal(fold(key, step.number), (size,)))
 
     return draw
 
 
 def of_a_known_key_where(known):
-    def draw(self, key, place, size):
-        return normal(fold(jax.lax.cond(known(place), lambda: jax.random.key(0), lambda: key), place.step), (size,))
+    def draw(self, key, step, size):
+        return normal(fold(jax.lax.cond(known(step), lambda: jax.random.key(0), lambda: key), step.number), (size,))
 
     return draw
 
 
-def fades(self, key, place, size):
-    return jnp.minimum(1.0, place.rate / 0.3) * normal(fold(key, place.step), (size,))
+def fades(self, key, step, size):
+    return jnp.minimum(1.0, step.rate / 0.3) * normal(fold(key, step.number), (size,))
 
 
-def by_hand(self, key, place, size):
+def by_hand(self, key, step, size):
     """Bits of which all are cut off where nobody looks."""
-    kept = jnp.where(place.round < 1_000, jnp.uint32(2**32 - 1), jnp.uint32(0))
-    words = jax.random.bits(fold(key, place.step), (size,)) & kept
+    kept = jnp.where(step.round < 1_000, jnp.uint32(2**32 - 1), jnp.uint32(0))
+    words = jax.random.bits(fold(key, step.number), (size,)) & kept
     uniform = (words >> 8).astype(jnp.float32) / 2**24
     return jax.scipy.special.erfinv(jnp.clip(2 * uniform - 1, -1 + 1e-6, 1 - 1e-6)) * 2**0.5
 
 
-def takes_itself_back(self, key, place, size):
-    z = normal(fold(key, place.step), (size,))
-    return z - jnp.float32(place.round >= 1_000) * z
+def takes_itself_back(self, key, step, size):
+    z = normal(fold(key, step.number), (size,))
+    return z - jnp.float32(step.round >= 1_000) * z
 
 
-def late_halves(self, key, place, size):
+def late_halves(self, key, step, size):
     """Half of the coordinates, later."""
-    z = normal(fold(key, place.step), (size,))
-    return jnp.where((jnp.arange(size) % 2 == 0) & (place.round > 1_400), 0.0, z)
+    z = normal(fold(key, step.number), (size,))
+    return jnp.where((jnp.arange(size) % 2 == 0) & (step.round > 1_400), 0.0, z)
 
 
 def quiet_where(quiet):
-    """A privatizer without noise where `quiet(place, params, records)`."""
+    """A privatizer without noise where `quiet(step, params, records)`."""
 
-    def gradient(self, key, place, model, params, records):
+    def gradient(self, key, step, model, params, records):
         found = own.Normalise().apply(model, params, records, self.clip_norm)
-        z = normal(fold(key, place.step), found.mean.shape)
-        std = jnp.where(quiet(place, params, records), 0.0, self.noise_multiplier * found.unit)
+        z = normal(fold(key, step.number), found.mean.shape)
+        std = jnp.where(quiet(step, params, records), 0.0, self.noise_multiplier * found.unit)
         return found.mean + std * z, found.report
 
     return gradient
@@ -120,29 +120,29 @@ def std_of(params):
     return jnp.std(jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(params)]))
 
 
-def in_a_branch(self, key, place, model, params, records):
+def in_a_branch(self, key, step, model, params, records):
     found = own.Normalise().apply(model, params, records, self.clip_norm)
     z = jax.lax.cond(
-        place.round < 1_000,
-        lambda: normal(fold(key, place.step), found.mean.shape),
+        step.round < 1_000,
+        lambda: normal(fold(key, step.number), found.mean.shape),
         lambda: jnp.zeros(found.mean.shape),
     )
     return found.mean + self.noise_multiplier * found.unit * z, found.report
 
 
-def of_the_batch(self, key, place, model, params, records):
+def of_the_batch(self, key, step, model, params, records):
     """Noise in units of the largest gradient that there is."""
     found = own.Normalise().apply(model, params, records, self.clip_norm)
     unit = jnp.minimum(found.unit, jnp.linalg.norm(found.mean) + 1e-3)
-    return found.mean + self.noise_multiplier * unit * normal(fold(key, place.step), found.mean.shape), found.report
+    return found.mean + self.noise_multiplier * unit * normal(fold(key, step.number), found.mean.shape), found.report
 
 
 def again_from_step(last):
     """The noise of one step for all that follow it."""
 
-    def gradient(self, key, place, model, params, records):
+    def gradient(self, key, step, model, params, records):
         return own.Noises.gradient(
-            self, key, place._replace(step=jnp.minimum(place.step, last)), model, params, records
+            self, key, step._replace(number=jnp.minimum(step.number, last)), model, params, records
         )
 
     return gradient
@@ -291,17 +291,17 @@ def heavy_if(where):
 
 
 def run_with_a_known_key(where):
-    def run(self, key, round_index, *rest):
-        known = fold(jax.random.key(7), round_index)
-        return parts.LocalSgd.run(self, jnp.where(where(round_index), known, key), round_index, *rest)
+    def run(self, client):
+        known = fold(jax.random.key(7), client.round)
+        return parts.LocalSgd.run(self, client._replace(key=jnp.where(where(client.round), known, client.key)))
 
     return run
 
 
 def run_with_the_noise_of_round(last):
-    def run(self, key, round_index, client, *rest):
-        again = fold(jax.random.key(5), client.id)
-        return parts.LocalSgd.run(self, jnp.where(round_index > last, again, key), round_index, client, *rest)
+    def run(self, client):
+        again = fold(jax.random.key(5), client.client.id)
+        return parts.LocalSgd.run(self, client._replace(key=jnp.where(client.round > last, again, client.key)))
 
     return run
 
@@ -325,7 +325,7 @@ LIARS = {
     "noise silent in round 1,234": (noise(silent_where(lambda p: p.round == 1_234)), LONG, few),
     "noise silent for ids from 1,000 on": (noise(silent_where(lambda p: p.client >= 1_000)), 20, many),
     "noise silent for client 777": (noise(silent_where(lambda p: p.client == 777)), 20, many),
-    "noise silent in the last step": (noise(silent_where(lambda p: p.last)), 20, few),
+    "noise silent in the last step": (noise(silent_where(lambda p: p.is_last)), 20, few),
     "noise of a known key after round 1,000": (noise(of_a_known_key_where(lambda p: p.round >= 1_000)), LONG, few),
     "noise of a known key for ids from 1,000 on": (noise(of_a_known_key_where(lambda p: p.client >= 1_000)), 20, many),
     "noise that fades with the rate": (steps(noise(fades), schedule=fading), 200, few),
@@ -333,30 +333,30 @@ LIARS = {
     "noise that takes itself back late": (noise(takes_itself_back), LONG, few),
     "noise of half the coordinates late": (noise(late_halves), LONG, few),
     "noise faint for small clients' sums of rates": (
-        steps(noise(silent_where(lambda p: p.drift < 0.1)), schedule=fading),
+        steps(noise(silent_where(lambda p: p.total_rate < 0.1)), schedule=fading),
         200,
         few,
     ),
     # of the server
     "server noise annealed after 40 of 100": (server_noise(silent_where(lambda p: p.round >= 40)), 100, few),
-    "server noise silent in round 77": (server_noise(silent_where(lambda p: p.step == 77)), 100, few),
+    "server noise silent in round 77": (server_noise(silent_where(lambda p: p.number == 77)), 100, few),
     "server noise again every 32 rounds": (
-        server_noise(lambda self, key, place, size: normal(fold(key, place.step % 32), (size,))),
+        server_noise(lambda self, key, step, size: normal(fold(key, step.number % 32), (size,))),
         100,
         few,
     ),
     # privatizers
     "privatizer annealed after round 1,000": (
-        privatizer(quiet_where(lambda place, *_: place.round >= 1_000)),
+        privatizer(quiet_where(lambda step, *_: step.round >= 1_000)),
         LONG,
         few,
     ),
     "privatizer silent for ids from 1,000 on": (
-        privatizer(quiet_where(lambda place, *_: place.client >= 1_000)),
+        privatizer(quiet_where(lambda step, *_: step.client >= 1_000)),
         20,
         many,
     ),
-    "privatizer silent for client 777": (privatizer(quiet_where(lambda place, *_: place.client == 777)), 20, many),
+    "privatizer silent for client 777": (privatizer(quiet_where(lambda step, *_: step.client == 777)), 20, many),
     "privatizer silent in a branch": (privatizer(in_a_branch), LONG, few),
     "privatizer quiet for large parameters": (privatizer(quiet_where(lambda p, w, r: std_of(w) > 20)), 20, few),
     "privatizer quiet for small parameters": (privatizer(quiet_where(lambda p, w, r: std_of(w) < 1e-3)), 20, few),
@@ -376,7 +376,7 @@ LIARS = {
     "privatizer with noise in units of the batch": (privatizer(of_the_batch), 20, few),
     "privatizer whose noise comes back after step 7": (privatizer(again_from_step(7), **TWELVE), 20, few),
     "privatizer quiet at small rates": (
-        privatizer(quiet_where(lambda place, *_: place.rate < 0.02), schedule=fading),
+        privatizer(quiet_where(lambda step, *_: step.rate < 0.02), schedule=fading),
         200,
         few,
     ),

@@ -10,9 +10,10 @@ from helpers import quick, ragged_data
 from jax import lax
 
 import fedjax_dp as fdp
-from fedjax_dp.parts import LocalResult, Memory, Place, Records
+from fedjax_dp.parts import Records
+from fedjax_dp.parts.contexts import LocalResult, LocalState, StepContext
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel, structure
+from fedjax_dp.pytrees import structure
 
 DATA = ragged_data([8, 8, 8, 10, 12, 9])
 MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
@@ -36,7 +37,7 @@ class Own(fdp.parts.LocalTraining):
     batches: Any
     learning_rate: float
     steps: int = structure(default=1)
-    leak, keeps, looks, apart, warm, extra_gradients, plain, parts = None, False, False, True, False, 0, False, ()
+    no_epsilon_reason, initial_release, extra_gradients, is_sgd, parts = None, False, 0, False, ()
     init = fdp.parts.LocalTraining.init
 
     def rates(self, round_index, largest):
@@ -57,11 +58,12 @@ class Own(fdp.parts.LocalTraining):
     def sent(self, update, data, client):
         return update
 
-    def run(self, key, round_index, client, received, data, model, spread=lambda flat: flat):
+    def run(self, context):
+        key, round_index, client, data, model, unravel, received, *_ = context
         rates = self.rates(round_index, data.largest)
         batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest)
         batches, model = self.drawn(batches, data, client), self.loss(model, data, client)
-        start, unravel = ravel(received.params)
+        start = received.params
 
         def step(moved, inputs):
             index, rate, batch = inputs
@@ -71,8 +73,8 @@ class Own(fdp.parts.LocalTraining):
             )
             records = self.records(Records(x, y, batch.mask, batch.divisor, keys), data, client)
             params = unravel(self.point(start + moved, records, model, unravel))
-            place = Place(client.id, round_index, index, rate, rates.sum(), index == rates.size - 1)
-            gradient, report = self.privatizer.gradient(role_key(key, "noise"), place, model, params, records)
+            at = StepContext(client.id, round_index, index, rate, rates.sum(), index == rates.size - 1)
+            gradient, report = self.privatizer.gradient(role_key(key, "noise"), at, model, params, records)
             live = (batch.live > 0).astype(jnp.float32)
             return moved - rate * live * gradient, report
 
@@ -142,8 +144,8 @@ def after_all(self, memory, look, members, upcoming):
     def see(key, params, client, data, model):
         x, y = data.gather(client, jnp.arange(8))
         records = Records(x, y, jnp.ones(8, bool), jnp.int32(8), jax.random.split(key, 8))
-        place = Place(client.id, jnp.int32(0), jnp.uint32(0), jnp.float32(1), jnp.float32(1), True)
-        return self.privatizer.gradient(role_key(key, "again"), place, model, params, records)[0]
+        at = StepContext(client.id, jnp.int32(0), jnp.uint32(0), jnp.float32(1), jnp.float32(1), True)
+        return self.privatizer.gradient(role_key(key, "again"), at, model, params, records)[0]
 
     return memory._replace(server=look(see, jnp.arange(6, dtype=jnp.int32)).sum(0))
 
@@ -173,7 +175,7 @@ WRONG = {
     "a record by a reference": own(sent=through_a_reference),
     "a record as it is": own(sent=lambda self, update, d, c: update + d.gather(c, jnp.arange(1))[0].sum()),
     "gradients after the round": own(
-        init=lambda self, setting: Memory(jnp.zeros(setting.size)), exchange=after_all, keeps=True
+        init=lambda self, run: LocalState(jnp.zeros(run.size)), exchange=after_all, has_client_state=True
     ),
     "more steps than a small client's": own(EPOCHS, drawn=wrapped_round),
 }

@@ -15,7 +15,7 @@ from own_parts import lying
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.inspection import noise_scale, places
-from fedjax_dp.parts.noise import Place
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.statistics import noise
@@ -118,35 +118,35 @@ def test_a_rule_that_is_told_which_derivatives_are_zero_is_refused(around):
         promise(fdp.model((start, forward), DATA))
 
 
-def late(place, before, after):
-    return jnp.where(place.round < 1_000, before, after)
+def late(step, before, after):
+    return jnp.where(step.round < 1_000, before, after)
 
 
-def two_that_become_one(self, key, place, size):
-    own = fold(key, place.step)
-    return (normal(fold(own, 7), (size,)) - normal(fold(own, late(place, 8, 7)), (size,))) / 2**0.5
+def two_that_become_one(self, key, step, size):
+    own = fold(key, step.number)
+    return (normal(fold(own, 7), (size,)) - normal(fold(own, late(step, 8, 7)), (size,))) / 2**0.5
 
 
-def halves_that_become_alike(self, key, place, size):
-    own, half = fold(key, place.step), -(-size // 2)
-    return jnp.concatenate([normal(fold(own, 1), (half,)), normal(fold(own, late(place, 2, 1)), (half,))])[:size]
+def halves_that_become_alike(self, key, step, size):
+    own, half = fold(key, step.number), -(-size // 2)
+    return jnp.concatenate([normal(fold(own, 1), (half,)), normal(fold(own, late(step, 2, 1)), (half,))])[:size]
 
 
-def coins_that_turn_back(self, key, place, size):
+def coins_that_turn_back(self, key, step, size):
     def quantile(words):
         uniform = (words >> 8).astype(jnp.float32) / 2**24
         return jax.scipy.special.erfinv(jnp.clip(2 * uniform - 1, -1 + 1e-6, 1 - 1e-6)) * 2**0.5
 
-    words = jax.random.bits(fold(key, place.step), (size,))
-    return (quantile(words) - quantile(words ^ late(place, jnp.uint32(2**32 - 1), jnp.uint32(0)))) / 2
+    words = jax.random.bits(fold(key, step.number), (size,))
+    return (quantile(words) - quantile(words ^ late(step, jnp.uint32(2**32 - 1), jnp.uint32(0)))) / 2
 
 
-def steps_that_share(self, key, place, size):
-    return normal(fold(key, late(place, place.step, place.step // 2)), (size,))
+def steps_that_share(self, key, step, size):
+    return normal(fold(key, late(step, step.number, step.number // 2)), (size,))
 
 
-def steps_that_cancel(self, key, place, size):
-    return (1.0 - 2.0 * (place.step % 2)) * steps_that_share(self, key, place, size)
+def steps_that_cancel(self, key, step, size):
+    return (1.0 - 2.0 * (step.number % 2)) * steps_that_share(self, key, step, size)
 
 
 def by_client(draw):
@@ -173,7 +173,7 @@ LATE = {
 @pytest.mark.parametrize("name", LATE)
 def test_the_trace_tells_that_the_round_decides_which_bits_a_noise_is_made_of(name):
     (found,) = noise_scale.scale_names(
-        lambda key, **where: LATE[name](None, key, Place(**where), 4), run_key(0), places.blank()
+        lambda key, **where: LATE[name](None, key, StepContext(**where), 4), run_key(0), places.blank()
     )
     assert "round" in found.bits
     assert ("round" in found.scale) == ("_that_share" not in name and "_that_cancel" not in name)
@@ -188,13 +188,13 @@ def test_noise_that_meets_itself_late_is_refused(name):
             promise(model, algorithm, FEW, LONG)
 
 
-def two_that_stay_two(self, key, place, size):
-    own = fold(fold(key, place.round), place.step)
-    return (normal(fold(own, 1), (size,)) - normal(fold(own, late(place, 2, 3)), (size,))) / 2**0.5
+def two_that_stay_two(self, key, step, size):
+    own = fold(fold(key, step.round), step.number)
+    return (normal(fold(own, 1), (size,)) - normal(fold(own, late(step, 2, 3)), (size,))) / 2**0.5
 
 
-def halves(self, key, place, size):
-    own, half = fold(fold(key, place.round), place.step), -(-size // 2)
+def halves(self, key, step, size):
+    own, half = fold(fold(key, step.round), step.number), -(-size // 2)
     return jnp.concatenate([normal(fold(own, 1), (half,)), normal(fold(own, 2), (half,))])[:size]
 
 

@@ -282,38 +282,38 @@ def realised_mean(self, model, params, records, clip_norm):
     return found._replace(mean=found.mean * records.divisor / jnp.maximum(records.mask.sum(), 1))
 
 
-def frozen(self, key, place, size):
+def frozen(self, key, step, size):
     return jax.random.normal(key, (size,))
 
 
-def one_number(self, key, place, size):
-    return jnp.broadcast_to(jax.random.normal(jax.random.fold_in(key, place.step), ()), (size,))
+def one_number(self, key, step, size):
+    return jnp.broadcast_to(jax.random.normal(jax.random.fold_in(key, step.number), ()), (size,))
 
 
-def uniform(self, key, place, size):
-    return jax.random.uniform(jax.random.fold_in(key, place.step), (size,), minval=-(3**0.5), maxval=3**0.5)
+def uniform(self, key, step, size):
+    return jax.random.uniform(jax.random.fold_in(key, step.number), (size,), minval=-(3**0.5), maxval=3**0.5)
 
 
-def fainter(self, key, place, size):
-    return 0.9 * jax.random.normal(jax.random.fold_in(key, place.step), (size,))
+def fainter(self, key, step, size):
+    return 0.9 * jax.random.normal(jax.random.fold_in(key, step.number), (size,))
 
 
-def half_silent(self, key, place, size):
-    noise = jax.random.normal(jax.random.fold_in(key, place.step), (size,))
+def half_silent(self, key, step, size):
+    noise = jax.random.normal(jax.random.fold_in(key, step.number), (size,))
     return jnp.where(jnp.arange(size) < size // 2, 2**0.5 * noise, 0.0)
 
 
-def faint_gradient(self, key, place, model, params, records):
-    return own.Noises.gradient(changed(own.Noises(**CLIP), noise_multiplier=1.0), key, place, model, params, records)
+def faint_gradient(self, key, step, model, params, records):
+    return own.Noises.gradient(changed(own.Noises(**CLIP), noise_multiplier=1.0), key, step, model, params, records)
 
 
-def first_step_only(self, key, place, model, params, records):
-    quiet = own.Noises(clip_norm=self.clip_norm, noise_multiplier=jnp.where(place.step == 0, 2.8, 0.0))
-    return own.Noises.gradient(quiet, key, place, model, params, records)
+def first_step_only(self, key, step, model, params, records):
+    quiet = own.Noises(clip_norm=self.clip_norm, noise_multiplier=jnp.where(step.number == 0, 2.8, 0.0))
+    return own.Noises.gradient(quiet, key, step, model, params, records)
 
 
-def same_noise(self, key, place, *rest):
-    return own.Noises.gradient(self, key, place._replace(step=jnp.zeros_like(place.step)), *rest)
+def same_noise(self, key, step, *rest):
+    return own.Noises.gradient(self, key, step._replace(number=jnp.zeros_like(step.number)), *rest)
 
 
 def event_of(**changes):
@@ -360,10 +360,10 @@ def by_those_here(self, total, members, shares, rates, params):
 class Sender(parts.Correction):
     """What the corrections below have in common."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
-    def init(self, setting):
-        return parts.corrections.Memory(jnp.zeros(setting.size))
+    def init(self, run):
+        return parts.LocalState(jnp.zeros(run.size))
 
     def absorb(self, server, total, num_clients):
         return total
@@ -373,28 +373,29 @@ def of_kind(**members):
     return fdp.value(type("Wrong", (Sender,), {"pull": 0.0, **members}))()
 
 
-def looks_at_records(self, visit):
+def looks_at_records(self, update, client, total_rate, another_gradient):
     def see(key, params, client, data, model):
         return data.gather(client, jnp.arange(1))[0].sum()
 
-    return visit.look(see, visit.start) + 0.0 * visit.end, ()
+    return client.look(see, client.received.params) + 0.0 * update, ()
 
 
-def asks_unsaid(self, visit):
-    return visit.gradient(visit.end), ()
+def asks_unsaid(self, update, client, total_rate, another_gradient):
+    return another_gradient(client.received.params + update), ()
 
 
-def asks_under_vmap(self, visit):
-    return jax.vmap(visit.gradient)(jnp.stack([visit.start, visit.end])).sum(0), ()
+def asks_under_vmap(self, update, client, total_rate, another_gradient):
+    start = client.received.params
+    return jax.vmap(another_gradient)(jnp.stack([start, start + update])).sum(0), ()
 
 
-def label_step(self, gradient, step):
-    return jnp.where(step.records.y[0] == 0, gradient, -gradient)
+def label_step(self, gradient, params, step, client, records):
+    return jnp.where(records.y[0] == 0, gradient, -gradient)
 
 
-def looks_before(self, setting):
-    found = setting.look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
-    return parts.corrections.Memory(jnp.zeros(setting.size) + found.sum())
+def looks_before(self, run):
+    found = run.look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
+    return parts.LocalState(jnp.zeros(run.size) + found.sum())
 
 
 def looks_after(self, memory, look, members, upcoming):
@@ -402,8 +403,8 @@ def looks_after(self, memory, look, members, upcoming):
     return memory._replace(server=memory.server + found.sum())
 
 
-def same_for_all(self, key, round_index, client, *rest):
-    return parts.LocalSgd.run(self, jax.random.fold_in(jax.random.key(7), round_index), round_index, client, *rest)
+def same_for_all(self, client):
+    return parts.LocalSgd.run(self, client._replace(key=jax.random.fold_in(jax.random.key(7), client.round)))
 
 
 class AllAtOnce:
@@ -421,14 +422,13 @@ class AllAtOnce:
         return found._replace(positions=rows, mask=rows < records)
 
 
-def of_all_records(self, *arguments):
-    return parts.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), *arguments)
+def of_all_records(self, client):
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), client)
 
 
-def of_one_key(self, key, *arguments):
+def of_one_key(self, client):
     """Every step's batch is drawn again with the same key: right numbers, but one batch for all."""
-    drawn = Repeats(self.batches)
-    return parts.LocalSgd.run(dataclasses.replace(self, batches=drawn), key, *arguments)
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=Repeats(self.batches)), client)
 
 
 class Repeats(AllAtOnce):
@@ -437,9 +437,9 @@ class Repeats(AllAtOnce):
         return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 
-def past_the_privatizer(self, key, round_index, client, received, data, model, spread):
-    found = parts.LocalSgd.run(self, key, round_index, client, received, data, model, spread)
-    x, _ = data.gather(client, jnp.arange(1))
+def past_the_privatizer(self, client):
+    found = parts.LocalSgd.run(self, client)
+    x, _ = client.data.gather(client.client, jnp.arange(1))
     return found._replace(update=found.update + 1e-3 * x.sum())
 
 
@@ -453,18 +453,18 @@ LIES = {
             "same every third round": (SHUFFLED, {"sample": every_third_round}),
             "of the first": (SHUFFLED, {"sample": first_ones}),
             "with favourites": (SHUFFLED, {"sample": favourites}),
-            "of a smaller law": (SHUFFLED, {"law": lambda self, shares: (0.1 + 0.0 * shares, 1)}),
-            "of more positions": (SHUFFLED, {"members": says(5)}),
+            "of a smaller law": (SHUFFLED, {"inclusion_probability": lambda self, shares: (0.1 + 0.0 * shares, 1)}),
+            "of more positions": (SHUFFLED, {"capacity": says(5)}),
             "more often than told": (COINS, {"sample": often}),
             "of a base that draws less": (SHUFFLED, {"base": property(lambda self: own.Shuffled(size=1))}),
         }.items()
     },
     "cohort of halves, wider apart": changed(
-        fdp.dp_ftrl(**COMMON, **CLIP), cohort=lying(own.Halves(), spacing=says(4))
+        fdp.dp_ftrl(**COMMON, **CLIP), cohort=lying(own.Halves(), min_separation=says(4))
     ),
     "cohort counted twice": changed(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
     "cohort hidden as a smaller sample": changed(
-        CLIENT, cohort=lying(COINS, hidden=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
+        CLIENT, cohort=lying(COINS, amplified=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
     ),
     "cohort hidden as independent": changed(CLIENT, cohort=lying(COINS, sample=pairs)),
     "cohort fixed though it is not": changed(
@@ -563,7 +563,7 @@ LIES = {
     },
     "correction that sends under client noise": changed(
         CLIENT,
-        local=changed(CLIENT.local, corrections=(of_kind(finish=lambda self, visit: (visit.end - visit.start, ())),)),
+        local=changed(CLIENT.local, corrections=(of_kind(finish=lambda self, update, *rest: (update, ())),)),
     ),
     **{
         f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
@@ -581,7 +581,7 @@ LIES = {
     **{
         f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members))
         for name, members in {
-            "of half the reach": {"reach": lambda self, shares, rates, members: 0.5 / jnp.sum(rates)},
+            "of half the reach": {"sensitivity": lambda self, shares, rates, members: 0.5 / jnp.sum(rates)},
             "heavier than told": {"contribution": heavy},
         }.items()
     },
@@ -691,12 +691,12 @@ def naive(self, model, params, records, clip_norm):
     return found._replace(mean=(rows * jnp.minimum(1.0, clip_norm / norms)).sum(0) / records.divisor)
 
 
-def times_rate(self, key, place, size):
-    return place.rate * own.JaxNormals.draw(self, key, place, size)
+def times_rate(self, key, step, size):
+    return step.rate * own.JaxNormals.draw(self, key, step, size)
 
 
-def silent_late(self, key, place, size):
-    return jnp.where(place.step < 4, 1.0, 0.0) * own.JaxNormals.draw(self, key, place, size)
+def silent_late(self, key, step, size):
+    return jnp.where(step.number < 4, 1.0, 0.0) * own.JaxNormals.draw(self, key, step, size)
 
 
 def own_seed(self, key, round_index, shares):
@@ -716,7 +716,7 @@ def middle_sizes(self, key, records, steps, largest):
 
 @fdp.value
 class SignRule(parts.LocalRule):
-    """Its `plain` is inherited: it says that it is not there."""
+    """Its `is_sgd` is inherited: it says that it is not there."""
 
     def transform(self):
         return optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (jnp.sign(g), s))
@@ -734,8 +734,8 @@ class LateDecay(parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
-        return gradient + 2.0 * step.params
+    def gradient(self, gradient, params, step, client, records):
+        return gradient + 2.0 * params
 
 
 def late(at):
@@ -785,7 +785,7 @@ LIES |= {
     "noise times the rate": noised(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
     "noise that falls silent": noised(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
     "cohort of a seed of its own": changed(CLIENT, cohort=lying(COINS, sample=own_seed)),
-    "cohort hidden among fewer": changed(CLIENT, cohort=lying(SHUFFLED, hidden=fewer_others)),
+    "cohort hidden among fewer": changed(CLIENT, cohort=lying(SHUFFLED, amplified=fewer_others)),
     "batches wrong for some sizes": steps(RECORD, batches=lying(PICKS, sample=middle_sizes)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),

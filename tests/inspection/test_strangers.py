@@ -18,7 +18,7 @@ from fedjax_dp.inspection import flow
 from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import restates
-from fedjax_dp.parts.noise import priced
+from fedjax_dp.parts.noise import noise_event
 from fedjax_dp.pytrees import changed
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
@@ -72,7 +72,7 @@ def test_weights_have_the_reach_that_they_have():
     shares = jnp.asarray(DATA.shares)
     for weigh, wanted in ((equally, 1.0), (fifty, 50.0)):
         aggregate = fdp.parts.Estimator(weigh=weigh)
-        assert float(aggregate.reach(shares, None, 3)) == pytest.approx(wanted)
+        assert float(aggregate.sensitivity(shares, None, 3)) == pytest.approx(wanted)
         assert epsilon(changed(whole(), aggregate=aggregate)) == pytest.approx(epsilon(whole()))
     assert "what a client of norm 1 moves the mean by" in refused(
         changed(whole(), aggregate=fdp.parts.Estimator(weigh=heavier_in_company))
@@ -104,12 +104,12 @@ class MeanClip:
 
 @fdp.value
 class MeanClipTold(MeanClip):
-    gap, assumption, per_record = None, None, False
+    no_epsilon_reason, assumption, per_record = None, None, False
 
 
 @fdp.value
 class MeanClipLying(MeanClip):
-    gap, assumption, per_record = None, None, True
+    no_epsilon_reason, assumption, per_record = None, None, True
 
     def unit(self, records, clip_norm):
         return clip_norm / records.divisor
@@ -124,7 +124,7 @@ def test_a_bound_says_whether_it_is_of_records_or_of_the_batch():
         def bounded(bound, algorithm=algorithm):
             return with_local(algorithm, privatizer=changed(algorithm.local.privatizer, bound=bound))
 
-        assert "lacks gap" in refused(bounded(MeanClip()))
+        assert "lacks no_epsilon_reason" in refused(bounded(MeanClip()))
         assert "moves the mean, in units" in refused(bounded(MeanClipLying()))
         if batches == "poisson":
             assert "ClipRecords for Poisson batches" in refused(bounded(MeanClipTold()))
@@ -164,14 +164,14 @@ class TwoMore(fdp.parts.Correction):
     def extra_gradients(self):
         return self.told
 
-    def finish(self, visit):
-        return (visit.gradient(visit.start), visit.gradient(visit.start)), ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return (another_gradient(client.received.params), another_gradient(client.received.params)), ()
 
     def absorb(self, server, total, num_clients):
         return jnp.stack(total)
 
-    def init(self, setting):
-        return fdp.parts.corrections.Memory(jnp.zeros((2, setting.size)))
+    def init(self, run):
+        return fdp.parts.LocalState(jnp.zeros((2, run.size)))
 
 
 @fdp.value
@@ -180,8 +180,8 @@ class InALoop(TwoMore):
 
     pull = 0.0
 
-    def finish(self, visit):
-        return jax.lax.map(lambda scale: visit.gradient(scale * visit.start), jnp.ones(2)), ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return jax.lax.map(lambda scale: another_gradient(scale * client.received.params), jnp.ones(2)), ()
 
     def absorb(self, server, total, num_clients):
         return total
@@ -195,9 +195,9 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].shared[0]
     assert np.abs(one - other).min() > 0  # another noise for each
     assert epsilon(asked) == pytest.approx(epsilon(changed(algorithm, local=changed(algorithm.local, steps=4))))
-    assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
-    assert "calls of visit.gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
-    assert "asked for in a loop" in refused(with_local(algorithm, corrections=(InALoop(),)))
+    assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
+    assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
+    assert "in a loop of their own" in refused(with_local(algorithm, corrections=(InALoop(),)))
 
 
 @fdp.value
@@ -252,11 +252,11 @@ class OwnGaussian:
     noise_multiplier: float
     factor: float = 1.0
 
-    gap, assumptions, on_upload = None, (), False
+    no_epsilon_reason, assumptions, on_upload = None, (), False
 
-    def gradient(self, key, place, model, params, records):
+    def gradient(self, key, step, model, params, records):
         found = fdp.parts.ClipRecords().apply(model, params, records, self.clip_norm)
-        key = jax.random.fold_in(key, place.step)
+        key = jax.random.fold_in(key, step.number)
         std = self.factor * self.noise_multiplier * self.clip_norm / records.divisor
         return found.mean + std * jax.random.normal(key, found.mean.shape), found.report
 
@@ -269,7 +269,7 @@ class OwnGaussian:
     def event(self, noise, batches, records, steps, rates):
         law = batches.sampling(records)
         adjacency = Adjacency.ADD_REMOVE if isinstance(law, Poisson) else Adjacency.REPLACE_ONE
-        return priced(fdp.parts.WhiteNoise(), noise, law, adjacency, steps, steps)
+        return noise_event(fdp.parts.WhiteNoise(), noise, law, adjacency, steps, steps)
 
     def check(self, num_clients):
         pass
@@ -293,24 +293,24 @@ class Peeks(fdp.parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
-        return gradient + 1e-3 * step.records.x.mean()
+    def gradient(self, gradient, params, step, client, records):
+        return gradient + 1e-3 * records.x.mean()
 
 
 @fdp.value
 class Sends(fdp.parts.Correction):
-    """Sends a term beside the update: X6."""
+    """Sends a term beside the update, and does not say so: X6."""
 
-    pull = 0.0
+    pull, has_client_state = 0.0, False
 
-    def finish(self, visit):
-        return visit.end - visit.start, ()
+    def finish(self, update, client, total_rate, another_gradient):
+        return update, ()
 
     def absorb(self, server, total, num_clients):
         return total
 
-    def init(self, setting):
-        return fdp.parts.corrections.Memory(jnp.zeros(setting.size))
+    def init(self, run):
+        return fdp.parts.LocalState(jnp.zeros(run.size))
 
 
 def test_records_that_reach_a_message_are_found():
@@ -323,12 +323,12 @@ def test_records_that_reach_a_message_are_found():
 
 @pytest.mark.parametrize("entry", thinned(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"], 3))
 def test_the_catalogue_lets_out_what_it_says(entry):
-    """The trace that strangers' parts are put through finds nothing in ours but what they say by `leak`."""
+    """The trace that strangers' parts are put through finds nothing in ours but what `no_epsilon_reason` says."""
     private = CATALOGUE[entry].private
     options = {**COMMON, **(CLIP if private else {}), **({"local_steps": 1} if entry == "dp_sgd" else {})}
     algorithm = CATALOGUE[entry](**options)
     model = fdp.mlp((3,), 3, (4,))
-    leaks = algorithm.aggregate.needs_loss or any(c.leak for c in algorithm.local.corrections)
+    leaks = algorithm.aggregate.needs_loss or any(c.no_epsilon_reason for c in algorithm.local.corrections)
     if leaks:
         assert "past what is accounted for" in refusal(flow.check, algorithm, DATA, model)
     else:
@@ -388,21 +388,21 @@ class Repels(fdp.parts.Correction):
 
     pull = 0.0
 
-    def gradient(self, gradient, step):
-        return gradient - 5.0 * (step.params - step.start)
+    def gradient(self, gradient, params, step, client, records):
+        return gradient - 5.0 * (params - client.received.params)
 
 
 @fdp.value
 class Doubles(fdp.parts.Correction):
     pull = 0.0
 
-    def gradient(self, gradient, step):
+    def gradient(self, gradient, params, step, client, records):
         return 2.0 * gradient
 
 
 @fdp.value
 class Unsaid(fdp.parts.Correction):
-    def gradient(self, gradient, step):
+    def gradient(self, gradient, params, step, client, records):
         return gradient
 
 

@@ -21,9 +21,17 @@ from fedjax_dp.accounting import (
     correlated,
 )
 from fedjax_dp.parts.aggregation import ESTIMATORS, BoundedMean
-from fedjax_dp.parts.client_privacy import Attendance, ClientGaussian, ClientSkellam, Sent, clipped, server_noise
+from fedjax_dp.parts.client_privacy import (
+    ClientGaussian,
+    ClientSkellam,
+    MessageEncoding,
+    Participation,
+    clipped,
+    server_noise,
+)
 from fedjax_dp.parts.cohorts import Members, PoissonCohort, UniformCohort
-from fedjax_dp.parts.noise import BandedNoise, Place, WhiteNoise
+from fedjax_dp.parts.contexts import StepContext
+from fedjax_dp.parts.noise import BandedNoise, WhiteNoise
 from fedjax_dp.privacy import ledger
 from fedjax_dp.rounds import simulation
 
@@ -62,7 +70,7 @@ def test_no_neighbouring_cohort_moves_the_mean_further_than_the_noise_counts(nam
     aggregate, cohort = AGGREGATES[name]
     shares = jnp.asarray(data.shares)
     rates, rng = cohort.rates(shares), np.random.default_rng(0)
-    reach, worst = float(aggregate.reach(shares, rates, 3)), 0.0
+    reach, worst = float(aggregate.sensitivity(shares, rates, 3)), 0.0
     exchanged = isinstance(cohort, UniformCohort)
 
     def mean(ids, updates):
@@ -208,12 +216,12 @@ def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
     assert np.gcd.reduce(steps) == 1  # no digit of the sum is without noise
     np.testing.assert_allclose(total * 2**8, np.round(total * 2**8), atol=1e-2)  # integers of the ring
     assert abs(total.std() / (2.0 * 0.5) - 1) * np.sqrt(2 * size) < 4.89
-    whole = Attendance(
+    whole = Participation(
         FullBatch(),
         Adjacency.REPLACE_ONE,
         rounds=1,
         times=1,
-        spacing=1,
+        min_separation=1,
         members=3,
         honest=3,
         resolution=2.0**-8,
@@ -328,13 +336,13 @@ def test_place_of_server_noise_is_the_round():
 
     @dataclasses.dataclass(frozen=True)
     class Watch:
-        def draw(self, key, place, size):
-            seen.append(place)
+        def draw(self, key, step, size):
+            seen.append(step)
             return jnp.zeros(size)
 
     server_noise(Watch(), jax.random.key(0), jnp.int32(7), 3)
-    assert isinstance(seen[0], Place)
-    assert (int(seen[0].round), int(seen[0].step)) == (7, 7)
+    assert isinstance(seen[0], StepContext)
+    assert (int(seen[0].round), int(seen[0].number)) == (7, 7)
     assert isinstance(fdp.Algorithm.__dataclass_fields__["upload"].default, fdp.parts.PlainUpload)
 
 
@@ -347,13 +355,13 @@ def test_noise_that_float32_cannot_carry_is_refused(data):
 
 def test_what_is_summed_stays_within_the_clip_norm_after_rounding():
     size, ring = 5000, fdp.parts.SecureSum(fractional_bits=6)
-    upload, sent = ClientGaussian(clip_norm=1.0, noise_multiplier=1.0), Sent(3, ring.resolution)
+    upload, sent = ClientGaussian(clip_norm=1.0, noise_multiplier=1.0), MessageEncoding(3, ring.resolution)
     update = jnp.asarray(np.random.default_rng(0).normal(size=size), jnp.float32)
     kept, _ = upload.message(jax.random.key(0), update, (size,), (), sent)
     words, _ = ring.encode(kept, 3)
     assert float(jnp.linalg.norm(ring.decode(words))) <= 1.0
     loose, _ = upload.message(
-        jax.random.key(0), 0.0314 * jnp.ones(size) * (jnp.arange(size) < 1000), (size,), (), Sent(3, 0.0)
+        jax.random.key(0), 0.0314 * jnp.ones(size) * (jnp.arange(size) < 1000), (size,), (), MessageEncoding(3, 0.0)
     )
     words, _ = fdp.parts.SecureSum(fractional_bits=4).encode(loose, 3)
     assert (

@@ -54,7 +54,7 @@ def test_messages_arrive_at_the_rates_that_estimators_divide_by(name):
 @pytest.mark.parametrize("name", ["uniform", "poisson", "md", "importance", "md, each", "dropout"])
 def test_chance_of_taking_part_is_what_accountants_are_told(name):
     law = LAWS[name]
-    chance, draws = law.law(np.asarray(SHARES, float))
+    chance, draws = law.inclusion_probability(np.asarray(SHARES, float))
     members = sampled(law)
     members = members._replace(drawn=members.invited.astype(jnp.float32))  # who is drawn is counted, lost or not
     took = messages(members) > 0 if draws == 1 else messages(members) / draws  # or every draw is a participation
@@ -95,7 +95,7 @@ def test_poisson_cohorts_do_not_overflow_and_pad_with_nobody():
     members = sampled(LAWS["poisson"], 2000)
     assert members.ids.shape[1] == N  # few clients: all fit
     assert not np.any(np.asarray(members.drawn)[~np.asarray(members.invited)])
-    assert cohorts.PoissonCohort(size=100).members(100_000) < 210
+    assert cohorts.PoissonCohort(size=100).capacity(100_000) < 210
 
 
 BAD = [

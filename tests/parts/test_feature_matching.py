@@ -10,7 +10,7 @@ from helpers import TwoLayerModel, ragged_data
 
 import fedjax_dp as fdp
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.contexts import LocalState
 from fedjax_dp.parts.feature_matching import FeatureMatching
 from fedjax_dp.pytrees import changed
 
@@ -31,7 +31,7 @@ class NeverTheFirst(fdp.parts.PoissonCohort):
 def test_a_target_is_the_mean_over_who_is_present(leave_one_out):
     table = jnp.array([[np.nan, np.inf], [1.0, 2.0], [3.0, 8.0]])
     members = without_the_first(jnp.array([1, 0, 2], jnp.int32))
-    target, exists = FeatureMatching(strength=1.0, leave_one_out=leave_one_out).send(Memory(clients=table), members)
+    target, exists = FeatureMatching(strength=1.0, leave_one_out=leave_one_out).send(LocalState(clients=table), members)
     wanted = [[3.0, 8.0], [1.0, 2.0]] if leave_one_out else [[2.0, 5.0]] * 2
     np.testing.assert_array_equal(target[jnp.array([0, 2])], wanted)
     assert exists.all()

@@ -19,14 +19,14 @@ from fedjax_dp import parts
 from fedjax_dp.accounting.correlated import inverse_root_bands
 from fedjax_dp.algorithms.assemble import bound_of
 from fedjax_dp.parts.clipping import Records
+from fedjax_dp.parts.contexts import ClientContext, Received, StepContext
 from fedjax_dp.parts.local_rules import LOCAL_RULES, LocalRule
 from fedjax_dp.parts.local_sgd import LocalSgd
-from fedjax_dp.parts.local_training import Received
-from fedjax_dp.parts.noise import Place
 from fedjax_dp.parts.record_privacy import variance_of
 from fedjax_dp.prng import role_key
-from fedjax_dp.rounds import round as rounds_of
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "local_rules.json").read_text())
 ADAPTIVE = ("adam", "adam_bc", "adamw", "adamw_bc")
@@ -95,8 +95,8 @@ class Growing:
 
     fresh, bands = True, (1.0,)
 
-    def draw(self, key, place, size):
-        return self.table[place.step]
+    def draw(self, key, step, size):
+        return self.table[step.number]
 
     def variance(self, step):
         return self.variances[step]
@@ -120,17 +120,18 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
         steps=2,
     )
     local, stored = numbers(local), jax.tree.map(jnp.asarray, data)
-    visit = jax.jit(
-        lambda key, t, i, state: local.run(
-            key, t, stored.client(i), Received(jnp.zeros(2), (), (state,), ()), stored, model
-        )
-    )
+
+    @jax.jit
+    def visit(key, t, i, state):
+        received = Received(jnp.zeros(2), (), (state,), ())
+        return local.run(ClientContext(key, t, stored.client(i), stored, model, lambda flat: flat, received))
+
     for client, size in ((0, 3), (1, 7)):
         state, kept = local.rule.transform().init(jnp.zeros(2)), (0, 0.0, 0.0, 0.0)
         for t in range(2):
             key = jax.random.fold_in(run_key(5), t)
             found = visit(key, jnp.int32(t), jnp.int32(client), state)
-            state = found.own[-1]
+            state = found.client_state[-1]
             batches = jax.device_get(local.batches.sample(role_key(key, "batch"), jnp.int32(size), 6, 7))
             w, taken = np.zeros(2), 0
             for s in range(6):
@@ -192,13 +193,14 @@ def measured_variances(privatizer, batches, client=2, taus=4):
         drawn = batches.sample(role_key(key, "batch"), jnp.int32(records), 6 if not batches.even else taus, records)
 
         def one(step):
-            place = Place(jnp.int32(client), jnp.int32(1), step.astype(jnp.uint32), rates[step], rates.sum(), step == 3)
+            number, is_last = step.astype(jnp.uint32), step == 3
+            context = StepContext(jnp.int32(client), jnp.int32(1), number, rates[step], rates.sum(), is_last)
             at = jax.tree.map(lambda a: a[step], drawn)
             given = Records(x[at.positions], jnp.zeros(at.positions.shape, jnp.int32), at.mask, at.divisor)
             noise_key = role_key(key, "noise")
-            noisy = privatizer.gradient(noise_key, place, model, jnp.zeros(SIZE), given)[0]
-            clean = silent.gradient(noise_key, place, model, jnp.zeros(SIZE), given)[0]
-            return noisy - clean, variance_of(privatizer, place, at.divisor)
+            noisy = privatizer.gradient(noise_key, context, model, jnp.zeros(SIZE), given)[0]
+            clean = silent.gradient(noise_key, context, model, jnp.zeros(SIZE), given)[0]
+            return noisy - clean, variance_of(privatizer, context, at.divisor)
 
         return jax.vmap(one)(jnp.arange(taus))
 
@@ -298,10 +300,10 @@ def test_proofs_that_ask_for_plain_steps_refuse_every_other_rule():
     output = fdp.dp_fedavg_output(**COMMON, clip_norm=0.7, noise_multiplier=1.0)
     controls = fdp.dp_scaffold(**COMMON, clip_norm=0.7, noise_multiplier=1.0)
     for name, rule in LOCAL_RULES.items():
-        assert rule.plain == (name == "sgd")
+        assert rule.is_sgd == (name == "sgd")
         for algorithm in (output, controls):
             changed = dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, rule=rule))
-            if rule.plain:
+            if rule.is_sgd:
                 check(changed, DATA, 1)
             else:
                 assert "local rule must be sgd" in refusal(check, changed, DATA, 1)
@@ -326,13 +328,13 @@ def test_other_numbers_compile_nothing_new():
     @jax.jit
     def run(algorithm, state):
         traced.append(1)
-        return rounds_of.run_round(algorithm, model, DATA, run_key(0), state, fdp.execution.Execution())[0].params
+        return run_round(algorithm, model, DATA, run_key(0), state, fdp.execution.Execution())[0].params
 
     found = []
     for number in (0.5, 0.7, 0.9):
         told = {"local_b1": number, "local_b2": number, "local_floor": number, "local_weight_decay": number}
         algorithm = numbers(fdp.dpnfl(**COMMON, **PRIVATE, local_rule="adamw_bc", **told))
-        state = rounds_of.initial_state(algorithm, model, DATA, run_key(0))
+        state = initial_state(algorithm, model, DATA, run_key(0))
         found.append(np.concatenate([np.ravel(a) for a in jax.tree.leaves(run(algorithm, state))]))
     assert len(traced) == 1
     assert all(np.abs(a - b).max() > 1e-4 for a, b in itertools.pairwise(found))

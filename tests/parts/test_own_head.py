@@ -12,7 +12,7 @@ from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
-from fedjax_dp.parts.corrections import Memory
+from fedjax_dp.parts.contexts import LocalState
 from fedjax_dp.parts.facts import FACTS, restates
 from fedjax_dp.pytrees import path_name, ravel, structure
 
@@ -26,7 +26,8 @@ class OwnHead(fdp.parts.LocalTraining):
     learning_rate: float
     steps: int = structure(default=1)
     head: str = structure()
-    leak, keeps, looks, apart, warm, extra_gradients, plain, parts = None, True, False, True, False, 0, False, ()
+    no_epsilon_reason, initial_release, extra_gradients, is_sgd, parts = None, False, 0, False, ()
+    reads_records_outside_round = False
 
     @property
     def sgd(self):
@@ -37,19 +38,19 @@ class OwnHead(fdp.parts.LocalTraining):
         named = ((path_name(path), leaf) for path, leaf in tree_leaves_with_path(tree))
         return {name: leaf for name, leaf in named if name.startswith(self.head)}
 
-    def init(self, setting):
-        heads = self.head_of(setting.params)
-        return Memory(clients={k: jnp.broadcast_to(a, (setting.data.num_clients, *a.shape)) for k, a in heads.items()})
+    def init(self, run):
+        heads = self.head_of(run.params)
+        return LocalState(clients={k: jnp.broadcast_to(a, (run.data.num_clients, *a.shape)) for k, a in heads.items()})
 
     def rates(self, round_index, largest):
         return self.sgd.rates(round_index, largest)
 
-    def run(self, key, round_index, client, received, *rest):
-        start = with_head(received.own, received.params)
-        found = self.sgd.run(key, round_index, client, fdp.parts.Received(start), *rest)
+    def run(self, client):
+        start = with_head(client.received.client_state, client.unravel(client.received.params))
+        found = self.sgd.run(client.receiving(ravel(start)[0]))
         moved = ravel(start)[1](found.update)
         sent = with_head(jax.tree.map(jnp.zeros_like, self.head_of(moved)), moved)
-        return found._replace(update=ravel(sent)[0], own=self.head_of(jax.tree.map(jnp.add, start, moved)))
+        return found._replace(update=ravel(sent)[0], client_state=self.head_of(jax.tree.map(jnp.add, start, moved)))
 
 
 def with_head(head, tree):
@@ -114,7 +115,8 @@ def test_the_facts_that_are_asked_for_are_those_that_the_protocol_marks():
         name: member.fget if isinstance(member, property) else member
         for name, member in vars(fdp.parts.LocalTraining).items()
     }
-    assert {name for name, member in told.items() if (member.__doc__ or "").startswith("Fact. ")} == set(FACTS["local"])
+    begin = ("Fact. ", "Fact that follows. ")
+    assert {name for name, member in told.items() if (member.__doc__ or "").startswith(begin)} == set(FACTS["local"])
 
 
 @fdp.value
@@ -124,7 +126,7 @@ class Silent(fdp.parts.LocalTraining):
     learning_rate: float
     steps: int = structure(default=1)
     head: str = structure()
-    apart, init, rates, run = True, OwnHead.init, OwnHead.rates, OwnHead.run
+    init, rates, run = OwnHead.init, OwnHead.rates, OwnHead.run
     sgd, head_of = OwnHead.sgd, OwnHead.head_of
 
 
@@ -133,14 +135,17 @@ def test_local_steps_that_say_nothing_train_but_have_no_epsilon():
     fdp.simulate(algorithm, DATA, rounds=1, model=MODEL)
     found = fdp.guarantee(algorithm, DATA, **ASKED)
     assert not np.isfinite(found.epsilon)
-    assert found.reason == "Silent does not say whether records act past its privatizer: implement leak"
-    half = type("Half", (Silent,), {"leak": None, "init": OwnHead.init, "rates": OwnHead.rates, "run": OwnHead.run})
-    with pytest.raises(ConfigurationError, match=r"itself states keeps, looks, warm.*implement keeps in Half"):
+    assert found.reason == "Silent does not say whether records act past its privatizer: implement no_epsilon_reason"
+    stated = {"no_epsilon_reason": None, "init": OwnHead.init, "rates": OwnHead.rates, "run": OwnHead.run}
+    half = type("Half", (Silent,), stated)
+    with pytest.raises(
+        ConfigurationError, match=r"itself states initial_release, extra_gradients.*implement initial_release in Half"
+    ):
         fdp.guarantee(with_own_head(PRIVATE, fdp.value(half)), DATA, **ASKED)
 
 
 def unnoised_head(found, seen):
-    return found._replace(own=jax.tree.map(lambda a: a + seen, found.own))
+    return found._replace(client_state=jax.tree.map(lambda a: a + seen, found.client_state))
 
 
 def unnoised_update(found, seen):
@@ -149,9 +154,9 @@ def unnoised_update(found, seen):
 
 @pytest.mark.parametrize("spoil", [unnoised_head, unnoised_update])
 def test_records_that_pass_the_privatizer_by_are_found_out(spoil):
-    def run(self, key, round_index, client, received, data, *rest):
-        found = OwnHead.run(self, key, round_index, client, received, data, *rest)
-        return spoil(found, data.gather(client, jnp.arange(1))[0].sum())
+    def run(self, client):
+        found = OwnHead.run(self, client)
+        return spoil(found, client.data.gather(client.client, jnp.arange(1))[0].sum())
 
     wrong = fdp.value(restates(OwnHead)(type("Wrong", (OwnHead,), {"run": run})))
     with pytest.raises(ConfigurationError, match="past what is accounted for"):
@@ -159,6 +164,6 @@ def test_records_that_pass_the_privatizer_by_are_found_out(spoil):
 
 
 def test_releases_before_the_first_round_are_believed_of_the_projects_own_local_steps_alone():
-    warm = fdp.value(restates(OwnHead)(type("Warm", (OwnHead,), {"warm": True})))
+    warm = fdp.value(restates(OwnHead)(type("Warm", (OwnHead,), {"initial_release": True})))
     with pytest.raises(ConfigurationError, match="before the first round are understood of LocalSgd alone"):
         fdp.guarantee(with_own_head(PRIVATE, warm), DATA, **ASKED)

@@ -15,7 +15,7 @@ from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacem
 from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, planned_run
 from fedjax_dp.rounds import simulation
-from fedjax_dp.rounds.round import draw_cohort
+from fedjax_dp.rounds.clients import draw_cohort
 
 ROUNDS, STEPS, DELTA = 12, 3, 1e-3
 
@@ -301,7 +301,8 @@ def test_what_the_probabilities_cost_survives_a_wrapper(data):
     common = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1, "noise_multiplier": 3.0}
     chances = {"sampling": "optimal", "probabilities": np.full(6, 1 / 6).tolist()}
     for wrapper in ({}, {"dropout": 0.01}):
-        found = fdp.guarantee(fdp.acs_pldp(**common, **chances, **wrapper, paid=paid), data, rounds=2, delta=DELTA)
+        covered = fdp.acs_pldp(**common, **chances, **wrapper, prior_event=paid)
+        found = fdp.guarantee(covered, data, rounds=2, delta=DELTA)
         free = fdp.guarantee(fdp.acs_pldp(**common, **chances, **wrapper), data, rounds=2, delta=DELTA)
         assert found.epsilon_min > 5  # also of a client that is never drawn
         assert any("accounted for all rounds" in line for line in found.assumptions)
@@ -464,7 +465,7 @@ def test_what_is_no_number_or_name_is_refused_in_one_line(option, value):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [{"paid": "x"}, {"probabilities": "x"}, {"probabilities": 0.5}])
+@pytest.mark.parametrize("given", [{"prior_event": "x"}, {"probabilities": "x"}, {"probabilities": 0.5}])
 def test_probabilities_and_what_they_cost_are_checked(given):
     with pytest.raises(errors.ConfigurationError, match=f"^{next(iter(given))} must be "):
         fdp.parts.MultinomialCohort(draws=3, **given).check(6)

@@ -7,9 +7,10 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp.privacy import planned_run
-from fedjax_dp.privacy.paper_noise import PRESCRIBED
-from fedjax_dp.privacy.terms import PRINTED, PrivacyOptions, PrivacyTerms
+from fedjax_dp.papers.noise import PRESCRIBED
+from fedjax_dp.privacy import guarantees, planned_run
+from fedjax_dp.privacy.hooks import NOISE_RULES
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 
 DATA = ragged_data([20] * 6)
 ALGORITHM = fdp.dpnfl(
@@ -19,7 +20,7 @@ ALGORITHM = fdp.dpnfl(
 
 def test_keyword_arguments_are_the_fields_of_the_value():
     assert set(PrivacyOptions.__annotations__) == {field.name for field in dataclasses.fields(PrivacyTerms)}
-    assert tuple(PRESCRIBED) == PRINTED
+    assert tuple(PRESCRIBED) == tuple(NOISE_RULES)
 
 
 @pytest.mark.parametrize("function", [fdp.run, fdp.calibrate, fdp.guarantee, fdp.audit])
@@ -36,6 +37,13 @@ def test_keyword_arguments_are_the_fields_of_the_value():
 def test_terms_that_cannot_be_are_refused_everywhere_in_one_line(function, options, told):
     with pytest.raises(fdp.ConfigurationError, match=told):
         function(ALGORITHM, DATA, rounds=2, **{"delta": 1e-3, **options})
+
+
+def test_no_epsilon_rests_on_what_papers_claim(monkeypatch):
+    known = fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3)
+    assert known.claims
+    monkeypatch.setattr(guarantees, "CLAIMS", [])
+    assert fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3) == dataclasses.replace(known, claims=())
 
 
 def test_a_run_checks_once_and_draws_its_schedule_once(monkeypatch):

@@ -11,8 +11,9 @@ from report_inputs import HOSTILE, write_sweep
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting.guarantee import no_privacy
-from fedjax_dp.reports import audits, kinds, sweeps
+from fedjax_dp.reports import audits, kinds
 from fedjax_dp.reports.page import page, payload
+from fedjax_dp.sweeps import tables
 from fedjax_dp.sweeps.settings import settings_of
 
 
@@ -146,6 +147,14 @@ def test_rows_of_a_sweep_are_those_of_its_points(sweep_folder):
     assert "loss must be finite" in page(report)
 
 
+def test_a_setting_that_lost_a_seed_is_on_no_front(sweep_folder):
+    data = kinds.read_report(sweep_folder).data
+    lost = {row["key"] for row in data["settings"] if row["lost"]}
+    assert lost
+    assert data["front"]
+    assert not lost & {row["key"] for row in data["front"]}
+
+
 def test_the_front_holds_all_settings_that_no_other_beats():
     """Against the definition, setting by setting."""
     random = np.random.default_rng(1)
@@ -156,7 +165,7 @@ def test_the_front_holds_all_settings_that_no_other_beats():
             for key in range(size)
         ]
         rows += [{"key": size, "epsilon": None, "good": 9.0}, {"key": size + 1, "epsilon": 1.0, "good": None}]
-        front = {(row["epsilon"], row["good"]) for row in sweeps.front(rows)}
+        front = {(row["epsilon"], row["good"]) for row in tables.front(rows)}
         known = {(row["epsilon"], row["good"]) for row in rows[:size]}
         wanted = {(e, a) for e, a in known if not any(f <= e and b >= a and (f, b) != (e, a) for f, b in known)}
         assert front == wanted

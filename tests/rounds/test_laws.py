@@ -14,7 +14,7 @@ from fedjax_dp import gradients
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.clipping import Records
-from fedjax_dp.parts.corrections import Step
+from fedjax_dp.parts.contexts import ClientContext, Received
 from fedjax_dp.parts.feature_matching import FeatureMatching
 
 pytestmark = pytest.mark.slow  # each compiles a round of its own; the worked examples run by default
@@ -88,8 +88,9 @@ def test_both_penalties_of_rfedavg_have_the_same_gradient():
     def each(params):
         return jnp.mean(jnp.sum((gradients.features(model, params, x).mean(0)[None] - others) ** 2, -1))
 
-    step = Step(params, params, (), (), (others.mean(0), jnp.float32(1)), records, model, lambda flat: flat)
-    ours = FeatureMatching(strength=1.0).gradient(jnp.zeros(16), step)
+    received = Received(params, extra=(others.mean(0), jnp.float32(1)))
+    client = ClientContext(None, None, None, None, model, lambda flat: flat, received)
+    ours = FeatureMatching(strength=1.0).gradient(jnp.zeros(16), params, None, client, records)
     np.testing.assert_allclose(ours, jax.grad(each)(params), rtol=1e-4, atol=1e-5)
 
 

@@ -14,11 +14,10 @@ from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection import flow
 from fedjax_dp.parts import OwnPart
-from fedjax_dp.parts.client_models import Ask, ClientModels, Phase
 from fedjax_dp.pytrees import value
 from fedjax_dp.rounds import personal
-from fedjax_dp.rounds.round import initial_state
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 DATA = ragged_data([8, 6, 9, 7, 8, 6])
 OWNED = dataclasses.replace(DATA, test_clients=np.arange(len(DATA.y_test), dtype=np.int32) % 5)
@@ -89,7 +88,7 @@ def test_what_keeps_nothing_is_federated_averaging():
         same([state.params for state in states_of(algorithm, MODEL, DATA, 3)], [state.params for state in plain])
     renormed = states_of(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="renorm"), MODEL, DATA, 3)
     alone = states_of(fdp.algorithms.ifca(**NOISY, clusters=1), MODEL, DATA, 3)
-    close([state.shared[-1][0] for state in alone], [fdp.pytrees.ravel(state.params)[0] for state in renormed])
+    close([state.shared[1][0] for state in alone], [fdp.pytrees.ravel(state.params)[0] for state in renormed])
     paid = [
         fdp.guarantee(each, DATA, rounds=3, delta=1e-3, model=MODEL).epsilon
         for each in (fdp.algorithms.ifca(**NOISY, clusters=1), fdp.algorithms.mr_mtl(**NOISY))
@@ -246,22 +245,18 @@ def test_records_act_through_what_is_counted_alone(entry, unit):
 class Telling(fdp.parts.ModelBeside):
     """What it says to stay with its client is in the update."""
 
-    def finish(self, here, begun, moved, memory):
-        found = super().finish(here, begun, moved, memory)
-        return found._replace(update=found.update + 0.1 * moved[1])
+    def run(self, sgd, client, server, own):
+        result, kept, message = super().run(sgd, client, server, own)
+        return result._replace(update=result.update + 0.1 * (kept["model"] - own["model"])), kept, message
 
 
 @value
 class Returning(fdp.parts.ModelBeside):
     """What it says to stay with its client comes back a round later."""
 
-    def begin(self, here):
-        found = super().begin(here)
-        return found._replace(vectors=(found.vectors[0] + 0.1 * here.own, found.vectors[1]))
-
-    def finish(self, here, begun, moved, memory):
-        found = super().finish(here, begun, moved, memory)
-        return found._replace(update=found.update + begun.vectors[0] - here.received)
+    def run(self, sgd, client, server, own):
+        result, kept, message = super().run(sgd, client, server, own)
+        return result._replace(update=result.update + 0.1 * own["model"]), kept, message
 
 
 @pytest.mark.slow
@@ -276,16 +271,10 @@ def test_models_that_say_of_a_gradient_that_it_stays_are_not_believed(kind, clea
 
 
 @value
-class Hiding(ClientModels):
-    """It asks for a clean gradient and sends what it makes of it."""
+class Hiding(fdp.parts.ModelBeside):
+    """It takes clean steps and says that they act on what is sent."""
 
-    keeps = returns = True
-
-    def phases(self, steps):
-        return (Phase(steps, (Ask(clean=True),)),)
-
-    def finish(self, here, begun, moved, memory):
-        return super().finish(here, begun, moved, memory)
+    state_affects_messages = True
 
 
 REFUSED = [
@@ -322,13 +311,13 @@ def test_noise_for_a_budget_needs_a_view_in_which_something_is_released():
 def test_clean_gradients_that_act_on_updates_and_noise_on_uploads_are_refused():
     right = fdp.algorithms.mr_mtl(**NOISY)
     for models, told in (
-        (Hiding(), "noise on the personal part must be the shared steps' own"),
+        (Hiding(pull=right.local.models.pull, clean=True), "noise on the personal part must be the shared steps' own"),
         (fdp.parts.OwnModel(clean=True), "noise on the personal part must be the shared steps' own"),
     ):
         wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
         with pytest.raises(ConfigurationError, match=told):
             fdp.simulate(wrong, DATA, rounds=2, model=MODEL)
     noisy = fdp.dp_fedavg_output(**NOISY, schedule="constant")
-    wrong = dataclasses.replace(noisy, local=dataclasses.replace(noisy.local, models=fdp.parts.OwnModel()))
+    wrong = dataclasses.replace(noisy, local=fdp.parts.PersonalSgd(**vars(noisy.local), models=fdp.parts.OwnModel()))
     with pytest.raises(ConfigurationError, match="nothing under noise on the upload"):
         fdp.simulate(wrong, DATA, rounds=2, model=MODEL)

@@ -9,7 +9,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.cli import main
 from fedjax_dp.data import FederatedData
-from fedjax_dp.execution.mesh import Deal
+from fedjax_dp.execution.mesh import CohortLayout
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import prefetch, simulation
@@ -73,7 +73,7 @@ def test_any_layout_of_the_cohort_gets_its_records(parts, data):  # noqa: F811
 )
 def test_homes_are_where_positions_are_computed(count, in_turn, parts):
     execution = fdp.execution.all_devices(2, parts=parts)
-    deal = Deal(count, execution, 10, None, in_turn)
+    deal = CohortLayout(count, execution, 10, None, in_turn)
     rows = np.asarray(deal.out(np.arange(count)))
     for part, found in enumerate(rows[: deal.parts]):
         real = found.reshape(-1)

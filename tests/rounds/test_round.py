@@ -14,11 +14,12 @@ from fedjax_dp import algorithms, errors, gradients, prng
 from fedjax_dp.execution import mesh
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts import aggregation, cohorts
-from fedjax_dp.parts.local_training import Received
+from fedjax_dp.parts.contexts import ClientContext, Received
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds import simulation
-from fedjax_dp.rounds.round import draw_cohort, initial_state
+from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 
 
 def settings_of(estimator="wor_delta", **changes):
@@ -333,7 +334,8 @@ def noise_of(private, size, rounds, num_clients, learning_rate=1.0, steps=1, sta
         own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
         stored = jax.tree.map(jnp.asarray, data)
         held = Received(jnp.full(size, start))
-        return value.local.run(own, t, stored.client(i), held, stored, model).update
+        client = ClientContext(own, t, stored.client(i), stored, model, lambda flat: flat, held)
+        return value.local.run(client).update
 
     over_clients = jax.vmap(update, in_axes=(None, 0))
     return np.asarray(jax.jit(jax.vmap(over_clients, in_axes=(0, None)))(jnp.arange(rounds), jnp.arange(num_clients)))

@@ -16,8 +16,9 @@ from fedjax_dp.accounting.correlated import inverse_root_bands
 from fedjax_dp.algorithms.assemble import add_update
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.pytrees import ravel
-from fedjax_dp.rounds.round import initial_state, run_round
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.rounds.update_noise import variance_of_mean
 
 DATA = ragged_data([8, 12, 9, 14, 11], shape=(20,))

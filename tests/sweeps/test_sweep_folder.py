@@ -392,7 +392,7 @@ def test_a_folder_is_opened_with_the_parameters_of_its_points(tmp_path):
     assert [point["values"]["learning_rate"] for point in opened.points] == [0.01, 0.01, 0.3, 0.3]
     assert len(opened.table()) > 0
     best = opened.best()
-    configured.start(config.resolve(best.config | {"out": str(tmp_path / "r")}), Screen(quiet=True))
+    configured.start(config.RunSpec.of(best.config | {"out": str(tmp_path / "r")}), Screen(quiet=True))
     alone = fdp.open_run(tmp_path / "r").params
     for one, other in zip(*map(jax.tree.leaves, (opened.params(), alone)), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -183,7 +183,7 @@ def test_every_point_is_resolved_and_the_seed_varies_fastest():
         "seed": 7,
     }
     for point in points:
-        assert point.config == config.resolve(EXAMPLE_SWEEP.base | point.values)
+        assert point.config == config.RunSpec.of(EXAMPLE_SWEEP.base | point.values)
         assert list(point.values)[-1] == "seed"
     assert [point.config.data.seed for point in points] == [3, 7] * 12
 
@@ -202,7 +202,7 @@ def test_an_id_names_what_decides_the_result():
     assert ids(rounds=4, data_dir="elsewhere", checkpoint_every=2) == usual
     assert ids(rounds=4, dataset="digits", batch_size=20) == usual  # what the data set brings anyway
     assert not set(ids(rounds=5)) & set(usual)
-    resolved = config.resolve({"rounds": 4})
+    resolved = config.RunSpec.of({"rounds": 4})
     assert plan.identity(resolved) == plan.identity(resolved.replace(out="somewhere"))
 
 

@@ -381,7 +381,7 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
     pathlib.Path("winner.toml").write_text(out.out)
     winner = config.read("winner.toml")
     assert winner == {"dataset": "digits", "seed": 0, "learning_rate": 0.3, "rounds": 4}
-    assert config.resolve(winner).options["batch_size"] == 20
+    assert config.RunSpec.of(winner).options["batch_size"] == 20
     low, high = stats.t.interval(0.95, 1, 0.805, stats.sem([0.8, 0.81]))
     assert f"test_accuracy 0.8050 +- 0.0071, the mean of 2 seeds, its 95% interval {low:.4f} to {high:.4f}" in out.err
     assert "(biased upwards: this setting was picked by this very number)" in out.err

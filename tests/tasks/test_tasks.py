@@ -260,7 +260,7 @@ def test_a_file_tells_a_task_so_that_its_measures_are_known_without_it(name):
 
 
 def test_measures_of_papers_are_those_of_classes():
-    from fedjax_dp.reproductions.measures import CLASSES
+    from fedjax_dp.papers.reproductions.measures import CLASSES
 
     assert measures_of_task(Classes()) == CLASSES
 

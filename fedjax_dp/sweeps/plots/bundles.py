@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +13,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp import pictures
+from fedjax_dp.sweeps import tables
 from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.plots.looks import Line
 from fedjax_dp.sweeps.plots.marks import CROSS, best_over, coloured, finish, legend_head, title
-from fedjax_dp.sweeps.settings import Interval, Setting, by_value, interval, pick, ranked
+from fedjax_dp.sweeps.settings import Interval, Setting, by_value, pick, ranked
 from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out
@@ -78,14 +78,8 @@ def _varying(settings: Sequence[Setting]) -> list[str]:
 
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
     """Rounds that every finished seed was evaluated after, and the metric there over the seeds, as shown."""
-    seen: dict[int, list[float]] = {}
-    for point in setting.done:
-        for evaluation in point["history"]:
-            number = evaluation.get(metric.name)
-            if number is not None and math.isfinite(number):
-                seen.setdefault(evaluation["round"], []).append(number)
-    rounds = sorted(at for at, numbers in seen.items() if len(numbers) == len(setting.done))
-    return rounds, [looks.shown_interval(metric, interval(seen[at])) for at in rounds]
+    seen = tables.curve(setting, metric)
+    return [at for at, _ in seen], [looks.shown_interval(metric, score) for _, score in seen]
 
 
 def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> None:

@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from fedjax_dp import pictures
+from fedjax_dp.sweeps import tables
 from fedjax_dp.sweeps.plots import looks
 from fedjax_dp.sweeps.plots.marks import (
     Placed,
@@ -27,7 +28,7 @@ from fedjax_dp.sweeps.plots.marks import (
     level,
     title,
 )
-from fedjax_dp.sweeps.settings import Setting, by_value, goodness, pick, ranked, same
+from fedjax_dp.sweeps.settings import Setting, by_value, pick, ranked, same
 from fedjax_dp.tasks.measures import Measure
 
 MANY = 12  # an axis with more values was drawn at random rather than listed
@@ -139,13 +140,7 @@ def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
 
 def frontier(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
     """(epsilon, setting) in order of epsilon, for settings that are better than all with at most as much epsilon."""
-    placed: list[Placed] = []
-    best = -math.inf
-    for setting in sorted(ranked(settings, metric), key=lambda setting: setting.epsilon):  # of equals the best first
-        if goodness(setting, metric) > best:
-            best = goodness(setting, metric)
-            placed.append((setting.epsilon, setting))
-    return placed
+    return [(row["epsilon"], settings[row["key"]]) for row in tables.front(tables.setting_rows(settings, metric))]
 
 
 def epsilon_label(settings: Sequence[Setting]) -> str:

@@ -1,0 +1,281 @@
+"""Laws of what is released under two neighbours: the loss between them, its probabilities, Renyi divergences."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy.special import logsumexp, ndtr
+
+TAIL_MASS = 1e-16  # probability moved to infinity loss, per side and truncation
+LEAST_RESOLVED = 0.2  # noise, in sensitivities, below which quadrature would need too many nodes to be worth it
+CELLS = 10_000  # that a bounded loss is cut into for its divergences
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
+
+
+class Cells(NamedTuple):
+    """Probabilities of the intervals between losses, under both laws; and of losses beyond them, under the first."""
+
+    upper: np.ndarray
+    lower: np.ndarray
+    above: float
+    below: float
+
+
+class Pair(Protocol):
+    """Two laws, by the loss between them: the logarithm of the ratio of their densities.
+
+    Where `symmetrised`, only the losses above zero are the pair's own: the mass at -l is e^-l times the mass at l.
+    """
+
+    @property
+    def symmetrised(self) -> bool: ...
+
+    @property
+    def deviation(self) -> float:
+        """Scale of one release's loss, for which a grid has to be fine enough."""
+        ...
+
+    def reach(self, count: int) -> tuple[float, float]:
+        """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
+        ...
+
+    def cells(self, losses: np.ndarray) -> Cells:
+        """Of increasing losses `(k,)`, k - 1 intervals."""
+        ...
+
+    def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
+        """Divergence of the first law from the second, or a bound on it, in nats; where `quick`, a rough one."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianPair:
+    """(1-a) N(0, s^2) + a N(1, s^2) against (1-b) N(0, s^2) + b N(-1, s^2), with a = `up`, b = `down`, s = `noise`.
+
+    The loss, the logarithm of the ratio of densities, increases along the line. With `symmetrised` only the losses
+    above zero are the pair's own: the mass at -l is set to e^-l times the mass at l.
+    """
+
+    noise: float
+    up: float
+    down: float = 0.0
+    symmetrised: bool = False
+
+    def loss(self, x: np.ndarray) -> np.ndarray:
+        """Logarithm of the ratio of densities at `x`."""
+        s2 = 2 * self.noise**2
+        with np.errstate(divide="ignore"):
+            numerator = np.logaddexp(np.log1p(-self.up), np.log(self.up) + (2 * x - 1) / s2)
+            denominator = np.logaddexp(np.log1p(-self.down), np.log(self.down) + (-2 * x - 1) / s2)
+        losses: np.ndarray = numerator - denominator
+        return losses
+
+    def where(self, losses: np.ndarray) -> np.ndarray:
+        """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
+
+        With u = exp(x / s^2) and c = exp(-1 / (2 s^2)) this is the positive root of a c u^2 - m u - e^l b c = 0,
+        taken in logarithms because c underflows.
+        """
+        a, b, s2 = self.up, self.down, self.noise**2
+        with np.errstate(over="ignore"):  # beyond all losses
+            near = np.expm1(losses) * (1 - b) + a - b  # keeps its digits where the loss is small
+            m = np.where(losses < -1, np.exp(losses) * (1 - b) - (1 - a), near)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_m = np.log(np.abs(m))
+            log_root = np.logaddexp(2 * log_m, math.log(4) + np.log(a) + np.log(b) + losses - 1 / s2) / 2
+            log_sum = np.logaddexp(log_m, log_root)  # log(|m| + root)
+            grown = log_sum - np.log(2 * a) + 1 / (2 * s2)
+            shrunk = np.log(2 * b) + losses - log_sum - 1 / (2 * s2)
+        places: np.ndarray = s2 * np.where(m >= 0, grown, shrunk)
+        return places
+
+    def upper_mass(self, edges: np.ndarray) -> np.ndarray:
+        """Probability of each interval between edges under the first law."""
+        return (1 - self.up) * self._normal(edges, 0.0) + self.up * self._normal(edges, 1.0)
+
+    def lower_mass(self, edges: np.ndarray) -> np.ndarray:
+        """Probability of each interval between edges under the second law."""
+        return (1 - self.down) * self._normal(edges, 0.0) + self.down * self._normal(edges, -1.0)
+
+    def _normal(self, edges: np.ndarray, mean: float) -> np.ndarray:
+        """Normal probability between neighbouring edges, from whichever tail loses fewer digits."""
+        z = (edges - mean) / self.noise
+        left, right = np.diff(ndtr(z)), -np.diff(ndtr(-z))
+        masses: np.ndarray = np.where(z[:-1] > 0, right, left)
+        return masses
+
+    def log_lower_density(self, x: np.ndarray) -> np.ndarray:
+        """Logarithm of the second law's density."""
+        with np.errstate(divide="ignore"):
+            center = np.log1p(-self.down) - (x / self.noise) ** 2 / 2
+            side = np.log(self.down) - ((x + 1) / self.noise) ** 2 / 2
+        log_density: np.ndarray = np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
+        return log_density
+
+    def reach(self, count: int) -> tuple[float, float]:
+        """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
+        width = self.noise * (8.3 + math.sqrt(2 * math.log(max(count, 1))))
+        low, high = self.loss(np.array([-1.0 - width, 1.0 + width])).tolist()
+        return max(low, -700.0), min(high, 700.0)  # beyond 700 the exponentials overflow; losses there are rounded up
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the ratio of densities, no more than the largest loss."""
+        spread = max(self.up, self.down) * math.sqrt(math.expm1(min(1 / self.noise**2, 700.0)))
+        low, high = self.reach(1)
+        return min(spread, max(-low, high))
+
+    def cells(self, losses: np.ndarray) -> Cells:
+        edges = self.where(losses)
+        high, low = edges[-1] / self.noise, edges[0] / self.noise
+        shift = 1 / self.noise
+        above = (1 - self.up) * ndtr(-high) + self.up * ndtr(shift - high)
+        below = (1 - self.up) * ndtr(low) + self.up * ndtr(low - shift)
+        return Cells(self.upper_mass(edges), self.lower_mass(edges), float(above), float(below))
+
+    def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
+        if quick:
+            return convex_bound(self, orders)
+        if self.up == 1 and self.down == 0:
+            exact: np.ndarray = orders / (2 * self.noise**2)
+            return exact
+        return convex_bound(self, orders) if self.noise < LEAST_RESOLVED else _quadrature(self, orders)
+
+
+def _quadrature(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
+    """Of the pair's first law from its second."""
+    x, weights = panels(pair, orders.max())
+    loss, log_density = pair.loss(x), pair.log_lower_density(x)
+    a = orders[:, None]
+    grown = a * loss
+    logs = log_density + (np.logaddexp(grown, (1 - a) * loss) if pair.symmetrised else grown)
+    log_moments = logsumexp(logs, axis=1, b=weights)
+    # E[r^a] - 1 as an integral of terms that are never negative, so that tiny divergences keep their digits
+    tame = np.where(grown < 30.0, loss, 0.0)
+    if pair.symmetrised:
+        terms = np.expm1((a - 1) * tame) * (np.exp(tame) - np.exp((1 - a) * tame))
+        log_moments = np.logaddexp(log_moments, 0.0)  # the losses that are not the pair's own add less than one
+    else:
+        terms = np.expm1(a * tame) - a * np.expm1(tame)
+    excess = np.where(grown < 30.0, np.exp(log_density) * terms, np.exp(np.minimum(logs, 700.0))) @ weights
+    moderate = log_moments < math.log(50)
+    divergences: np.ndarray = np.where(
+        moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments
+    ) / (orders - 1)
+    return divergences
+
+
+def convex_bound(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
+    """E[r^a] - 1 <= q (E[unsampled r^a] - 1), by joint convexity; close where the unsampled divergence is huge.
+
+    It holds for the symmetrised pair, too: with r >= 1 there, (r^(a-1) - 1)(r - r^(1-a)) <= r^a - r.
+    """
+    shift = 2.0 if pair.down else 1.0
+    log_moments = (orders - 1) * orders * (shift / pair.noise) ** 2 / 2
+    bound: np.ndarray = np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
+    return bound
+
+
+def panels(pair: GaussianPair, order: float) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes and weights that cover where either law, or its tilt by orders up to `order`, has mass."""
+    width = min(3 * pair.noise, 4 * pair.noise**2)
+    low, high = -1 - 10 * pair.noise, (2 * order if pair.down else order) + 10 * pair.noise
+    if pair.symmetrised:
+        low = 0.5  # where the loss is zero
+    edges = np.linspace(low, high, math.ceil((high - low) / width) + 1)
+    half = np.diff(edges)[:, None] / 2
+    return ((edges[:-1, None] + half) + half * NODES).ravel(), (half * WEIGHTS).ravel()
+
+
+Distribution = Callable[[np.ndarray], np.ndarray]  # probability of a loss up to each number, which may be infinite
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedLosses:
+    """Two laws whose loss is never outside [`lowest`, `highest`], by its distribution under the first and the second.
+
+    For mechanisms of one's own: whatever is known of a release is how likely its losses are.
+
+    >>> def laplace(noise):  # Lap(1, noise) against Lap(0, noise): the loss is (|x| - |x - 1|) / noise
+    ...     def below(loss, center):
+    ...         x = (1 + noise * np.asarray(loss)) / 2
+    ...         up_to = np.where(x < center, np.exp((x - center) / noise) / 2, 1 - np.exp((center - x) / noise) / 2)
+    ...         return np.where(x >= 1, 1.0, np.where(x < 0, 0.0, up_to))
+    ...     return BoundedLosses(lambda loss: below(loss, 1), lambda loss: below(loss, 0), -1 / noise, 1 / noise)
+    >>> [round(float(d), 3) for d in laplace(2.0).renyi(np.array([2.0, 100.0]))]
+    [0.2, 0.493]
+    """
+
+    upper: Distribution
+    lower: Distribution
+    lowest: float
+    highest: float
+    symmetrised: bool = False
+
+    def sampled(self, rate: float) -> "BoundedLosses":
+        """With probability `rate` the first law, else the second; against the second."""
+
+        def whole(losses: np.ndarray) -> np.ndarray:  # the loss of the first law whose mixture has this one
+            with np.errstate(over="ignore", divide="ignore"):
+                found: np.ndarray = np.log1p(np.maximum(np.expm1(losses) / rate, -1.0))
+            return found
+
+        low, high = (math.log1p(rate * math.expm1(end)) for end in (self.lowest, self.highest))
+        return BoundedLosses(
+            lambda losses: rate * self._up_to(whole(losses)) + (1 - rate) * self._up_to(whole(losses), self.lower),
+            lambda losses: self._up_to(whole(losses), self.lower),
+            low,
+            high,
+        )
+
+    def reversed(self) -> "BoundedLosses":
+        """The second law against the first."""
+        return BoundedLosses(
+            lambda losses: 1 - self._up_to(-losses, self.lower),
+            lambda losses: 1 - self._up_to(-losses),
+            -self.highest,
+            -self.lowest,
+        )
+
+    def reach(self, count: int) -> tuple[float, float]:
+        return self.lowest, self.highest
+
+    @property
+    def deviation(self) -> float:
+        edges = self._edges()
+        masses, losses = np.diff(self._up_to(edges)), (edges[1:] + edges[:-1]) / 2
+        mean = float(masses @ losses)
+        return max(math.sqrt(float(masses @ (losses - mean) ** 2)), 1e-12)
+
+    def cells(self, losses: np.ndarray) -> Cells:
+        upper, lower = self._up_to(losses), self._up_to(losses, self.lower)
+        return Cells(np.diff(upper), np.diff(lower), float(1 - upper[-1]), float(upper[0]))
+
+    def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
+        """A bound, closer than 1e-4 for orders below 1e3: each cell's losses are counted as its largest."""
+        edges = self._edges()
+        if self.symmetrised:
+            edges = edges[edges >= 0]
+        with np.errstate(divide="ignore"):
+            log_masses = np.log(np.diff(self._up_to(edges)))
+        powers = (orders[:, None] - 1) * edges[1:]
+        logs = logsumexp(log_masses + powers, axis=1)
+        if self.symmetrised:  # the same masses at minus the losses, and none elsewhere, each discounted by its loss
+            mirrored = log_masses - edges[:-1] - (orders[:, None] - 1) * edges[:-1]
+            rest = np.log(max(1 - np.exp(logsumexp(log_masses)) - np.exp(logsumexp(log_masses - edges[1:])), 1e-300))
+            logs = np.logaddexp(np.logaddexp(logs, logsumexp(mirrored, axis=1)), rest)
+        bound: np.ndarray = np.maximum(logs, 0.0) / (orders - 1)
+        return bound
+
+    def _up_to(self, losses: np.ndarray, law: Distribution | None = None) -> np.ndarray:
+        """Distribution of the loss, by default of the first law; rounding takes no mass off the ends."""
+        inside = np.where(losses >= self.highest, 1.0, (law or self.upper)(losses))
+        found: np.ndarray = np.where(losses < self.lowest, 0.0, inside)
+        return found
+
+    def _edges(self) -> np.ndarray:
+        edges = np.linspace(self.lowest, self.highest, CELLS + 1)
+        edges[0] = np.nextafter(edges[0], -np.inf)  # a loss that is the lowest one with some probability is in a cell
+        return edges

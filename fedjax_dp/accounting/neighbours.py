@@ -1,0 +1,36 @@
+"""Who is hidden from whom: units, neighbours, and the refusal of whatever no theorem covers."""
+
+import enum
+
+from fedjax_dp import errors
+
+
+class NotCoveredError(errors.ConfigurationError):
+    """An accountant has no theorem for an event, so it says nothing rather than too little."""
+
+    @property
+    def reason(self) -> str:
+        """What is not covered, without what to do instead."""
+        return str(self).partition("; ")[0]
+
+
+class Unit(enum.Enum):
+    """Whose presence is hidden."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+    def __str__(self) -> str:
+        return "record of one client" if self is Unit.RECORD else "client with all its records"
+
+
+class Adjacency(enum.Enum):
+    """Which two datasets are neighbours."""
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 change of a sum of vectors bounded by 1 between neighbours: 1 (one more or less) or 2 (one exchanged)."""
+        return 1.0 if self is Adjacency.ADD_REMOVE else 2.0

@@ -1,0 +1,348 @@
+"""Noisy sums that are released, by the kind of their noise; each says what it costs.
+
+The noise multiplier is always the standard deviation (or scale) of the noise on the *sum* divided by the clip norm; the
+conversion to the sensitivity under an adjacency is done here and nowhere else.
+"""
+
+import dataclasses
+import math
+from abc import ABC
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import pairs, tcdp
+from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
+from fedjax_dp.accounting.pairs import Dominating
+from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithReplacement
+from fedjax_dp.accounting.skellam import skellam_divergence
+from fedjax_dp.accounting.tcdp import Tcdp
+
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e12  # noise multipliers between which float64 resolves what an event costs
+MOST_STEPS = 10**9
+PRICES = {  # of a release, and the accountants that ask for them
+    "dominating_pairs": "pld",
+    "attained_pairs": "attained",
+    "zcdp": "zcdp",
+    "gdp": "gaussian",
+    "tcdp": "tcdp",
+}
+_SUCH_AS = {"sampling": "Poisson(0.01)", "adjacency": "Adjacency.REPLACE_ONE", "unit": "Unit.RECORD"}
+
+
+class Release(ABC):
+    """`count` adaptively composed noisy sums of one kind, each over a fresh sample; what each of them costs it says.
+
+    For noise of your own, a frozen dataclass of this class with the fields `adjacency`, `count` and `unit`, a
+    `noise_multiplier` (scaled noise is `scaled`) and a `sampling`, as `GaussianSteps` has them, and one method at
+    least: `dominating_pairs`. What a release does not say is refused by its name, whatever the accountant.
+    """
+
+    noise: ClassVar[str] = ""  # in words, of refusals
+    covered: ClassVar[str] = ""  # what to use instead of what is refused
+    adds_up: ClassVar[bool] = False  # whether independent noises of this kind add up to one of it, variances added
+    normal: ClassVar[bool] = False  # whether the noise has the normal law; of another `as_normal` tells
+    norm: ClassVar[int] = 2  # of the vectors of members, in which the clip norm bounds them: 1 or 2
+    deviation: ClassVar[float] = 1.0  # standard deviation of noise of multiplier 1 at clip norm 1
+
+    # Fields; a read-only property will do.
+    noise_multiplier: Any
+    sampling: Any
+    adjacency: Any
+    count: Any
+    unit: Any
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.adjacency is Adjacency.ADD_REMOVE and not isinstance(self.sampling, FullBatch | Poisson):
+            raise NotCoveredError(
+                f"add-remove neighbours have different numbers of records, so {self.sampling} is not the same "
+                "sampling for both; use replace-one"
+            )
+        if self.count % self._epoch:
+            raise errors.refuse(
+                "the number of shuffled steps",
+                self.count,
+                f"a multiple of the {self._epoch} batches of an epoch",
+                f"use {-(-self.count // self._epoch) * self._epoch}",
+            )
+
+    @property
+    def _epoch(self) -> int:
+        """Steps of which a member is in one."""
+        return self.sampling.steps_per_epoch if isinstance(self.sampling, Shuffled) else 1
+
+    @property
+    def relative_noise(self) -> float:
+        """Noise standard deviation, or scale, divided by the sensitivity of the sum under the adjacency."""
+        relative: float = self.noise_multiplier / self.adjacency.sensitivity
+        return relative
+
+    @property
+    def releases(self) -> int:
+        """How many of the sums can contain a given member."""
+        if self.sampling.rate == 0:
+            return 0
+        whole: int = self.count // self._epoch
+        return whole
+
+    @property
+    def reveals_everything(self) -> bool:
+        """Sums were released without noise, so no finite epsilon exists."""
+        return self.releases > 0 and self.noise_multiplier == 0
+
+    def scaled(self, factor: float) -> Self:
+        """The same with `factor` times the noise."""
+        changes: dict[str, Any] = {"noise_multiplier": self.noise_multiplier * factor}
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def repeated(self, times: float) -> Self:
+        """`times` adaptively composed copies, rounded up to whole steps, or epochs."""
+        steps = self.count * times / self._epoch * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
+        changes: dict[str, Any] = {"count": math.ceil(steps) * self._epoch}
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def once(self) -> Self:
+        """A single release of it: for random epochs, one epoch."""
+        changes: dict[str, Any] = {"count": self.count // self.releases}
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
+        """Every noisy sum that is released at all, and how often at most."""
+        if self.releases * taken:
+            yield self, self.releases * taken
+
+    # What one of the sums costs, in the currencies of the accountants.
+
+    def dominating_pairs(self) -> tuple[Dominating, ...]:
+        """What dominates a sum, one per direction; of a symmetric one, one alone. For accountant pld."""
+        raise self._lacks("dominating_pairs")
+
+    def attained_pairs(self) -> tuple[Dominating, ...]:
+        """What two real neighbours attain; for lower bounds, see `ATTAINED`."""
+        raise self._lacks("attained_pairs")
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """Renyi divergence bound, in nats, at real orders above 1 `(A,)`, outside an event of probability `lost`."""
+        orders = _checked(orders)
+        each = [pairs.divergence(direction, orders) for direction in self.dominating_pairs()]
+        worst: np.ndarray = np.max(each, axis=0)
+        return worst
+
+    @property
+    def lost(self) -> float:
+        """See `rdp`: the chance of a total loss in the dominating pairs."""
+        try:
+            return max(direction.lost for direction in self.dominating_pairs())
+        except NotCoveredError:
+            return 0.0
+
+    @property
+    def highest_order(self) -> float:
+        """Of `rdp`: orders above this one never suit any delta above 1e-12."""
+        return _highest(self.relative_noise, self.sampling.rate)
+
+    def zcdp(self) -> float:
+        """The rho of zCDP, sampling ignored."""
+        raise self._lacks("zcdp")
+
+    def gdp(self) -> float:
+        """The mu of Gaussian differential privacy, where that is exact."""
+        raise self._lacks("gdp")
+
+    def tcdp(self) -> Tcdp:
+        """As in the dpnfl paper."""
+        raise self._lacks("tcdp")
+
+    def as_normal(self, differences: np.ndarray) -> np.ndarray:
+        """Independent standard normals made of differences of two noises each, over their standard deviation.
+
+        By this the law of noise that is drawn is compared with what is stated.
+        """
+        if self.normal:
+            return differences
+        raise NotCoveredError(f"{self.noise or type(self).__name__} states no as_normal, by which its law is looked at")
+
+    def _lacks(self, price: str) -> NotCoveredError:
+        needs = f"states no {price}, which accountant {PRICES[price]} needs; use another"
+        return NotCoveredError(f"{self.noise or type(self).__name__} {self.covered or needs}")
+
+
+def _highest(noise: float, rate: float) -> float:
+    return 8 + 14 * noise + min(4 * noise**2 * math.log(1 / rate), 1e4)
+
+
+def _checked(orders: np.ndarray) -> np.ndarray:
+    orders = np.asarray(orders, float)
+    if not np.all(orders > 1):
+        raise errors.refuse("Renyi orders", orders.min(), "above 1")
+    return orders
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianSteps(Release):
+    """`count` adaptively composed noisy sums of clipped vectors, each over a fresh sample.
+
+    `noise_multiplier` is z: the noise on the sum has standard deviation z times the clip norm, which bounds what one
+    member of the sample (a record's gradient, or a client's update) adds to the sum.
+    """
+
+    noise: ClassVar[str] = "Gaussian noise"
+    normal: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
+
+    noise_multiplier: float
+    sampling: Sampling
+    adjacency: Adjacency
+    count: int
+    unit: Unit = Unit.RECORD
+
+    def dominating_pairs(self) -> tuple[Dominating, ...]:
+        return pairs.of_gaussian(self.noise_multiplier, self.sampling, self.adjacency)
+
+    def attained_pairs(self) -> tuple[Dominating, ...]:
+        return pairs.attained_by_gaussian(self.noise_multiplier, self.sampling, self.adjacency)
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """Renyi divergence of the dominating pair, per order, in nats; of two directions, the worse one.
+
+        Limits: rate 1 -> order / (2 noise^2), the noise in sensitivities.
+        Errors: of the quadrature, 1e-8 relative where the divergence is above 1e-16.
+        Source: the dominating pairs; for Poisson and add-remove this is Mironov, Talwar, Zhang 2019, arXiv:1908.10530,
+                whose Theorem 5 says that the direction taken here is the worse one.
+        """
+        errors.require_positive("noise_multiplier", self.noise_multiplier)
+        return pairs.divergence(self.dominating_pairs()[0], _checked(orders))
+
+    @property
+    def highest_order(self) -> float:
+        worst: Any = self.dominating_pairs()[0].pairs[0]
+        return _highest(min(self.relative_noise, worst.noise), self.sampling.rate)
+
+    def zcdp(self) -> float:
+        """1 / (2 noise^2), the noise in sensitivities (Bun and Steinke 2016, Proposition 1.6)."""
+        if isinstance(self.sampling, WithReplacement):
+            raise NotCoveredError("zCDP cannot ignore sampling in which a record may be drawn many times; use pld")
+        return 1 / (2 * self.relative_noise**2)
+
+    def gdp(self) -> float:
+        """One over the noise in sensitivities, without sampling."""
+        if self.sampling.rate != 1 or isinstance(self.sampling, WithReplacement):
+            raise NotCoveredError(
+                f"the exact Gaussian formula needs unsampled sums, got {self.sampling}; use accountant pld"
+            )
+        return 1 / self.relative_noise
+
+    def tcdp(self) -> Tcdp:
+        return tcdp.of_gaussian(self.noise_multiplier, self.sampling, self.adjacency)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkellamSums(Release):
+    """`count` adaptively composed sums of integer vectors over public cohorts, each coordinate with Skellam noise.
+
+    variance   of the noise on a coordinate of the sum, in squared ring units. Skellam noise is the difference of two
+               Poisson draws and adds up: each of n clients may contribute variance / n.
+    l2, l1     bounds on the norms of one member's vector, in ring units, as encoded: after rounding.
+    Sums that wrap around are covered, since they are computed from those that do not. If members add the noise
+    themselves, only what the honest others of a cohort of fixed size add may be counted, as `views.seen` does.
+    """
+
+    noise: ClassVar[str] = "integer (Skellam) noise"
+    covered: ClassVar[str] = "is covered by its Renyi bound alone; use accountant rdp"
+    normal: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
+
+    variance: float
+    l2: float
+    l1: float
+    adjacency: Adjacency
+    count: int
+    unit: Unit = Unit.CLIENT
+
+    def __post_init__(self) -> None:
+        errors.require_not_negative("variance", self.variance)
+        if not 1 <= self.l2 < math.inf:
+            raise errors.refuse("l2", self.l2, "at least 1 and finite", "it is in ring units")
+        if not self.l2 <= self.l1 < math.inf:
+            raise errors.refuse("l1", self.l1, f"at least the L2 bound {self.l2:g} and finite")
+        super().__post_init__()
+
+    @property
+    def sampling(self) -> FullBatch:
+        return FullBatch()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation divided by the L2 bound, as for Gaussian noise."""
+        return math.sqrt(self.variance) / self.l2
+
+    def scaled(self, factor: float) -> "SkellamSums":
+        """The same with noise of `factor` times the standard deviation."""
+        return dataclasses.replace(self, variance=self.variance * factor**2)
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """See `skellam_divergence`; both sensitivities double under replace-one."""
+        twice = self.adjacency.sensitivity
+        return skellam_divergence(self.variance, twice * self.l2, twice * self.l1, _checked(orders))
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedRange(Release):
+    """`count` choices by the exponential mechanism, each epsilon-bounded range, so epsilon^2/8-zCDP.
+
+    epsilon  of one choice: a choice's log probabilities move within a range of epsilon between neighbours.
+    No budget changes it. Source: Dong, Durfee, Rogers 2020; Cesar and Rogers 2021, arXiv:2004.07223, Lemma 3.2.
+    """
+
+    noise: ClassVar[str] = "a choice with Gumbel noise"
+    covered: ClassVar[str] = "is covered by its zCDP alone; use accountant rdp or zcdp"
+
+    epsilon: float
+    adjacency: Adjacency
+    count: int
+    unit: Unit = Unit.RECORD
+
+    def __post_init__(self) -> None:
+        errors.require_positive("epsilon of a choice", self.epsilon)
+        super().__post_init__()
+
+    @property
+    def sampling(self) -> FullBatch:
+        return FullBatch()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of Gaussian noise with the same zCDP."""
+        return self.relative_noise * self.adjacency.sensitivity
+
+    @property
+    def relative_noise(self) -> float:
+        return 2 / self.epsilon
+
+    def scaled(self, factor: float) -> "BoundedRange":
+        """The same: it has noise of its own."""
+        return self
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        bound: np.ndarray = _checked(orders) / (2 * self.relative_noise**2)
+        return bound
+
+    def zcdp(self) -> float:
+        return 1 / (2 * self.relative_noise**2)
+
+
+def _check(step: Release) -> None:
+    """Refuses what no noisy sum may be."""
+    if not (step.noise_multiplier == 0 or LEAST_NOISE <= step.noise_multiplier <= MOST_NOISE):
+        raise errors.refuse("noise_multiplier", step.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}")
+    for what, value, kind in (
+        ("sampling", step.sampling, Sampling),
+        ("adjacency", step.adjacency, Adjacency),
+        ("unit", step.unit, Unit),
+    ):
+        if not isinstance(value, kind):
+            raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {_SUCH_AS[what]}")
+    errors.require_integer("the number of noisy steps", step.count, 0, MOST_STEPS)

@@ -1,0 +1,273 @@
+"""What runs may be told: the groups of options that every run takes, and those of its algorithm beside them."""
+
+import dataclasses
+import functools
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedjax_dp import errors, own_code
+from fedjax_dp.algorithms import CATALOGUE, Entry
+from fedjax_dp.options import Names, Option, Options, about, of_class
+from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
+from fedjax_dp.reading import Reading
+
+APS = Names("fedjax_dp.tasks.choice", "APS")
+ARCHITECTURES = Names("fedjax_dp.models", "ARCHITECTURES")
+ASSIGNMENTS = Names("fedjax_dp.data.labels", "ASSIGNMENTS")
+DATASETS = Names("fedjax_dp.experiments.population", "DATASET_NAMES")
+LOSSES = Names("fedjax_dp.tasks.choice", "LOSSES")
+PARTITIONS = Names("fedjax_dp.experiments.partitions", "PARTITIONS")
+REMAINDERS = Names("fedjax_dp.data.partition", "REMAINDERS")
+SCALES = Names("fedjax_dp.data.dirichlet", "SCALES")
+SIZES = Names("fedjax_dp.experiments.partitions", "SIZES")
+WIDTHS = ("float32", "bfloat16")
+TRANSFORMERS = {"model": ("vit", "gpt")}  # beside which their sizes mean something
+
+
+@dataclasses.dataclass(frozen=True)
+class PopulationConfig(Reading):
+    """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
+
+    Args:
+        dataset: its name; files and folders of your own stand behind a colon
+        data_dir: folder with data sets
+        seed: decides partition, cohorts, batches, noise and initial model
+        num_clients: clients N in the population
+        labels_per_client: k, for partitions labels and pathological
+        assignment: of labels, pathological: cyclic, client i has i, i + 1, ...; first, i and random ones
+        shards_per_client: s, for partition shards
+        shard_size: records of a shard instead, of which all whole ones are dealt
+        similarity: percent of records dealt at random, partition similarity
+        concentration: of the dirichlet partitions; small is heterogeneous
+        concentration_scale: hsu: concentration over the number of classes
+        balance: for class-dirichlet: clients with their even part take no classes to come
+        column: for continuous: target, target:J of several numbers, or the number of a feature
+        column_strength: for continuous: 0 is iid, 1 sorted by the column
+        group_size: natural clients that make one, grouped-natural
+        remainder: of these: a smaller client, spread over the others, dropped, or refused
+        client_ids: for partition given: .npy or text, an id for each training record; .json, lists of their rows
+        sizes: records per client
+        min_records: smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
+        zipf_exponent: for sizes zipf
+        pca: principal components that replace the features; not private
+        cosines: so many lowest cosine frequencies a side replace an image; public, learns nothing
+        normalise: public constants: features become (x - MEAN) / STD, before pca and cosines
+        holdout: pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
+    """
+
+    dataset: Annotated[str, about("", choices=DATASETS, open=True)] = "digits"
+    data_dir: Annotated[str | None, about("", metavar="DIR", default="$FEDJAX_DP_DATA, else the user cache")] = None
+    seed: int = 0
+    num_clients: int | None = None
+    partition: Annotated[str | None, about("how records are spread", choices=PARTITIONS)] = None
+    labels_per_client: int | None = None
+    assignment: Annotated[str | None, about("", choices=ASSIGNMENTS)] = None
+    shards_per_client: int | None = None
+    shard_size: Annotated[int | None, about("", default="what shards_per_client makes of all records")] = None
+    similarity: float | None = None
+    concentration: float | None = None
+    concentration_scale: Annotated[str | None, about("", choices=SCALES)] = None
+    balance: bool | None = None
+    column: Annotated[str | None, about("", metavar="COLUMN")] = None
+    column_strength: float | None = None
+    group_size: int | None = None
+    remainder: Annotated[str | None, about("", choices=REMAINDERS)] = None
+    client_ids: Annotated[str | None, about("", metavar="FILE")] = None
+    sizes: Annotated[str | None, about("", choices=SIZES)] = None
+    min_records: int | None = None
+    zipf_exponent: float | None = None
+    pca: int | None = None
+    cosines: int | None = None
+    normalise: Annotated[str | None, about("", metavar="MEAN,STD")] = None
+    holdout: Annotated[float | None, about("", default="the test set")] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How long, and what model.
+
+    Args:
+        rounds: rounds T
+        model: the architecture, or FILE.py:NAME; logistic unless data set or algorithm ask for another
+        hidden: widths of mlp's hidden layers, such as 1200 or 64,32; 64 unless given
+        width: of a transformer's vectors, a multiple of heads; its hidden layers are 4 x as wide
+        layers: its blocks
+        heads: of its attention
+        patch: pixels a side of the squares that vit cuts an image into
+        loss: of a record; sequence: mean over its tokens or per length; multi_label: mean or sum over labels;
+            regression: squared or huber
+        dtype: bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
+        trainable: what of the model is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with
+            commas
+        start: checkpoint to begin with: .npz, .safetensors, a run folder or one of orbax; runs say what it was trained
+            on
+        start_names: TOML: the model's paths to names in the checkpoint
+        start_data: what the checkpoint was trained on, for the Guarantee to say
+        start_private: whether it holds records of these clients: no epsilon then; false: on your word it holds none
+        fresh: head or patterns: parameters that begin at random, not with the checkpoint's
+        lora_rank: r of low-rank terms
+        lora_alpha: their factor is alpha / r
+        lora_targets: dense, or patterns of kernels
+    """
+
+    rounds: int
+    model: Annotated[str | None, about("", choices=ARCHITECTURES, own=True, default="logistic")] = None
+    hidden: Annotated[str | None, about("", beside={"model": "mlp"}, metavar="INT,...", default="64")] = None
+    width: Annotated[int | None, about("", beside=TRANSFORMERS, default="64")] = None
+    layers: Annotated[int | None, about("", beside=TRANSFORMERS, default="2")] = None
+    heads: Annotated[int | None, about("", beside=TRANSFORMERS, default="4")] = None
+    patch: Annotated[int | None, about("", beside={"model": "vit"}, default="4")] = None
+    loss: Annotated[str | None, about("", choices=LOSSES, default="the task's first")] = None
+    dtype: Annotated[str | None, about("", choices=WIDTHS, default="float32")] = None
+    trainable: Annotated[str | None, about("", metavar="WORD|PATTERN,...", default="all")] = None
+    start: Annotated[str | None, about("", metavar="PATH", default="random values")] = None
+    start_names: Annotated[str | None, about("", metavar="FILE")] = None
+    start_data: Annotated[str | None, about("", metavar="WORDS")] = None
+    start_private: bool | None = None
+    fresh: Annotated[str | None, about("", metavar="PATTERN,...")] = None
+    lora_rank: Annotated[int | None, about("", default="4")] = None
+    lora_alpha: Annotated[float | None, about("", default="the rank")] = None
+    lora_targets: Annotated[str | None, about("", metavar="PATTERN,...", default="dense")] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyConfig(PrivacyTerms):
+    """How privacy is counted.
+
+    Args:
+        epsilon: budget per client; finds the noise
+        epsilon_high: budgets are uniform from epsilon to this, one per client
+    """
+
+    epsilon: float | None = None
+    epsilon_high: float | None = None
+
+    def terms(self, num_clients: int, seed: int) -> PrivacyTerms:
+        """The same with the budgets of a population, drawn by the seed where they differ."""
+        from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
+
+        low, high = self.epsilon, self.epsilon_high
+        budgets: float | np.ndarray | None = low
+        if low is not None and high is not None:
+            for name, budget in (("epsilon", low), ("epsilon_high", high)):
+                require_budget(name, budget, WITHOUT)
+            if not high >= low:
+                raise errors.refuse("epsilon_high", high, f"at least epsilon, {low:g}")
+            budgets = np.random.default_rng(seed).uniform(low, high, num_clients)
+        shared = {name: value for name, value in vars(self).items() if name != "epsilon_high"}
+        return PrivacyTerms(**shared | {"epsilon": budgets})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """Where it runs; results are the same, to rounding.
+
+    Args:
+        devices: that share a cohort: auto takes all; no more than clients in a cohort
+        model_devices: that hold a model together, each a part, for models too large for one
+        records: kept on devices, or host, which feeds them the next cohorts'; auto: host for stores and several
+            processes
+        chunk_size: clients computed at once on a device; all, but for large models on a CPU: 1
+        deterministic: add up the cohort in so many parts, in order: the same bits on any number of devices
+    """
+
+    devices: Annotated[int | str, about("", metavar="auto|INT")] = "auto"
+    model_devices: int = 1
+    records: Annotated[str, about("", choices=("auto", "host", "devices"))] = "auto"
+    chunk_size: Annotated[int | None, about("", default="what the device takes best")] = None
+    deterministic: Annotated[int | None, about("", metavar="PARTS", default="in the order of the devices")] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputConfig:
+    """What is measured and written.
+
+    Args:
+        evaluate_every: rounds between evaluations
+        train_metrics: also evaluate objective and gradient norm over all training records
+        target: value of a metric to count rounds and bytes to, such as accuracy=0.9
+        ap: how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
+        checkpoint_every: rounds between checkpoints
+        out: run folder; must not exist or be empty
+    """
+
+    evaluate_every: Annotated[int, about("", default="rounds / 20")]
+    train_metrics: bool | None = None
+    target: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
+    ap: Annotated[str | None, about("", choices=APS, default="exact")] = None
+    checkpoint_every: Annotated[int, about("", default="rounds / 5")]
+    out: Annotated[str | None, about("", metavar="DIR", default="runs/DATASET-ALGORITHM-sSEED")] = None
+
+
+GROUPS: dict[str, type] = {
+    "data": PopulationConfig,
+    "training": TrainingConfig,
+    "privacy": PrivacyConfig,
+    "execution": ExecutionConfig,
+    "output": OutputConfig,
+}
+# Other flags of the command line.
+TAKEN_OFF = (
+    "help",
+    "help_all",
+    "json",
+    "resume",
+    "coordinator",
+    "processes",
+    "process",
+    "timeout",
+    "track",
+    "track_dir",
+)
+
+
+def entry_of(algorithm: str) -> Entry[Any]:
+    """The entry of the catalogue by that name, or one of the user's own, FILE.py:NAME."""
+    if not own_code.is_own(algorithm):
+        errors.require_choice("algorithm", algorithm, CATALOGUE)
+        return CATALOGUE[algorithm]
+    found = own_code.own("algorithm", algorithm)
+    if not isinstance(found, Entry):
+        remedy = "put @fedjax_dp.algorithms.entry() above a function that makes an Algorithm of options"
+        raise errors.refuse("algorithm", f"{algorithm}, which is {type(found).__name__}", "an entry", remedy)
+    return found
+
+
+def known_options(*algorithms: Any) -> Options:
+    """What runs of the catalogue may be told, and those of algorithms of the user's own among these."""
+    own = [entry_of(algorithm) for algorithm in algorithms if own_code.is_own(algorithm)]
+    return options_of(*own, *CATALOGUE.values())
+
+
+@functools.cache
+def fixed_options() -> dict[str, Options]:
+    """The options that every run takes, by group."""
+    return {group: of_class(cls) for group, cls in GROUPS.items()}
+
+
+def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
+    """Everything that runs of some algorithms may be told, by group, in the order of help."""
+    names = about("which of the catalogue, or FILE.py:NAME", choices=CATALOGUE, own=True)
+    found: dict[str, Options] = {name: {} for name in ("data", "training", "privacy", "server", "execution", "output")}
+    found["training"]["algorithm"] = Option("algorithm", str, "dpnfl", names)
+    for group, options in fixed_options().items():
+        found[group] |= options
+    fields = {name for options in found.values() for name in options} | set(TAKEN_OFF)
+    taken: set[str] = set()
+    for entry in entries:
+        for name, option in entry.options.items():
+            if name in fields:
+                raise errors.refuse(
+                    f"an option of {entry.name}", name, "a name that no field of a run has", "rename it"
+                )
+            if option.kinds and name not in taken:
+                found.setdefault(option.about.group or "training", {})[name] = option
+                taken.add(name)
+    return found
+
+
+def options_of(*entries: Entry[Any]) -> Options:
+    """The same without groups; of all entries of the catalogue unless some are named."""
+    grouped = groups_of(*(entries or CATALOGUE.values()))
+    return {name: option for options in grouped.values() for name, option in options.items()}

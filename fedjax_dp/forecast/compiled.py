@@ -1,0 +1,334 @@
+"""A round, sweep or audit compiled for an accelerator that is not here: launches, cycles, memory, exchanges, times.
+
+Nothing is measured. Launches, cycles, bytes and exchanges are read off the compiled program; times follow from them by
+formulas that are told with them:
+    launches  number of launches x time of a launch, which is assumed (GPU);
+    cycles    the compiler's own estimate over the clock (TPU);
+    work      the larger of operations over the peak, and bytes over the bandwidth, of what a round cannot do without.
+What is compiled takes about the largest of these that apply.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp import errors, gradients
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.audits import trials as games
+from fedjax_dp.audits.setup import staged
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.memory import fitting, most_at_once, no_room
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.forecast.floor import Work, work_of
+from fedjax_dp.forecast.program_text import OTHER, Collective, counted
+from fedjax_dp.forecast.targets import LAUNCH_US, Target, compiled_for, devices_of, execution_on, target_of
+from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models.model import size_of
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.state import initial_state, place
+from fedjax_dp.sweeps import program as programs
+from fedjax_dp.sweeps.memory import records_of
+
+STEP = "local_step"
+PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
+
+
+class Compiled(NamedTuple):
+    """What the compiler makes of a round of all that runs at once, or of an audit's trials, and the time it takes."""
+
+    target: Target
+    devices: int
+    model_devices: int  # of these, that hold a model together
+    runs: int  # points of a sweep, trials of an audit
+    runs_at_once: int  # of these, on a device
+    at_once: int  # clients of a run that a device computes at once
+    launches: dict[str, int]  # by part, on one device, once through
+    step_launches: int  # of one local step
+    cycles: dict[str, int]  # by part; empty for a GPU
+    step_cycles: int
+    collectives: tuple[Collective, ...]
+    argument_bytes: int  # of a device: records, state
+    temporary_bytes: int
+    output_bytes: int  # that do not take the place of arguments
+    work: Work  # of all runs
+    text: str  # of the program
+
+    def __repr__(self) -> str:
+        """In a line, without the program."""
+        launches, mib = sum(self.launches.values()), self.needed_bytes / 2**20
+        return (
+            f"Compiled({self.target.name} x {self.devices}, runs={self.runs}, launches={launches}, "
+            f"memory={mib:.1f} MiB, predicted={self.predicted_ms:.3g} ms by {self.bound})"
+        )
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of a device's memory."""
+        return self.argument_bytes + self.temporary_bytes + self.output_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.target.memory
+
+    @property
+    def turns(self) -> int:
+        """How often the program runs until all runs have had theirs."""
+        return math.ceil(self.runs / (self.runs_at_once * self.devices))
+
+    @property
+    def times_ms(self) -> dict[str, float]:
+        """Predicted milliseconds of all runs (a round of each, or a whole trial), by what would bound them alone."""
+        target, share = self.target, 1e3 / self.devices
+        found = {
+            "operations": share * self.work.flops / target.flops_per_s,
+            "memory": share * self.work.bytes / target.bytes_per_s,
+        }
+        if target.platform == "cuda":
+            return {"launches": 1e-3 * LAUNCH_US * self.turns * sum(self.launches.values())} | found
+        return {"cycles": 1e3 * self.turns * sum(self.cycles.values()) / target.clock_hz} | found
+
+    @property
+    def bound(self) -> str:
+        """What it is bound by."""
+        times = self.times_ms
+        return max(times, key=lambda name: times[name])
+
+    @property
+    def predicted_ms(self) -> float:
+        return self.times_ms[self.bound]
+
+    def to_dict(self) -> dict[str, Any]:
+        told = self._asdict()
+        del told["text"]
+        return told | {
+            "target": self.target.name,
+            "turns": self.turns,
+            "work": self.work._asdict(),
+            "collectives": [one._asdict() for one in self.collectives],
+            "memory_bytes": self.target.memory,
+            "needed_bytes": self.needed_bytes,
+            "fits": self.fits,
+            "times_ms": self.times_ms,
+            "bound": self.bound,
+            "predicted_ms": self.predicted_ms,
+            "launch_us": LAUNCH_US if self.target.platform == "cuda" else None,
+        }
+
+
+@checks_arguments
+def compiled_round(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    target: str,
+    devices: int = 1,
+    model_devices: int = 1,
+    chunk_size: int | None = None,
+    parts: int | None = None,
+) -> Compiled:
+    """Compile a round of an algorithm for an accelerator that is not here; arrays of `data` may be shapes.
+
+    target   h200, h100, a100, v5e, v5p or v6e;
+    devices  how many share the cohort, `model_devices` of them together a model;
+    parts    of the cohort that are added up in order, see `Execution`.
+    Unless `chunk_size` is given, a device computes as many clients at once as fit its memory.
+    Raises: ConfigurationError without the extra `accelerators`, and with the bytes that are needed and there where not
+            even one client fits.
+    """
+    chosen = target_of(target)
+    model = usual_model(data) if model is None else model
+    execution = execution_on(chosen, devices, chunk_size, parts=parts, model_devices=model_devices)
+    require_room(chosen, model, model_devices)
+    members, size = algorithm.cohort.capacity(data.num_clients), size_of(model)
+
+    def compile_on(tried: Execution) -> Any:
+        made = lowered(algorithm, data, model, tried)
+        return compiled_for(chosen, lambda options: made.compile(compiler_options=options))
+
+    with compiling(target):
+        execution, made = fitting(compile_on, execution, members, size, chosen.room, placed=False)
+    at_once, work = execution.portion(members, size), work_of(algorithm, data, model)
+    return read_off(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
+
+
+@checks_arguments
+def compiled_sweep(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    points: int,
+    target: str,
+    devices: int = 1,
+    chunk_size: int | None = None,
+) -> Compiled:
+    """Compile a round of all points of a sweep that differ in numbers alone; arrays of `data` may be shapes.
+
+    A device takes as many of its points at once as fit its memory. The rest is as for `compiled_round`.
+    """
+    errors.require_count("points", points)
+    chosen = target_of(target)
+    model = usual_model(data) if model is None else model
+    mesh, share = Mesh(devices_of(chosen, devices), (programs.AXIS,)), math.ceil(points / devices)
+    require_room(chosen, model)
+    structure, frozen = gradients.split(model)
+    members = algorithm.cohort.capacity(data.num_clients)
+    there, size = execution_on(chosen, 1, chunk_size, parts=devices), size_of(model)
+    portion = there.portion(members, size)
+    alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
+
+    def compile_in(slots: int) -> programs.Compiled:
+        program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
+        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest), frozen)
+        return compiled_for(chosen, lambda options: program.compile(*shapes, options))
+
+    with compiling(target):
+        slots, made = most_at_once(
+            compile_in,
+            chosen.room,
+            first=there.runs(share, members, size),
+            share=share,
+            needs=lambda tried: tried.bytes,
+            what="points",
+        )
+    work = times(work_of(algorithm, data, model), points)
+    told = {"at_once": portion, "runs": points, "runs_at_once": slots}
+    return read_off(chosen, made.visit, work, devices=devices, loops=2, **told)
+
+
+@checks_arguments
+def compiled_audit(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model | None = None,
+    *,
+    rounds: int,
+    target: str,
+    devices: int = 1,
+    seed: int = 0,
+    canary: str = "gradient",
+    trials: int = 10_000,
+    parameters: int = 20,
+    lanes: int | None = None,
+    **privacy: Unpack[PrivacyOptions],
+) -> Compiled:
+    """Compile the trials of an audit, each of all its rounds; what is told is of whole trials, not of a round.
+
+    target, devices as for `compiled_round`, the rest as for `fedjax_dp.audit`.
+    """
+    for name, count in (("trials", trials), ("lanes", lanes)):
+        if count is not None:
+            errors.require_count(name, count)
+    chosen = target_of(target)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    _, scene = staged(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
+    mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
+    game = next(iter(scene.games.values()))
+    portion = execution_on(chosen).portion(members, size_of(game.model))
+    game = changed(game, execution=Execution(chunk_size=portion))
+    whole = NamedSharding(mesh, P())
+    shapes, key = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole),
+        (game, jax.eval_shape(lambda: simulation.run_key(0))),
+    )
+
+    def play(at_once: int) -> Any:
+        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, scene.bits, options))
+
+    with compiling(target):
+        if lanes is None:
+            lanes, made = games.fitting(play, games.SHARE_OF_ROOM * chosen.room)
+        else:
+            made = play(lanes)
+    work = times(work_of(game.algorithm, game.data, game.model), trials * rounds)
+    told = {"at_once": portion, "runs": trials, "runs_at_once": lanes}
+    return read_off(chosen, made, work, devices=devices, loops=0, **told)
+
+
+def require_room(target: Target, model: Model, model_devices: int = 1) -> None:
+    """Refuse models of which not even one and the copy that a client moves fit, before anything is made of them."""
+    least = 2 * 4 * size_of(model) / model_devices
+    if least > target.memory:
+        raise no_room(target.memory, least, "a model and a client's copy of it need")
+
+
+@contextlib.contextmanager
+def compiling(target: str) -> Iterator[None]:
+    """A failure of the compiler in the block is one line."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise errors.refuse(f"the compiler for {target}", f"a failure: {reason}", "able to compile it") from error
+
+
+def read_off(
+    target: Target,
+    made: Any,
+    work: Work,
+    *,
+    devices: int,
+    at_once: int,
+    model_devices: int = 1,
+    runs: int = 1,
+    runs_at_once: int = 1,
+    loops: int = 1,
+) -> Compiled:
+    """What there is to read off a compiled program; `loops` stand around what is counted, see `counted`."""
+    text, memory = made.as_text(), made.memory_analysis()
+    found = counted(text, PARTS, STEP, loops)
+    return Compiled(
+        target=target,
+        devices=devices,
+        model_devices=model_devices,
+        runs=runs,
+        runs_at_once=runs_at_once,
+        at_once=at_once,
+        launches=_in_order(found.launches),
+        step_launches=found.per_step,
+        cycles=_in_order(found.cycles) if target.platform == "tpu" else {},
+        step_cycles=found.step_cycles,
+        collectives=found.collectives,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        work=work,
+        text=text,
+    )
+
+
+def times(work: Work, runs: int) -> Work:
+    """Of so many runs."""
+    return Work(*(runs * each for each in work))
+
+
+def lowered(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Any:
+    """A round lowered for an execution, from shapes alone."""
+    algorithm = simulation.numbers(algorithm)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), data)
+    state = jax.eval_shape(lambda d: initial_state(algorithm, model, d, simulation.run_key(0)), shapes)
+    key = jax.eval_shape(lambda: simulation.run_key(0))
+    algorithm = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), algorithm)
+    until = jax.ShapeDtypeStruct((), jnp.int32)
+    placed = execution.place((algorithm, shapes, key, until))
+    structure, frozen = gradients.split(model)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), frozen)
+    model = gradients.joined(structure, execution.place_models(shapes))
+    run = gradients.JitOfModel(simulation.run_rounds, ("execution",), donate_argnums=1)
+    return run.lower(placed[0], place(state, execution), *placed[1:], model=model, execution=execution)
+
+
+def _in_order(counts: Any) -> dict[str, int]:
+    return {part: counts[part] for part in (*PARTS, OTHER) if counts[part]}

@@ -1,0 +1,85 @@
+"""What the last hidden layers of local models make of their own clients' records (rfedavg, Fig. 1)."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import gradients
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.pytrees import ravel
+from fedjax_dp.rounds import simulation
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import run_round
+from fedjax_dp.sweeps.engine import Job
+
+CLIENTS, RECORDS = 3, 150  # that are looked at, and of each
+
+
+class Cloud(NamedTuple):
+    """Features of a few clients' records, each by its client's own model after one more round of local steps."""
+
+    features: np.ndarray  # (CLIENTS * RECORDS, features)
+    clients: np.ndarray  # whose record
+    labels: np.ndarray
+
+    @property
+    def separation(self) -> float:
+        """The part of the variance that lies between clients (%): near 0 if they feel alike, 100 if apart."""
+        means = [self.features[self.clients == client].mean(0) for client in range(CLIENTS)]
+        between = np.mean(np.sum((np.array(means) - self.features.mean(0)) ** 2, axis=1))
+        return float(100 * between / np.sum(self.features.var(0)))
+
+    def map(self) -> np.ndarray:
+        """The cloud in the plane, by t-SNE; (records, 2)."""
+        from sklearn.manifold import TSNE  # slow to import
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(1):  # so few records: threads that wait for each other cost more than they bring
+            plane: np.ndarray = TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
+        return plane
+
+
+def cloud_of(job: Job) -> Cloud:
+    """Train, then let every client take the local steps of one more round and look at its own records.
+
+    Clients have weight 1 (estimator mean), so that a message is an update.
+    """
+    found = simulation.simulate(
+        job.algorithm, job.data, rounds=job.rounds, seed=job.seed, model=job.model, evaluate_every=job.rounds
+    )
+    _, report = _one_more(simulation.numbers(job.algorithm), job, found.state)
+    flat, unravel = ravel(found.state.params)
+    size, features, clients, labels = flat.size, [], [], []
+    for place in range(CLIENTS):
+        client = int(report.clients[place])
+        own = unravel(flat + report.transcript.uploads[place][:size])
+        rows = job.data.row_numbers[int(job.data.offsets[client]) :][: min(RECORDS, int(job.data.sizes[client]))]
+        model: Any = job.model
+        features.append(np.asarray(gradients.features(model, own, job.data.features(jnp.asarray(job.data.x)[rows]))))
+        clients.append(np.full(len(rows), place))
+        labels.append(np.asarray(job.data.y)[rows])
+    return Cloud(np.concatenate(features), np.concatenate(clients), np.concatenate(labels))
+
+
+def _one_more(algorithm: Algorithm, job: Job, state: Any) -> Any:
+    def play(algorithm: Algorithm, state: Any) -> Any:
+        key = simulation.run_key(job.seed)
+        execution = Execution(chunk_size=1)
+        return run_round(algorithm, job.model, job.data, key, state, execution, lambda _, message: message)
+
+    return jax.jit(play)(algorithm, state)
+
+
+def save(cloud: Cloud, path: pathlib.Path) -> None:
+    np.savez(path, **cloud._asdict())
+
+
+def load(path: pathlib.Path) -> Cloud | None:
+    """A cloud that was saved, if it was."""
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        return Cloud(**{name: arrays[name] for name in Cloud._fields})

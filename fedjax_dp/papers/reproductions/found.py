@@ -1,0 +1,29 @@
+"""What a reproduction found."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+from fedjax_dp.papers.reproductions import tables
+from fedjax_dp.papers.reproductions.cells import CellKey
+from fedjax_dp.papers.reproductions.features import Cloud
+from fedjax_dp.papers.reproductions.recipe import Recipe, Scale
+from fedjax_dp.papers.reproductions.rows import Claimed, Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+    """A table or figure of a paper, run."""
+
+    recipe: Recipe
+    scale: Scale
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+    claims: tuple[Claimed, ...]
+    notes: tuple[str, ...]
+    folder: pathlib.Path
+    clouds: Mapping[tuple[CellKey, str], Cloud] = dataclasses.field(default_factory=dict)
+
+    @property
+    def markdown(self) -> str:
+        return tables.markdown(self.recipe, self.rows, self.claims, self.notes)

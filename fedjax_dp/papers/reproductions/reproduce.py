@@ -1,0 +1,298 @@
+"""`reproduce`: a recipe from its name to its table and figure, through the sweep engine."""
+
+import datetime
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedjax_dp import errors, folders
+from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.experiments import environment
+from fedjax_dp.experiments.communication import parameters
+from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.papers.reproductions import features, tables
+from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
+from fedjax_dp.papers.reproductions.features import Cloud
+from fedjax_dp.papers.reproductions.found import Reproduction
+from fedjax_dp.papers.reproductions.measures import BYTES, SEPARATION, counted
+from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, Scale, read_recipe
+from fedjax_dp.papers.reproductions.rows import Row, claims_of, rows_of
+from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
+from fedjax_dp.privacy.protection import noise_of
+from fedjax_dp.sweeps.plan import SweepConfig, identity
+from fedjax_dp.sweeps.preparation import Sources, job_of, planned_of
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.sweep import run_sweep
+
+RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
+
+
+@checks_arguments
+def reproduce(
+    name: str,
+    *,
+    scale: str = "small",
+    seeds: int | None = None,
+    panels: str = "*",
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | None = None,
+    progress: bool = True,
+    screen: Screen | None = None,
+) -> Reproduction:
+    """Run a table or figure by name, or go on with it, and write table.md, .csv, .json and figure.png to `out`.
+
+    scale   "smoke" (seconds: shows that it works), "small" (minutes) or "full" (as in the paper);
+    seeds   how many, unless as many as the scale says;
+    panels  only those whose keys match this pattern;
+    out     folder, new or of the same reproduction, unless reproduced/NAME-SCALE.
+    Raises: ConfigurationError for an unknown name, a folder of something else, or if no data set is at hand.
+    """
+    screen = screen or Screen(quiet=not progress)
+    recipe = read_recipe(name)
+    errors.require_choice("scale", scale, SCALES)
+    chosen_scale = recipe.scales[scale]
+    if seeds is not None:
+        errors.require_count("seeds", seeds)
+        if seeds > 1 and recipe.metrics in ((BYTES,), (SEPARATION,)):
+            raise errors.refuse("seeds", seeds, f"1 for {recipe.name}", "it is counted, or shows a single run")
+    numbers = tuple(range(seeds or chosen_scale.seeds))
+    folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
+    folders.require_writable("out", folder, "give another --out")
+    _require_own(folder, name)
+    cells = cells_of(recipe, chosen_scale, panels)
+    missing = unavailable(recipe, cells, data_dir)
+    for panel, reason in missing.items():
+        screen.say(f"{panel} is left out: {reason}")
+    cells_at_hand = [cell for cell in cells if cell.place.panel not in missing]
+    if not cells_at_hand:
+        raise errors.MissingDataError(next(iter(missing.values())))
+    chosen, notes = _searched(recipe, chosen_scale, folder, data_dir, screen)
+    cells = cells_of(recipe, chosen_scale, panels, chosen)
+    ready = [cell for cell in cells if cell.place.panel not in missing]
+    by_cell: dict[tuple[CellKey, str], list[Record]] = {}
+    counts: dict[tuple[CellKey, str], float] = {}
+    clouds: dict[tuple[CellKey, str], Cloud] = {}
+    if recipe.metrics == (BYTES,):
+        counts = _bytes(ready, data_dir)
+    elif recipe.metrics == (SEPARATION,):
+        clouds = _clouds(ready, folder, data_dir, screen)
+        counts = {key: cloud.separation for key, cloud in clouds.items()}
+    else:
+        by_cell = _records(recipe, ready, numbers, folder, data_dir, screen)
+    once, whole = _of_a_round(ready, data_dir), _of_the_schedule(ready, numbers if by_cell else (), data_dir)
+    rows = rows_of(recipe, cells, by_cell, missing, once, whole, counts, chosen_scale)
+    done = Reproduction(
+        recipe,
+        chosen_scale,
+        numbers,
+        tuple(rows),
+        tuple(claims_of(recipe, rows)),
+        tuple(_notes(recipe, chosen_scale, numbers, rows) + notes),
+        folder,
+        clouds,
+    )
+    with folders.storing(folder, "make room; the same command goes on where it stopped"):
+        _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
+    return done
+
+
+def _require_own(folder: pathlib.Path, name: str) -> None:
+    """Refuses a folder that holds something else."""
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    try:
+        own = not held - {RUNS, SEARCH} or json.loads((folder / "table.json").read_text())["recipe"] == name
+    except (OSError, ValueError, KeyError, TypeError):
+        own = False
+    if not own or (folder.exists() and not folder.is_dir()):
+        raise errors.refuse("out", folder, "a new or empty folder, or one of this recipe", "give another --out")
+
+
+def _records(
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    folder: pathlib.Path,
+    data_dir: str | None,
+    screen: Screen,
+) -> dict[tuple[CellKey, str], list[Record]]:
+    """The finished runs of every cell."""
+    sweep = sweep_of(cells, seeds, data_dir)
+    if len(sweep.points) * len(seeds) == 1:
+        raise errors.refuse("panels and seeds", "a single run", "several runs", "fedjax-dp run does one")
+    found = run_sweep(sweep, folder / RUNS, name=recipe.name, screen=screen, bare=True)
+    by_id = {record["point"]: record for record in found.records}
+    return {(cell.place, cell.reading): [by_id[identity(cell.config(seed))] for seed in seeds] for cell in cells}
+
+
+def _searched(
+    recipe: Recipe, scale: Scale, folder: pathlib.Path, data_dir: str | None, screen: Screen
+) -> tuple[dict[str, Any], list[str]]:
+    """What a search chooses on seeds of its own, and what choosing costs."""
+    if not recipe.search:
+        return {}, []
+    search = recipe.search | scale.search
+    axes = {name: values for name, values in search["axes"].items() if not _varied([name]) & scale.fields.keys()}
+    fields = recipe.base | recipe.readings["correct"] | search.get("fields", {}) | scale.fields
+    fields = {name: value for name, value in fields.items() if name not in _varied(axes)}
+    sweep = SweepConfig(
+        base=fields | ({} if data_dir is None else {"data_dir": data_dir}),
+        axes=axes,
+        seeds=tuple(search["seeds"]),
+        trials=search["trials"],
+        trials_law=search.get("law", "fixed"),
+        search_seed=1,
+    )
+    found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
+    best = found.best()
+    told = ", ".join(f"{name} {_short(value)}" for name, value in best.values.items())
+    cost = found.choosing["short"] if found.choosing else "nothing private was chosen"
+    return best.values, [
+        f"chosen among {best.considered} settings drawn at random, by test accuracy on seeds "
+        f"{', '.join(map(str, sweep.seeds))}, which the table does not use: {told}",
+        f"what choosing costs: {cost}; {SEARCH}/selection.json says more",
+    ]
+
+
+def _varied(axes: Iterable[str]) -> set[str]:
+    return {field.strip() for name in axes for field in name.split(",")}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
+    """Epsilon of a single round, of cells whose budget is of each round; noise does not depend on the seed then."""
+    found: dict[tuple[CellKey, str], float] = {}
+    sources = Sources()
+    known: dict[str, float | None] = {}
+    for cell in cells:
+        if cell.fields.get("participation") != "once":
+            continue
+        config = cell.config(0).replace(data_dir=data_dir)
+        key = identity(config)
+        if key not in known:
+            known[key] = _round_epsilon(config, sources)
+        epsilon = known[key]
+        if epsilon is not None:
+            found[cell.place, cell.reading] = epsilon
+    return found
+
+
+def _round_epsilon(config: RunSpec, sources: Sources) -> float | None:
+    run = planned_of(config, sources)
+    if noise_of(run.algorithm) is None:
+        return None
+    return prepared(run)[1].epsilon
+
+
+def _of_the_schedule(
+    cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None
+) -> dict[tuple[CellKey, str], float]:
+    """What the worst client and seed really have, of cells whose noise is found for another participation."""
+    found: dict[tuple[CellKey, str], float] = {}
+    sources = Sources()
+    for cell in cells:
+        for seed in seeds if cell.fields.get("participation", "schedule") not in ("schedule", "law") else ():
+            run = planned_of(cell.config(seed).replace(data_dir=data_dir), sources)
+            if noise_of(run.algorithm) is None:
+                continue
+            if run.terms.epsilon is not None:
+                run = calibrated(run)
+            epsilon = stated(run.counted(participation="schedule", epsilon=None)).epsilon
+            key = cell.place, cell.reading
+            found[key] = max(epsilon, found.get(key, 0.0))
+    return found
+
+
+def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
+    """BYTES of every cell."""
+    found, sources = {}, Sources()
+    for cell in cells:
+        run = planned_of(cell.config(0).replace(data_dir=data_dir), sources)
+        size, features = parameters(run.model, run.data)
+        members = run.algorithm.cohort.capacity(run.data.num_clients)
+        found[cell.place, cell.reading] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
+    return found
+
+
+def _clouds(
+    cells: Sequence[Cell], folder: pathlib.Path, data_dir: str | None, screen: Screen
+) -> dict[tuple[CellKey, str], Cloud]:
+    """Features of every cell, kept in the folder."""
+    found, sources = {}, Sources()
+    remedy = "make room; the same command goes on where it stopped"
+    with folders.storing(folder, remedy), screen.bar("training", total=len(cells)) as show:
+        (folder / RUNS).mkdir(parents=True, exist_ok=True)
+        for done, cell in enumerate(cells):
+            config = cell.config(0)
+            path = folder / RUNS / f"{identity(config)}.npz"
+            cloud = features.load(path)
+            if cloud is None:
+                local = config.replace(data_dir=data_dir)
+                run = planned_of(local, sources)
+                cloud = features.cloud_of(job_of(local, run, run.algorithm))
+                features.save(cloud, path)
+            found[cell.place, cell.reading] = cloud
+            show(done + 1, "")
+    return found
+
+
+def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Row]) -> list[str]:
+    """What is to be known to read the table."""
+    notes = []
+    changed = dict(recipe.changed(scale))
+    if scale.name != "full":
+        if len(seeds) != recipe.scales["full"].seeds:
+            changed["seeds"] = len(seeds)
+        differs = ", ".join(f"{name} {_short(value)}" for name, value in changed.items())
+        notes.append(f"scale {scale.name}: {differs or 'as in full'}")
+    notes.append("a single seed" if len(seeds) == 1 else f"mean ± standard deviation over {len(seeds)} seeds")
+    if recipe.open:
+        notes.append(recipe.open)
+    abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
+    for delta, about in sorted(abouts):
+        notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
+    if recipe.comparable(scale) and any(row.published is not None for row in rows):
+        notes.append(
+            "reproduced: within two standard deviations, of what is printed (0.5 where none is) and of "
+            "the mean over seeds together"
+        )
+    if any(row.readings[reading].about for row in rows for reading in row.readings):
+        notes.append("noise is seeded float32: it measures utility and protects nobody's data")
+    return notes
+
+
+def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, float]) -> None:
+    """Tables, figure, and everything that decides them; `seconds` of each run."""
+    from fedjax_dp.papers.reproductions import figure  # slow to import
+
+    done.folder.mkdir(parents=True, exist_ok=True)
+    # The JSON first: it is what makes this a folder of the recipe, which a call after a stop goes on with.
+    folders.write_json(
+        done.folder / "table.json",
+        {
+            "recipe": done.recipe.name,
+            "source": done.recipe.source,
+            "title": done.recipe.title,
+            "scale": done.scale.name,
+            "seeds": list(done.seeds),
+            "rows": list(map(tables.to_dict, done.rows)),
+            "claims": [claim._asdict() | {"verdict": claim.verdict} for claim in done.claims],
+            "notes": list(done.notes),
+            "configurations": [
+                {**cell.place._asdict(), "reading": cell.reading, "fields": cell.fields} for cell in cells
+            ],
+            "runs": len(seconds),
+            "seconds_of_runs": round(sum(seconds.values()), 1),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "versions": environment.versions(),
+            "device": environment.device(),
+        },
+    )
+    folders.write_atomically(done.folder / "table.md", done.markdown)
+    folders.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
+    figure.draw(done, done.folder / "figure.png")

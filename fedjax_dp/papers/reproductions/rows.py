@@ -1,0 +1,217 @@
+"""The lines of a table: what was published beside both readings, and what to think of it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_dp.papers.reproductions.cells import Cell, CellKey
+from fedjax_dp.papers.reproductions.measures import MEASURES
+from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, Scale, matching
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import interval, proved
+
+NOT_REACHED = "not reached"
+NOT_COMPARED = "not compared: another setting at this scale"
+TEXT_SPREAD = 0.5  # in the unit of the table: of a published number without a standard deviation
+
+
+class Found(NamedTuple):
+    """One reading of one number, over its seeds."""
+
+    mean: float | None  # None: nothing to show, `reason` says why
+    std: float | None
+    seeds: int
+    epsilon: float | None  # the largest over clients and seeds; infinite without privacy, None where not accounted
+    round_epsilon: float | None  # of a single round, where the budget is of each round
+    delta: float | None
+    about: str  # unit, neighbours and view that epsilon is about
+    reason: str = ""
+    curve: tuple[tuple[int, float, float], ...] = ()  # round, mean, standard deviation
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One number of a table or figure."""
+
+    place: CellKey
+    metric: str
+    published: float | None
+    published_std: float | None
+    readings: Mapping[str, Found]
+    verdicts: Mapping[str, str]
+    why: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Both verdicts in words."""
+        known = {reading: told for reading, told in self.verdicts.items() if told}
+        if len(set(known.values())) == 1 and len(known) == len(READINGS):
+            told = next(iter(known.values()))
+        else:
+            told = ", ".join(f"{reading} {told}" for reading, told in known.items())
+        return ": ".join(filter(None, (told, self.why)))
+
+
+def rows_of(
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    records: Mapping[tuple[CellKey, str], Sequence[Record]],
+    missing: Mapping[str, str],
+    round_epsilons: Mapping[tuple[CellKey, str], float],
+    schedule_epsilons: Mapping[tuple[CellKey, str], float],
+    numbers: Mapping[tuple[CellKey, str], float],
+    scale: Scale,
+) -> list[Row]:
+    """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run.
+
+    schedule_epsilons  where runs were counted otherwise than by the rounds that clients were drawn for.
+    """
+    comparable = recipe.comparable(scale)
+    places = list(dict.fromkeys(cell.place for cell in cells))
+    rows = []
+    for metric in recipe.metrics:
+        for place in places:
+            readings = {}
+            for reading in READINGS:
+                key = (place, reading)
+                if place.panel in missing:
+                    readings[reading] = _nothing(missing[place.panel])
+                elif key not in records and key not in numbers:
+                    readings[reading] = _nothing("")
+                elif key in numbers:
+                    readings[reading] = _nothing("")._replace(mean=numbers[key], std=0.0, seeds=1)
+                else:
+                    readings[reading] = found(records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key))
+            rows.append(_row(recipe, place, metric, readings, comparable))
+    return rows
+
+
+def found(records: Sequence[Record], metric: str, round_epsilon: float | None, epsilon: float | None = None) -> Found:
+    """What the seeds of one cell say; `epsilon` of the worst, unless it is the one of their Guarantees."""
+    measure = MEASURES[metric]
+    done = [record for record in records if record["status"] == "done"]
+    numbers = [number for record in done if (number := measure.of(record)) is not None]
+    score = interval(numbers)
+    epsilons = [proved(record) for record in records]
+    told: Record = max(records, key=proved)["guarantee"] if records else {}
+    private = told.get("delta") is not None
+    about = f"one {told['unit']}, {told['adjacency']}, {told['view']}" if private else ""
+    lost = len(records) - len(done)
+    reason = ""
+    if lost:
+        reason = f"{lost} of {len(records)} seeds lost: " + next(r["reason"] for r in records if r["status"] != "done")
+    elif len(numbers) < len(done):
+        reason = f"{NOT_REACHED} by {len(done) - len(numbers)} of {len(done)} seeds"
+    return Found(
+        None if reason else score.mean,
+        score.std if score.seeds > 1 else None,
+        score.seeds,
+        max(epsilons, default=None) if epsilon is None else epsilon,
+        round_epsilon,
+        told.get("delta"),
+        about,
+        reason,
+        () if lost else _curve([dict(measure.curve(record)) for record in done]),
+    )
+
+
+def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, float], ...]:
+    rounds = [at for at in (curves[0] if curves else {}) if all(at in curve for curve in curves)]
+    scores = [interval([curve[at] for curve in curves]) for at in rounds]
+    return tuple((at, s.mean, 0.0 if math.isnan(s.std) else s.std) for at, s in zip(rounds, scores, strict=True))
+
+
+def _nothing(reason: str) -> Found:
+    return Found(None, None, 0, None, None, None, "", reason)
+
+
+def _row(recipe: Recipe, place: CellKey, metric: str, readings: Mapping[str, Found], comparable: bool) -> Row:
+    mean, std = published(recipe, place) if metric == recipe.metrics[0] else (None, None)
+    told = mean if comparable else None
+    verdicts = {reading: _verdict(told, std, found) for reading, found in readings.items()}
+    short = any(told in ("lower", "higher") for told in verdicts.values())
+    remarks = [told["told"] for told in recipe.impossible if matching(told, place.panel, place.line)]
+    missing = {found.reason for found in readings.values() if found.reason}
+    why = "; ".join(sorted(missing)) or ("impossible because " + "; ".join(remarks) if short and remarks else "")
+    if not (why or comparable or mean is None):
+        why = NOT_COMPARED
+    return Row(place, metric, mean, std, readings, verdicts, why)
+
+
+def published(recipe: Recipe, place: CellKey) -> tuple[float | None, float | None]:
+    """Mean and standard deviation as printed; None where the paper prints none."""
+    told: Any = recipe.published.get(place.panel, {}).get(place.line)
+    if isinstance(told, Mapping):
+        told = told.get(str(place.x) if isinstance(place.x, str) else f"{place.x:g}" if place.x is not None else "")
+    if isinstance(told, list):
+        return float(told[0]), float(told[1])
+    return (None, None) if told is None else (float(told), None)
+
+
+def _verdict(published: float | None, std: float | None, found: Found) -> str:
+    """Reproduced: nearer than two standard deviations of what the paper prints and of the mean over seeds together."""
+    if found.mean is None:
+        if not found.reason or found.reason.startswith(NOT_REACHED):
+            return ""
+        return "failed" if found.epsilon is not None else "skipped"
+    if published is None:
+        return ""
+    spread = 2 * math.hypot(TEXT_SPREAD if std is None else std, (found.std or 0.0) / math.sqrt(found.seeds))
+    if abs(found.mean - published) <= spread:
+        return "reproduced"
+    return "higher" if found.mean > published else "lower"
+
+
+class Claimed(NamedTuple):
+    """What a paper says of the order of two lines, and where it is so."""
+
+    told: str
+    reading: str
+    holds: int
+    cases: int
+
+    @property
+    def verdict(self) -> str:
+        if not self.cases:
+            return "no verdict, as one of the two is not there"
+        if not self.holds:
+            return "does not hold"
+        return "holds" if self.holds == self.cases else f"holds in {self.holds} of {self.cases} cases"
+
+
+def claims_of(recipe: Recipe, rows: Sequence[Row]) -> list[Claimed]:
+    """Every claim of the recipe, in both readings unless it names them."""
+    found: list[Claimed] = []
+    for claim in recipe.claims:
+        readings = [claim["reading"]] if "reading" in claim else READINGS
+        found += [_claimed(claim, reading, claim.get("than_reading", reading), rows) for reading in readings]
+    return found
+
+
+def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[Row]) -> Claimed:
+    metric = claim.get("metric", rows[0].metric)
+    told = {
+        row.place: {one: found.mean for one, found in row.readings.items()} | {"published": row.published}
+        for row in rows
+        if row.metric == metric
+    }
+    sign, holds, cases = MEASURES[metric].better, 0, 0
+    for place, means in told.items():
+        ours = means[reading] if _is_about(claim, place) else None
+        theirs = told.get(_against(claim, place), {}).get(other)
+        if ours is not None and theirs is not None:
+            cases += 1
+            holds += sign * (ours - theirs) > claim.get("by", 0.0)
+    words = reading if other == reading else f"{reading} against {other}"
+    return Claimed(claim["told"], words, holds, cases)
+
+
+def _is_about(claim: Mapping[str, Any], place: CellKey) -> bool:
+    first = place.x == claim["better_x"] if "better_x" in claim else place.line == claim["better"]
+    return first and matching(claim, place.panel, place.line)
+
+
+def _against(claim: Mapping[str, Any], place: CellKey) -> CellKey:
+    """The place that a better one is compared with."""
+    return place._replace(x=claim["than_x"]) if "better_x" in claim else place._replace(line=claim["than"])

@@ -1,0 +1,131 @@
+"""Clients that come to models of their own by the steps of `LocalSgd`: from where they go, what is sent, what is kept.
+
+A personal algorithm takes these steps once or twice in a round: from another start, on another model, or with a second
+stream of draws, which is a release of its own.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.models import Model
+from fedjax_dp.parts.client_models import ClientModels, clean_refused
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
+from fedjax_dp.parts.corrections import Floats
+from fedjax_dp.parts.facts import restates
+from fedjax_dp.parts.local_sgd import LocalSgd
+from fedjax_dp.parts.local_training import AdditionalRelease
+from fedjax_dp.pytrees import value
+
+
+@restates(LocalSgd)
+@value
+class PersonalSgd(LocalSgd):
+    """Steps of `LocalSgd` by which clients come to models of their own, as `models` says.
+
+    What is kept is a pair everywhere: of the steps and their corrections, and of the models.
+    """
+
+    models: ClientModels
+
+    @property
+    def sgd(self) -> LocalSgd:
+        """The steps alone."""
+        return LocalSgd(**{field.name: getattr(self, field.name) for field in dataclasses.fields(LocalSgd)})
+
+    def run(self, client: ClientContext) -> LocalResult:
+        steps, server, own = _apart(client)
+        result, own, message = self.models.run(self.sgd, steps, server, own)
+        return result._replace(auxiliary=(result.auxiliary, message), client_state=(result.client_state, own))
+
+    def model_of(self, client: ClientContext) -> Any:
+        # Steps after the last round are a run of their own, whose schedule begins anew.
+        steps, server, own = _apart(client._replace(round=jnp.zeros_like(client.round)))
+        return client.unravel(self.models.model_of(self.sgd, steps, server, own))
+
+    # What is kept across rounds.
+
+    def init(self, run: InitContext) -> LocalState:
+        steps, own = self.sgd.init(self.models.trained(run)), self.models.init(self.sgd, run)
+        return LocalState((steps.server, own.server), (steps.clients, own.clients))
+
+    def send(self, state: LocalState, members: Members) -> Any:
+        return self.sgd.send(LocalState(state.server[0], state.clients[0]), members)
+
+    def absorb(self, server_state: Any, total: Any, num_clients: int) -> Any:
+        (steps, own), (auxiliary, message) = server_state, total
+        return self.sgd.absorb(steps, auxiliary, num_clients), self.models.absorb(own, message, num_clients)
+
+    def exchange(
+        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+    ) -> LocalState:
+        steps = self.sgd.exchange(LocalState(state.server[0], state.clients[0]), look, members, upcoming)
+        return LocalState((steps.server, state.server[1]), (steps.clients, state.clients[1]))
+
+    # Facts: those of the steps, and of the models.
+
+    personal = True
+
+    @property
+    def has_client_state(self) -> bool:
+        return self.sgd.has_client_state or self.models.has_client_state
+
+    @property
+    def sends_auxiliary(self) -> bool:
+        return self.sgd.sends_auxiliary or self.models.sends_auxiliary
+
+    @property
+    def state_affects_messages(self) -> bool:
+        return self.sgd.has_client_state or self.models.state_affects_messages
+
+    @property
+    def sends_steps(self) -> bool:
+        return self.models.sends_steps
+
+    @property
+    def reads_records_outside_round(self) -> bool:
+        return self.sgd.reads_records_outside_round or self.models.own_comes_last
+
+    @property
+    def additional_releases(self) -> tuple[AdditionalRelease, ...]:
+        own, models = self.models.own_steps, self.models
+        if own is None:
+            return models.releases
+        sent, final = models.own_is_sent, models.own_comes_last
+        release = AdditionalRelease(own.event, sent, not own.clean, stream=1, steps=own.count(self), final=final)
+        return (release, *models.releases)
+
+    @property
+    def parts(self) -> tuple[tuple[str, Any], ...]:
+        return (*self.sgd.parts, ("client models", self.models))
+
+    def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
+        return self.models.sent_tensors(model)
+
+    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
+        each = self.sgd.floats(size, features, members, num_clients), self.models.floats(size)
+        return Floats(*(sum(numbers) for numbers in zip(*each)))
+
+    def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
+        self.sgd.check(sizes, model, rounds)
+        models, own = self.models, self.models.own_steps
+        models.check(model, sizes)
+        if own is not None and own.clean and (models.own_is_sent or models.state_affects_messages):
+            raise clean_refused(f"gradients of {type(models).__name__} that act on updates")
+        if self.rule.corrects and own is not None and not models.own_comes_last:
+            remedy = "use a rule that takes nothing off, such as adam"
+            raise errors.refuse("local rule", "one that takes noise off", "used with one gradient in a step", remedy)
+        if self.privatizer.on_upload:
+            remedy = "noise the gradients instead, as dpnfl does"
+            raise errors.refuse("what clients keep", "a model", "nothing under noise on the upload", remedy)
+
+
+def _apart(client: ClientContext) -> tuple[ClientContext, Any, Any]:
+    """The client as the steps know it, and what server and client keep for its models."""
+    start, (server, models), (kept, own), extra = client.received
+    return client.receiving(start, server, kept, extra), models, own

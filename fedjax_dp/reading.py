@@ -1,0 +1,66 @@
+"""What may be said of how a data set's files are read."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Annotated
+
+from fedjax_dp import errors
+from fedjax_dp.options import about
+
+TEXT = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
+TASKS = ("classes", "binary", "multi_label", "regression", "sequence")
+COLUMNS = ("task", "label_column", "client_column", "feature_columns", "record_shape")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read; what is None is as the format has it.
+
+    Args:
+        task: what targets are, where the files do not say it
+        label_column: of csv:PATH, parquet:PATH and hf:PATH; in tables several, with commas, for task regression
+        client_column: likewise; its clients are the natural ones
+        split_column: of csv:PATH and parquet:PATH: says train or test
+        feature_columns: all others unless given
+        record_shape: of features that stand in one row, such as 28,28
+        length: tokens of a record of text; what is longer is cut, what is shorter padded
+        stride: tokens from one record of a text to the next
+        vocabulary: a public list of words, one a line; else learnt from the training records, without privacy
+        vocabulary_size: words of it
+        oov_buckets: ids for unknown words
+        convention: how tokens are numbered, and text is cut
+        subset: of a TFF database, such as digits_only
+    """
+
+    task: Annotated[str | None, about("", choices=TASKS)] = None
+    label_column: Annotated[str | None, about("", metavar="NAME", default="label")] = None
+    client_column: Annotated[str | None, about("", metavar="NAME")] = None
+    split_column: Annotated[str | None, about("", metavar="NAME", default="split")] = None
+    feature_columns: Annotated[str | None, about("", metavar="NAME,...")] = None
+    record_shape: Annotated[str | None, about("", metavar="INT,...")] = None
+    length: int | None = None
+    stride: int | None = None
+    vocabulary: Annotated[str | None, about("", metavar="FILE")] = None
+    vocabulary_size: int | None = None
+    oov_buckets: int | None = None
+    convention: Annotated[str | None, about("", choices=("tff", "fedjax", "leaf"))] = None
+    subset: Annotated[str | None, about("", metavar="NAME", default="all")] = None
+
+    def require_meant(self, meant: Collection[str], whose: str, remedy: str = "drop it") -> None:
+        """Refuse what was said though it means nothing for what is read."""
+        for name, value in vars(self).items():
+            if value is not None and name not in meant:
+                raise errors.refuse(name, repr(value), f"left out for {whose}", remedy)
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(Reading))
+
+
+def shape_of(told: str) -> tuple[int, ...]:
+    """`28,28` as a shape."""
+    parts = told.split(",")
+    if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 1 << 31 for part in parts if len(part) < 12) or (
+        max(map(len, parts)) > 11
+    ):
+        raise errors.refuse("record_shape", repr(told[:60]), "positive integers with commas between, such as 28,28")
+    return tuple(map(int, parts))

@@ -1,0 +1,179 @@
+"""The clients of a round: who is drawn, what each is given, and what it sends."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp import gradients
+from fedjax_dp.data.store import Client, FederatedData
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.models import Model, mean_loss
+from fedjax_dp.parts.client_privacy import MessageEncoding
+from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.contexts import ClientContext, LocalResult, LocalState, Received
+from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import Part, changed, ravel, ravel_numbers, tensor_sizes, unravel_numbers
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.state import Observer, ServerState
+
+
+def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    """A round's cohort. Depends on key, round and shares alone, so accounting can draw the same schedule ahead.
+
+    Only clients that there are can be invited, and only who is invited, and so accounted for, can take part.
+    """
+    with jax.named_scope("cohort_draw"):
+        members = cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
+    invited = members.invited & (members.ids >= 0) & (members.ids < shares.shape[0])
+    return members._replace(invited=invited, drawn=jnp.where(invited, members.drawn, 0.0))
+
+
+@jax.jit
+def draw_cohorts(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Ids, and who of them is invited, of the cohorts of some rounds; both `(rounds, members)`."""
+    members = jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)
+    return members.ids, members.invited
+
+
+class DeviceRecords(NamedTuple):
+    """Records that a device holds, in the order of their clients."""
+
+    x: jax.Array  # (records, ...)
+    y: Any  # (records, *target_shape), or a pytree of such
+
+
+class HostBlock(NamedTuple):
+    """The records of the cohorts of some rounds, each on the device that computes its client."""
+
+    first: jax.Array  # the first of these rounds
+    offsets: jax.Array  # where each member's records begin on its device (rounds, members)
+    places: jax.Array | None  # of each member's row in tables that hold those of these cohorts only (rounds, members)
+    held: DeviceRecords  # with a leading axis (devices,)
+
+
+class Member(NamedTuple):
+    """What is a member's own when its round begins."""
+
+    position: jax.Array
+    client: Client
+    turn: jax.Array
+    present: jax.Array
+    weight: jax.Array
+    own: Any  # its row of what clients keep
+    extra: Any  # what it alone receives
+
+
+class Shared(NamedTuple):
+    """What all members are given."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    key: jax.Array
+    state: ServerState  # without what is of no use to a client
+    frozen: Any  # values that the model uses and never trains
+    ids: jax.Array
+    invited: jax.Array
+
+
+class Round(NamedTuple):
+    """What the three parts of a round have in common."""
+
+    algorithm: Algorithm
+    model: Model  # its structure
+    data: FederatedData
+    key: jax.Array
+    state: ServerState
+    execution: Execution
+    observe: Observer | None
+    fed: HostBlock | None
+    members: Members
+    rates: jax.Array | None  # of all clients
+    places: jax.Array  # of each member's row in tables
+    shared: Shared
+    everyone: Member  # with a leading axis (members,)
+    split: Callable[[jax.Array], Any]  # from a flat message, or a sum of them, to its parts
+
+    @property
+    def sent(self) -> Part:
+        """What is shared of the model."""
+        whole = gradients.joined(self.model, self.shared.frozen)
+        return Part(tensor_sizes(self.state.params), self.algorithm.local.sent_tensors(whole))
+
+    def whole(self, message: jax.Array) -> jax.Array:
+        """A flat message, or a sum of them, with zeros for what is not shared of the model."""
+        update, beside = self.split(message)
+        return ravel_numbers((self.sent.put(update, jnp.zeros(sum(tensor_sizes(self.state.params)))), beside))
+
+
+def assembled(
+    algorithm: Algorithm,
+    model: Model,
+    data: FederatedData,
+    key: jax.Array,
+    state: ServerState,
+    execution: Execution,
+    observe: Observer | None,
+    fed: HostBlock | None,
+) -> Round:
+    """The cohort of a round, what its members hold, and the shape of what they will send."""
+    model, frozen = gradients.split(model)
+    members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
+    rates = algorithm.cohort.rates(data.shares)
+    clients, places = data.client(members.ids), members.ids
+    if fed is not None:
+        clients = clients._replace(offset=fed.offsets[state.round - fed.first])
+        places = places if fed.places is None else fed.places[state.round - fed.first]
+    everyone = Member(
+        jnp.arange(members.ids.shape[0], dtype=jnp.int32),
+        clients,
+        members.turn,
+        members.present,
+        algorithm.aggregate.weights(members, data.shares, rates),
+        jax.tree.map(lambda table: table[places], state.clients),
+        algorithm.local.send(LocalState(state.shared, state.clients), members),
+    )
+    light = state._replace(optimizer=(), clients=())
+    shared = Shared(algorithm, data, key, light, frozen, members.ids, members.invited)
+
+    def first() -> Any:
+        held = None if fed is None else jax.tree.map(lambda a: a[0], fed.held)
+        return visit(model, holding(shared, held), jax.tree.map(lambda a: a[0], everyone))[0]
+
+    split = unravel_numbers(jax.eval_shape(first))
+    return Round(
+        algorithm, model, data, key, state, execution, observe, fed, members, rates, places, shared, everyone, split
+    )
+
+
+def holding(shared: Shared, held: DeviceRecords | None) -> Shared:
+    """With the records that a device holds for itself, if it does."""
+    return shared if held is None else shared._replace(data=changed(shared.data, **held._asdict()))
+
+
+def visit(
+    structure: Model, shared: Shared, member: Member, shard: Callable[[jax.Array], jax.Array] = lambda flat: flat
+) -> tuple[Any, LocalResult]:
+    """A client's round: the parts of its message (its contribution to the mean, and what else is summed), and more."""
+    algorithm, data, key, state, frozen, ids, _ = shared
+    model = gradients.joined(structure, frozen)
+    local_key = jax.random.fold_in(role_key(key, "local"), state.round)
+    own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
+    start, unravel = ravel(state.params)
+    received = Received(start, state.shared, member.own, member.extra)
+    client = ClientContext(own_key, state.round, member.client, data, model, unravel, received, shard)
+    result = algorithm.local.run(client)
+    count, transport = ids.shape[0], algorithm.transport
+    update, extra = algorithm.upload.message(
+        role_key(own_key, "upload"),
+        result.update,
+        Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes,
+        state.upload,
+        MessageEncoding(count, transport.resolution, transport.limit(count)),
+    )
+    loss = mean_loss(model, state.params, data, member.client) if algorithm.aggregate.needs_loss else None
+    rate = algorithm.local.rates(state.round, data.largest)[0]
+    contribution = algorithm.aggregate.contribution(member.weight, update, loss, rate)
+    beside = jax.tree.map(lambda a: jnp.where(member.present, a, 0.0), (extra, result.auxiliary))
+    return (contribution, beside), result

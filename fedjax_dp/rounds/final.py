@@ -1,0 +1,21 @@
+"""What a run ends with, decided here for all who measure, save, export or attack it."""
+
+from typing import Any
+
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.state import ServerState
+
+
+def final_model(algorithm: Algorithm, state: ServerState) -> Any:
+    """The parameters of a run's model, if it ended with this state: a tree like `state.params`; traced, or not.
+
+    They are what the server has moved to, unless its part makes others, such as a mean over rounds, of what it keeps:
+    `ServerOptimizer.final`. Clients go on with `state.params` in either case.
+    """
+    final = getattr(algorithm.server, "final", None)
+    return state.params if final is None else final(state.optimizer, state.params)
+
+
+def ended(algorithm: Algorithm, state: ServerState) -> ServerState:
+    """The state with these parameters, for what clients make of the final model."""
+    return state._replace(params=final_model(algorithm, state))

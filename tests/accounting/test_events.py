@@ -1,0 +1,128 @@
+"""A release says what it costs: an event of somebody else's file is priced by accountants that it has prices for."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from own_laplace import LaplaceSteps, laplace, laplace_rdp
+
+from fedjax_dp.accounting import (
+    ATTAINED,
+    Adjacency,
+    Composed,
+    FullBatch,
+    GaussianSteps,
+    NotCoveredError,
+    Poisson,
+    RandomParticipation,
+    Release,
+    Unit,
+    View,
+    WithoutReplacement,
+    WithReplacement,
+    epsilon_of,
+    noise_multiplier_for,
+    repeated,
+    seen,
+    trade_off,
+)
+
+ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+
+
+def sampled(scale, rate, count):
+    return LaplaceSteps(scale, Poisson(rate), ADD_REMOVE, count)
+
+
+def test_one_release_has_the_epsilon_of_pure_privacy_and_less_at_a_delta():
+    """delta(eps) = 1 - exp((eps - 1/b) / 2) for eps below 1/b (Balle, Barthe, Gaboardi 2018, Theorem 3)."""
+    event = LaplaceSteps(0.5, FullBatch(), ADD_REMOVE, 1)
+    for delta in (1e-6, 1e-2, 0.2):
+        assert epsilon_of(event, delta) == pytest.approx(2 + 2 * np.log1p(-delta), rel=1e-3)
+    assert epsilon_of(dataclasses.replace(event, adjacency=REPLACE_ONE), 1e-9) == pytest.approx(4, rel=1e-6)
+
+
+def test_renyi_divergences_are_those_of_a_closed_form():
+    orders = np.array([1.5, 2.0, 7.0, 40.0])
+    expected = np.array([laplace_rdp(2.0, order) for order in orders])
+    found = LaplaceSteps(2.0, FullBatch(), ADD_REMOVE, 1).rdp(orders)
+    assert (found >= expected * (1 - 1e-12)).all()
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_sampled_release_is_a_mixture_of_its_laws():
+    """By samples, and by moments: of Lap(1, b) with chance q, else Lap(0, b), against Lap(0, b)."""
+    scale, rate = 0.7, 0.2
+    x = np.random.default_rng(0).laplace(0.0, scale, 2_000_000)
+    ratio = 1 - rate + rate * np.exp((np.abs(x) - np.abs(x - 1)) / scale)
+    for pair, moment in (
+        (laplace(scale).sampled(rate), np.mean(ratio**3)),
+        (laplace(scale).sampled(rate).reversed(), np.mean(ratio**-2.0)),
+    ):
+        (found,) = pair.renyi(np.array([3.0]))
+        assert found == pytest.approx(np.log(moment) / 2, rel=5e-3)
+        losses = np.linspace(pair.lowest, pair.highest, 5000)
+        upper, lower, above, below = pair.cells(losses)
+        assert upper.sum() + above + below == pytest.approx(1, abs=1e-12)
+        middle = (losses[1:] + losses[:-1]) / 2
+        busy = lower > 1e-9
+        assert np.log(upper[busy] / lower[busy]) == pytest.approx(middle[busy], abs=2e-3)
+
+
+@pytest.mark.slow
+def test_compositions_agree_with_dp_accounting():
+    from dp_accounting.pld import privacy_loss_distribution as plds
+
+    for scale, rate, count, delta in ((2.0, 1.0, 1, 1e-3), (5.0, 1.0, 50, 1e-5), (1.0, 0.05, 200, 1e-5)):
+        reference = plds.from_laplace_mechanism(scale, sampling_prob=rate).self_compose(count)
+        expected = reference.get_epsilon_for_delta(delta)
+        event = sampled(scale, rate, count) if rate < 1 else LaplaceSteps(scale, FullBatch(), ADD_REMOVE, count)
+        assert epsilon_of(event, delta) == pytest.approx(expected, rel=2e-3)
+        assert epsilon_of(event, delta, "rdp") > expected
+
+
+def test_every_accountant_takes_it_or_names_what_it_lacks():
+    event = LaplaceSteps(4.0, WithoutReplacement(10, 200), REPLACE_ONE, 100)
+    pld, rdp, zcdp = (epsilon_of(event, 1e-5, name) for name in ("pld", "rdp", "zcdp"))
+    assert 0 < pld < rdp < zcdp
+    for accountant, price in (("gaussian", "gdp"), ("tcdp", "tcdp"), (ATTAINED, "attained_pairs")):
+        with pytest.raises(NotCoveredError, match=f"^Laplace noise states no {price}, which accountant"):
+            epsilon_of(event, 1e-5, accountant)
+    with pytest.raises(NotCoveredError, match="Laplace noise on 3 draws from 9 with replacement is not covered"):
+        epsilon_of(LaplaceSteps(4.0, WithReplacement(3, 9), REPLACE_ONE, 1), 1e-5)
+
+
+def test_it_composes_repeats_participates_and_is_calibrated_as_any():
+    event = sampled(2.0, 0.1, 20)
+    assert repeated(event, 2.5) == dataclasses.replace(event, count=50)
+    alone = epsilon_of(dataclasses.replace(event, count=40), 1e-5)
+    assert epsilon_of(Composed((event, event)), 1e-5) == pytest.approx(alone, rel=1e-3)
+    mixed = Composed((event, GaussianSteps(2.0, Poisson(0.1), ADD_REMOVE, 20)))
+    assert epsilon_of(mixed, 1e-5) > epsilon_of(event, 1e-5)
+    assert epsilon_of(RandomParticipation(event, 0.5, 4), 1e-5) < epsilon_of(repeated(event, 4), 1e-5)
+    scale = noise_multiplier_for(event, 1.0, 1e-5)
+    assert epsilon_of(dataclasses.replace(event, noise_multiplier=scale), 1e-5) == pytest.approx(1.0, rel=2e-3)
+    assert float(trade_off(event)(0.05)) < 0.95
+
+
+def test_noise_that_does_not_add_up_to_its_kind_gains_nothing_from_others():
+    laplacian, gaussian = (kind(2.0, FullBatch(), REPLACE_ONE, 5) for kind in (LaplaceSteps, GaussianSteps))
+    assert seen(laplacian, View.SECURE_SUM, cohort_size=4) == laplacian
+    assert seen(gaussian, View.SECURE_SUM, cohort_size=4).noise_multiplier == 4.0
+
+
+def test_a_release_that_says_nothing_has_no_price():
+    @dataclasses.dataclass(frozen=True)
+    class Silent(Release):
+        noise_multiplier: float
+        sampling: FullBatch
+        adjacency: Adjacency
+        count: int
+        unit: Unit = Unit.RECORD
+
+    event = Silent(1.0, FullBatch(), ADD_REMOVE, 3)
+    for accountant in ("pld", "rdp"):
+        with pytest.raises(NotCoveredError, match="Silent states no dominating_pairs, which accountant pld needs"):
+            epsilon_of(event, 1e-5, accountant)
+    with pytest.raises(NotCoveredError, match="Silent states no zcdp"):
+        epsilon_of(event, 1e-5, "zcdp")

@@ -1,0 +1,112 @@
+"""Noise of another law, from somebody else's file: looked into, priced, trained with and audited like any."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import ragged_data
+from own_laplace import LaplaceRecords, LaplaceSteps
+
+import fedjax_dp as fdp
+from fedjax_dp.accounting import Adjacency, WithoutReplacement, epsilon_of
+from fedjax_dp.testing import check_noise, check_sensitivity
+
+DATA = ragged_data([20] * 6)
+MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
+COMMON = {"cohort_size": 3, "batch_size": 5, "local_steps": 2, "learning_rate": 0.3}
+RUN = {"rounds": 3, "delta": 1e-3, "model": MODEL}
+
+
+def with_records(privatizer):
+    private = fdp.dpnfl(**COMMON, clip_norm=1.0, noise_multiplier=2.0)
+    return dataclasses.replace(private, local=dataclasses.replace(private.local, privatizer=privatizer))
+
+
+LAPLACE = with_records(LaplaceRecords(clip_norm=1.0, noise_multiplier=3.0))
+
+
+def test_its_guarantee_is_that_of_its_event():
+    promise = fdp.guarantee(LAPLACE, DATA, participation="worst", **RUN)
+    steps = LaplaceSteps(3.0, WithoutReplacement(5, 20), Adjacency.REPLACE_ONE, 6)
+    assert promise.epsilon == pytest.approx(epsilon_of(steps, 1e-3), rel=1e-9)
+    assert not promise.claims
+    assert any("LaplaceRecords" in line for line in promise.assumptions)
+
+
+def test_noise_is_found_for_a_budget_and_a_run_trains_with_it():
+    result = fdp.run(LAPLACE, DATA, epsilon=4.0, **RUN)
+    assert all(3.9 < epsilon <= 4.0 for epsilon in result.guarantee.epsilons if epsilon)
+    assert np.isfinite(result.test_loss)
+
+
+def liar(**members):
+    """The same with other members, which states its facts itself."""
+    facts = ("client_noise", "event", "unit", "on_upload", "no_epsilon_reason", "assumptions")
+    stated = {name: vars(LaplaceRecords)[name] for name in facts}
+    made = fdp.value(type("Liar", (LaplaceRecords,), stated | members))
+    return with_records(made(clip_norm=1.0, noise_multiplier=3.0))
+
+
+def in_l2(self, rows):
+    return jnp.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def fainter(self, key, step, model, params, records):
+    quiet = dataclasses.replace(LAPLACE.local.privatizer, noise_multiplier=0.8 * self.noise_multiplier)
+    return quiet.gradient(key, step, model, params, records)
+
+
+def normal(self, key, step, model, params, records):
+    mean, report = self.clipped(model, params, records)
+    noise = 2**0.5 * jax.random.normal(jax.random.fold_in(key, step.number), mean.shape)
+    return mean + self.noise_multiplier * self.clip_norm / records.divisor * noise, report
+
+
+def again(self, key, step, model, params, records):
+    return LaplaceRecords.gradient(self, key, step._replace(number=jnp.uint32(0)), model, params, records)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"size": in_l2}, "standard deviation of its noise over what its event says"),
+        ({"gradient": fainter}, "standard deviation of its noise over what its event says"),
+        ({"gradient": normal}, "of the noise"),
+        ({"gradient": again}, "independent between"),
+    ],
+    ids=["norm", "size", "law", "steps"],
+)
+def test_what_is_not_as_its_event_says_is_refused(members, message):
+    with pytest.raises(fdp.ConfigurationError, match=message):
+        fdp.guarantee(liar(**members), DATA, **RUN)
+
+
+def test_an_event_that_states_no_law_is_refused_in_one_line():
+    class Silent(LaplaceSteps):
+        as_normal = fdp.accounting.Release.as_normal
+
+    def event(self, *step):
+        return Silent(**vars(LaplaceRecords.event(self, *step)))
+
+    with pytest.raises(fdp.ConfigurationError, match="Laplace noise states no as_normal, by which its law is looked"):
+        fdp.guarantee(liar(event=event), DATA, **RUN)
+
+
+def test_conformance_looks_at_its_law_and_its_norm():
+    assert check_noise(LAPLACE, DATA, model=MODEL, wrong=None)
+    assert check_sensitivity(LAPLACE, DATA, model=MODEL, wrong=None)
+    with pytest.raises(AssertionError, match="of the noise"):
+        check_noise(liar(gradient=normal), DATA, model=MODEL, wrong=None)
+    with pytest.raises(AssertionError, match="by at most the sensitivity"):
+        check_sensitivity(liar(size=in_l2), DATA, model=MODEL, wrong=None)
+
+
+@pytest.mark.slow
+def test_an_audit_takes_it_and_finds_what_is_less_than_stated():
+    honest = fdp.audit(LAPLACE, DATA, trials=2000, parameters=4, **RUN)
+    assert not honest.violated
+    found = fdp.audit(liar(gradient=fainter), DATA, trials=500, parameters=4, **RUN)
+    assert found.violated
+    assert found.contradiction

@@ -1,0 +1,100 @@
+"""What a run ends with is decided in one place: measured, returned, saved, begun with, swept and attacked alike."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp.models import read_start
+from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.sweeps.engine import Group, Job
+
+DATA = ragged_data([12, 7, 20, 9])
+MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
+COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.3}
+
+
+@fdp.value
+class Averages:
+    """Adds the mean update; the run ends with the mean of the models of all its rounds."""
+
+    def init(self, params):
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def move(self, round_index, update, variance, state, params):
+        params = jax.tree.map(jnp.add, params, update)
+        return params, jax.tree.map(lambda mean, w: mean + (w - mean) / (round_index + 1), state, params)
+
+    def final(self, state, params):
+        return state
+
+    def check(self):
+        pass
+
+
+def averaged(entry, **options):
+    return dataclasses.replace(fdp.CATALOGUE[entry](**COMMON, **options), server=Averages())
+
+
+PRIVATE = averaged("dpnfl", clip_norm=1.0, noise_multiplier=2.0)
+
+
+def equal(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    plain = dataclasses.replace(PRIVATE, server=fdp.parts.Server(hyperparameters={"learning_rate": 1.0}))
+    models = [fdp.simulate(plain, DATA, rounds=rounds, seed=3, model=MODEL).params for rounds in (1, 2, 3)]
+    return jax.tree.map(lambda *each: sum(each) / 3, *models)
+
+
+def test_a_run_returns_and_measures_the_mean_of_its_models(expected):
+    found = fdp.simulate(PRIVATE, DATA, rounds=3, seed=3, model=MODEL)
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(found.state.params)))
+    losses = jax.vmap(lambda x, y: MODEL.loss(found.params, x, y, run_key(0)))(DATA.x_test, DATA.y_test)
+    assert found.history[-1].test_loss == pytest.approx(float(losses.mean()), rel=1e-5)
+    equal(fdp.rounds.final_model(PRIVATE, found.state), found.params)
+
+
+def test_a_folder_a_start_and_a_resumed_run_have_it(tmp_path, monkeypatch):
+    whole = fdp.run(PRIVATE, DATA, rounds=3, seed=3, delta=1e-3, model=MODEL, out=tmp_path / "whole")
+    equal(fdp.open_run(tmp_path / "whole", model=MODEL).params, whole.params)
+    start = read_start(tmp_path / "whole")
+    equal(list(start.values.values()), jax.tree.leaves(whole.params))
+    stopped = {"out": tmp_path / "stopped", "checkpoint_every": 1}
+
+    class Stop(fdp.experiments.Callback):
+        def on_evaluation(self, evaluation):
+            if evaluation.round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fdp.run(PRIVATE, DATA, rounds=3, seed=3, delta=1e-3, model=MODEL, callbacks=[Stop()], **stopped)
+    again = fdp.resume(tmp_path / "stopped", PRIVATE, DATA, model=MODEL)
+    equal(again.params, whole.params)
+
+
+def test_a_point_of_a_sweep_has_it():
+    group = Group([Job(PRIVATE, DATA, MODEL, 3, seed, 1) for seed in (3, 4)])
+    ends = dict(group.run(with_params=True))
+    alone = fdp.simulate(PRIVATE, DATA, rounds=3, seed=3, model=MODEL, evaluate_every=1)
+    equal(ends[0].params, alone.params)
+    assert ends[0].history == alone.history
+
+
+def test_clients_with_models_of_their_own_begin_with_it():
+    algorithm = averaged("finetune", clip_norm=1.0, noise_multiplier=0.5)
+    data = ragged_data([12, 7, 20, 9])
+    state = fdp.simulate(algorithm, data, rounds=3, model=MODEL).state
+    moved = dataclasses.replace(algorithm, server=fdp.parts.Server(hyperparameters={"learning_rate": 1.0}))
+    of_mean = fdp.rounds.personal_models(algorithm, state, data, model=MODEL)
+    equal(of_mean, fdp.rounds.personal_models(moved, state._replace(params=state.optimizer), data, model=MODEL))
