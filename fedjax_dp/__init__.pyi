@@ -42,9 +42,9 @@ from .data import dataset as dataset
 from .data import federate as federate
 from .data import load as load
 from .errors import ConfigurationError as ConfigurationError
-from .experiments.opened import open_run as open_run
 from .experiments.run import resume as resume
 from .experiments.run import run as run
+from .experiments.saved_run import open_run as open_run
 from .models import cnn as cnn
 from .models import logistic_regression as logistic_regression
 from .models import mlp as mlp

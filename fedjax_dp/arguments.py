@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.doors import advice, described, public_name
+from fedjax_dp.validation import advice, described, public_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

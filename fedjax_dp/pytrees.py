@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_dp import devices, doors, errors
-from fedjax_dp.doors import is_value as is_value
+from fedjax_dp import devices, errors, validation
+from fedjax_dp.validation import is_value as is_value
 
 devices.leave_children_alone()
 
@@ -36,7 +36,7 @@ def value(cls: type[T]) -> type[T]:
 
     Not with `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same fields
     compare equal (their hashes differ), so now and then `jit` ran one algorithm by the program of another.
-    What is made wrongly, or given what its fields cannot hold, is refused in one line: see `doors`.
+    What is made wrongly, or given what its fields cannot hold, is refused in one line: see `validation`.
     """
     by_fields = "__init__" not in vars(cls)
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # `cls` itself, as it has no slots
@@ -63,8 +63,8 @@ def value(cls: type[T]) -> type[T]:
 
     @functools.wraps(fill)
     def checked(self: Any, /, *args: Any, **given: Any) -> None:
-        doors.check_arguments(made, args, given)
-        doors.check_fields(made, given)
+        validation.check_arguments(made, args, given)
+        validation.check_fields(made, given)
         fill(self, **given)
 
     if by_fields:

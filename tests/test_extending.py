@@ -10,7 +10,7 @@ import pytest
 from helpers import quick
 
 import fedjax_dp as fdp
-from fedjax_dp import doors, experiments, models, parts
+from fedjax_dp import experiments, models, parts, validation
 from fedjax_dp.parts.facts import SLOTS
 
 FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "extending"
@@ -67,7 +67,7 @@ def test_pages_are_short_and_say_the_same_things():
 def test_every_protocol_is_public_has_a_page_and_says_what_each_member_must_be(protocol):
     assert protocol in PUBLIC
     assert protocol.__doc__
-    path = FOLDER.parents[1] / doors.page_of(protocol)
+    path = FOLDER.parents[1] / validation.page_of(protocol)
     if protocol is not models.FeatureModel:
         assert protocol.__name__ in path.read_text()
     for base in protocol.__mro__:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
 
 import numpy as np
 
-from fedjax_dp import doors, errors, parts
+from fedjax_dp import errors, parts, validation
 from fedjax_dp.options import REQUIRED, About, Names, about, of_class, require
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def assemble(
     given: dict[str, Any] = {**defaults, **common}
     require(COMMON, given, common, "every algorithm")
     if not isinstance(corrections, tuple | list):
-        raise errors.refuse("corrections", doors.described(corrections), "a tuple of parts", "put it into one: (part,)")
+        raise errors.refuse(
+            "corrections", validation.described(corrections), "a tuple of parts", "put it into one: (part,)"
+        )
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
     if (given["batch_size"] is None) != (given["batches"] == "full"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec
 
 import numpy as np
 
-from fedjax_dp import doors, errors, options, own_code
+from fedjax_dp import errors, options, own_code, validation
 from fedjax_dp.algorithms.assemble import COMMON, Common
 from fedjax_dp.options import Options
 
@@ -134,7 +134,7 @@ class Entry(Generic[P]):
                 where they mean nothing.
         """
         if args:
-            got = ", ".join(map(doors.described, args))
+            got = ", ".join(map(validation.described, args))
             raise errors.refuse(self.name, f"{got} without a name", "called with options by name", self.__advice__)
         return self.of(given)
 
@@ -160,7 +160,9 @@ class Entry(Generic[P]):
             if isinstance(error, errors.ConfigurationError) or make.__module__.startswith("fedjax_dp."):
                 raise
             told = own_code.told(error)  # of a stranger's code, whatever it is
-            raise errors.refuse(self.name, told, "made without an error", doors.undecorated(error, make)) from error
+            raise errors.refuse(
+                self.name, told, "made without an error", validation.undecorated(error, make)
+            ) from error
 
     def _filled(self, given: Values) -> dict[str, Any]:
         return {**_of(self.defaults, given), **given}
@@ -183,7 +185,7 @@ def entry(
 ) -> Callable[[Callable[P, "Algorithm"]], Entry[P]]:
     """Makes an `Entry` of the constructor below it."""
     if not isinstance(source, str):
-        raise errors.refuse("entry", doors.described(source), "called", 'write @entry("Somebody 2026") above it')
+        raise errors.refuse("entry", validation.described(source), "called", 'write @entry("Somebody 2026") above it')
 
     def wrap(constructor: Callable[P, "Algorithm"]) -> Entry[P]:
         return Entry(constructor, source, defaults or {}, presets or {}, fixes, prepare)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from fedjax_dp import __version__, errors, folders
 from fedjax_dp.cli.commands import COMMANDS
-from fedjax_dp.cli.watch import watched
+from fedjax_dp.cli.supervisor import watched
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS]
        fedjax-dp COMMAND [OPTIONS]

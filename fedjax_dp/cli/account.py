@@ -27,7 +27,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
-from fedjax_dp.cli.telling import columns, page
+from fedjax_dp.cli.output import columns, page
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.setup import CANARY_NAMES
 from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail, DetailOptions, PlotOption, known_flags, picture_of
+from fedjax_dp.cli.output import INDENT, tell
 from fedjax_dp.cli.run_options import configured_by
-from fedjax_dp.cli.telling import INDENT, tell
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of

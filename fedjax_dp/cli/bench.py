@@ -8,8 +8,8 @@ import jax
 
 from fedjax_dp import devices, errors
 from fedjax_dp.cli.options import Detail, PlotOption, PrintOptions, picture_of
+from fedjax_dp.cli.output import page, tell
 from fedjax_dp.cli.run_options import configured_by
-from fedjax_dp.cli.telling import page, tell
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import (

@@ -3,7 +3,7 @@
 import json
 
 from fedjax_dp.cli.options import Detail, PrintOptions, parse
-from fedjax_dp.cli.telling import columns, page, tell
+from fedjax_dp.cli.output import columns, page, tell
 from fedjax_dp.papers import citations
 
 DESCRIPTION = """usage: fedjax-dp catalogue [--json]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedjax_dp.accounting.guarantee import Verdict
 from fedjax_dp.cli.options import PlotOption, PrintOptions, parse, picture_of
-from fedjax_dp.cli.telling import columns, page
+from fedjax_dp.cli.output import columns, page
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.papers.row import PaperRow

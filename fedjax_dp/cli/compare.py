@@ -8,8 +8,8 @@ from typing import Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
+from fedjax_dp.cli.output import columns, page, tell
 from fedjax_dp.cli.sweep import run_file
-from fedjax_dp.cli.telling import columns, page, tell
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.personalisation import Comparison, Row, require_comparable
 from fedjax_dp.sweeps.plan import read_sweep

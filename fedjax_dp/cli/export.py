@@ -45,7 +45,7 @@ def export_command(arguments: list[str]) -> int:
         raise errors.refuse(
             "export", got, "followed by a run folder and a new file", "export runs/x params.safetensors"
         )
-    from fedjax_dp.experiments.opened import open_run  # loads JAX
+    from fedjax_dp.experiments.saved_run import open_run  # loads JAX
 
     run = open_run(options.folder)
     where = run.export(options.file, merged=options.merged, hashes=not options.no_hashes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_dp import devices
 from fedjax_dp.cli.options import Detail
-from fedjax_dp.cli.telling import INDENT, tell
+from fedjax_dp.cli.output import INDENT, tell
 from fedjax_dp.cli.tracking import TrackOptions, lost, trackers_of
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution import distributed

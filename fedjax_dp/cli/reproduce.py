@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from fedjax_dp.cli.options import PrintOptions, parse
-from fedjax_dp.cli.telling import page
+from fedjax_dp.cli.output import page
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.papers.citations import CITATIONS

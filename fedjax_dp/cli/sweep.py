@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.cli.options import Detail, PrintOptions, parse
-from fedjax_dp.cli.telling import columns, page, tell
+from fedjax_dp.cli.output import columns, page, tell
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about

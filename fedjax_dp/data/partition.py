@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp import doors, errors
+from fedjax_dp import errors, validation
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_partition, generator
 from fedjax_dp.data.labels import deal, even_sizes
@@ -19,7 +19,7 @@ def iid(labels: Any, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
     """A random split into parts of the given sizes. Of `labels`, or targets of another task, only the number counts."""
     targets = as_arrays(labels)
     if not jax.tree.leaves(targets) or not all(part.ndim for part in jax.tree.leaves(targets)):
-        raise errors.refuse("labels", doors.described(labels), "one for each record")
+        raise errors.refuse("labels", validation.described(labels), "one for each record")
     records = np.arange(count_records(targets))
     check_partition(records, sizes)
     order = generator(seed).permutation(records)

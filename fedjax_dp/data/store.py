@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_dp import doors, errors
+from fedjax_dp import errors, validation
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored
@@ -250,7 +250,7 @@ def require_clients(data: Any) -> None:
     """Refuse what is no clients' data, such as a data set that nobody has shared out."""
     if not isinstance(data, FederatedData):
         wanted = "a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes"
-        raise errors.refuse("data", doors.described(data), wanted, doors.advice(data))
+        raise errors.refuse("data", validation.described(data), wanted, validation.advice(data))
 
 
 def row_lists(clients: Any) -> list[np.ndarray]:

@@ -19,7 +19,6 @@ import numpy as np
 from fedjax_dp import errors, folders, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import kind_of
-from fedjax_dp.doors import PAGES
 from fedjax_dp.experiments.groups import (
     GROUPS,
     TAKEN_OFF,
@@ -38,6 +37,7 @@ from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.models.starts import start_files
 from fedjax_dp.options import Options, require_meant, typed
 from fedjax_dp.tasks.measures import split_target
+from fedjax_dp.validation import PAGES
 
 Overrides = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1  # what the rounds count with

@@ -20,7 +20,7 @@ from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments import configured, run_folder
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.opened import SavedRun, open_run
+from fedjax_dp.experiments.saved_run import SavedRun, open_run
 from fedjax_dp.experiments.training import Callbacks, Ready, Result, make_ready, train
 from fedjax_dp.models import ARCHITECTURES, Model, usual_model
 from fedjax_dp.options import of_class

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp import doors, errors
+from fedjax_dp import errors, validation
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.data.targets import MOST_CLASSES
@@ -104,8 +104,8 @@ class NetworkModel:
 
         Raises: ConfigurationError for what lacks a member of `fedjax_dp.tasks.Task`.
         """
-        if lacking := doors.lacking(task, Task):
-            got = f"{doors.described(task)}, which lacks {', '.join(lacking)}"
+        if lacking := validation.lacking(task, Task):
+            got = f"{validation.described(task)}, which lacks {', '.join(lacking)}"
             raise errors.refuse("task", got, "a value that follows fedjax_dp.tasks.Task", "see docs/guides/tasks.md")
         return dataclasses.replace(self, loss_of=task.loss, task=task)
 
@@ -268,7 +268,7 @@ def model(
             example = example if hasattr(example, "dtype") else jnp.asarray(example)
         except (TypeError, ValueError, OverflowError):
             wanted = "the data, features of one record, or their shape"
-            raise errors.refuse("example", doors.described(example), wanted) from None
+            raise errors.refuse("example", validation.described(example), wanted) from None
         shape, tokens = tuple(example.shape), bool(jnp.issubdtype(example.dtype, jnp.integer))
     made = NetworkModel(network_of(network, trained), shape, cross_entropy, tokens, dtype)
     made = made.for_data(example) if hasattr(example, "task") else made

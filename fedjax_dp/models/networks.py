@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from fedjax_dp import doors, errors
+from fedjax_dp import errors, validation
 from fedjax_dp.pytrees import path_name
 
 MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
@@ -242,7 +242,7 @@ def network_of(given: Any, mode: str | None = None) -> Network:
             return Linen(_hashable(made), mode or _mode(made.__call__))
     raise errors.refuse(
         "model",
-        doors.described(given),
+        validation.described(given),
         "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
         _making(given)
         if isinstance(given, type)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedjax_dp import doors, errors
+from fedjax_dp import errors, validation
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.client_models import ClientModels
@@ -52,7 +52,7 @@ def _marked(protocol: type, begin: tuple[str, ...] = ("Fact.", "Fact that follow
     """The members of a Protocol whose texts begin so."""
     return tuple(
         name
-        for name, member in doors.members(protocol).items()
+        for name, member in validation.members(protocol).items()
         if (getattr(member, "__doc__", None) or "").startswith(begin)
     )
 
@@ -102,16 +102,16 @@ def require_stated(slot: str, part: Any) -> None:
 
 def _follows(slot: str, cls: type, name: str) -> bool:
     """Whether a class leaves a fact as it stands at the Protocol, where it follows from the others."""
-    return name in FOLLOWING[slot] and inspect.getattr_static(cls, name, None) is doors.members(SLOTS[slot])[name]
+    return name in FOLLOWING[slot] and inspect.getattr_static(cls, name, None) is validation.members(SLOTS[slot])[name]
 
 
 def require_present(algorithm: Any) -> None:
     """Refuse parts that lack a member which the rounds or the accountants read, before anything reads it."""
     for slot, part in parts_of(algorithm):
         errors.require_choice("slot of a part of the local steps", slot, SLOTS)
-        doors.require_part(slot, part, SLOTS[slot])
+        validation.require_part(slot, part, SLOTS[slot])
     if shares_noise(algorithm.upload):
-        doors.require_part("upload", algorithm.upload, SharedNoise)
+        validation.require_part("upload", algorithm.upload, SharedNoise)
 
 
 def require_facts(algorithm: Any) -> None:

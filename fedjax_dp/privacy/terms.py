@@ -6,7 +6,7 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
-from fedjax_dp import doors, errors
+from fedjax_dp import errors, validation
 from fedjax_dp.options import Names, about, of_class
 from fedjax_dp.privacy.hooks import NOISE_RULES
 
@@ -65,7 +65,9 @@ class PrivacyTerms:
         try:
             budgets = np.asarray(self.epsilon, float)
         except (TypeError, ValueError):
-            raise errors.refuse("epsilon", doors.described(self.epsilon), "one number, or one per client") from None
+            raise errors.refuse(
+                "epsilon", validation.described(self.epsilon), "one number, or one per client"
+            ) from None
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_dp import doors, errors, gradients
+from fedjax_dp import errors, gradients, validation
 from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.devices import COMPILER_OPTIONS
@@ -85,7 +85,7 @@ def run_key(seed: int) -> jax.Array:
 def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model | None = None) -> None:
     """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
     errors.require_count("rounds", rounds)
-    doors.require_part("algorithm", algorithm, Algorithm)
+    validation.require_part("algorithm", algorithm, Algorithm)
     require_clients(data)
     facts.require_present(algorithm)
     algorithm.cohort.check(data.num_clients)

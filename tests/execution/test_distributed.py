@@ -166,7 +166,7 @@ def test_the_checksum_of_the_code_tells_changes(tmp_path, monkeypatch):
 
 WATCHED = """
 import os, signal, sys
-from fedjax_dp.cli.watch import watched
+from fedjax_dp.cli.supervisor import watched
 def work():
     os.write(1, b"from C++"), os.write(2, {log!r}.encode())
     print("to stdout"); print("to stderr", file=sys.stderr)

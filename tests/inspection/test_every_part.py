@@ -11,7 +11,7 @@ from helpers import ragged_data, usual
 from own_parts import lying
 
 import fedjax_dp as fdp
-from fedjax_dp import doors, inspection, parts
+from fedjax_dp import inspection, parts, validation
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
 from fedjax_dp.parts import facts
@@ -142,7 +142,7 @@ def classes():
 
 
 def fits(cls, protocol):
-    return set(doors.members(protocol)) <= {*dir(cls), *facts.own_names(cls)}
+    return set(validation.members(protocol)) <= {*dir(cls), *facts.own_names(cls)}
 
 
 def test_every_class_of_a_slot_is_listed():

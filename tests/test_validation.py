@@ -12,7 +12,7 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import doors, parts
+from fedjax_dp import parts, validation
 from fedjax_dp.parts.facts import SLOTS, parts_of
 
 DATA = ragged_data([8] * 6)
@@ -79,48 +79,52 @@ def made_of(members):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_member_that_lacks_is_named_all_at_once(kind):
-    asked = doors.members(kind)
-    assert not doors.lacking(made_of(asked), kind)
-    doors.require_part("slot", made_of(asked), kind)
+    asked = validation.members(kind)
+    assert not validation.lacking(made_of(asked), kind)
+    validation.require_part("slot", made_of(asked), kind)
     for name in asked:
         left = {other: member for other, member in asked.items() if other != name}
-        told = refused(doors.require_part, "slot", made_of(left), kind)
+        told = refused(validation.require_part, "slot", made_of(left), kind)
         assert f"which lacks {name}" in told
-        assert doors.page_of(kind) in told
-    told = refused(doors.require_part, "slot", made_of({}), kind)
+        assert validation.page_of(kind) in told
+    told = refused(validation.require_part, "slot", made_of({}), kind)
     assert f"which lacks {', '.join(asked)};" in told.replace(" (a field)", "")
-    told = refused(doors.require_part, "slot", Nothing(), kind)
+    told = refused(validation.require_part, "slot", Nothing(), kind)
     assert "put @fedjax_dp.value above Nothing" in told
     assert all(name in told for name in asked)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_members_of_another_form_are_named(kind):
-    for name, member in doors.members(kind).items():
+    for name, member in validation.members(kind).items():
         if isinstance(member, property):
-            told = refused(doors.require_part, "slot", made_of({**doors.members(kind), name: lambda self: None}), kind)
+            told = refused(
+                validation.require_part, "slot", made_of({**validation.members(kind), name: lambda self: None}), kind
+            )
             assert f"{name} (a property or attribute, not a method)" in told
         elif inspect.isfunction(member) and len(inspect.signature(member).parameters) > 1:
-            told = refused(doors.require_part, "slot", made_of({**doors.members(kind), name: lambda self: None}), kind)
+            told = refused(
+                validation.require_part, "slot", made_of({**validation.members(kind), name: lambda self: None}), kind
+            )
             assert f"which lacks {name}(" in told
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_what_is_inherited_without_a_body_still_has_to_be_written(kind):
     own = fdp.value(type("Own", (kind,), {}))
-    required = [name for name, member in doors.members(kind).items() if member is inspect.Parameter.empty]
-    opened = doors._open(kind)
+    required = [name for name, member in validation.members(kind).items() if member is inspect.Parameter.empty]
+    opened = validation._open(kind)
     if kind not in (parts.Correction, parts.ClientModels):
         assert opened
-    told = refused(doors.require_part, "slot", own(), kind) if opened or required else ""
+    told = refused(validation.require_part, "slot", own(), kind) if opened or required else ""
     assert all(name in told for name in opened)
 
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_what_is_no_value_is_refused_everywhere(kind, name):
-    told = refused(doors.require_part, "slot", WRONG[name], kind)
-    assert told.startswith(f"slot must be a value that follows {doors.public_name(kind)}, got ")
+    told = refused(validation.require_part, "slot", WRONG[name], kind)
+    assert told.startswith(f"slot must be a value that follows {validation.public_name(kind)}, got ")
 
 
 EXAMPLES = {
@@ -133,14 +137,14 @@ EXAMPLES = {
     )
     for _, part in [("algorithm", entry), *parts_of(entry)]
 }
-FIELDS = [(cls, name) for cls in EXAMPLES for name, (kind, _) in doors._kinds(cls).items() if kind is not dict]
+FIELDS = [(cls, name) for cls in EXAMPLES for name, (kind, _) in validation._kinds(cls).items() if kind is not dict]
 
 
 @pytest.mark.parametrize(("cls", "name"), FIELDS, ids=[f"{cls.__name__}.{name}" for cls, name in FIELDS])
 def test_a_field_takes_what_its_type_says(cls, name):
-    kind, many = doors._kinds(cls)[name]
+    kind, many = validation._kinds(cls)[name]
     for called, wrong in WRONG.items():
-        if (many and called == "a list") or (callable(wrong) and not doors.page_of(kind)):
+        if (many and called == "a list") or (callable(wrong) and not validation.page_of(kind)):
             continue
         told = refused(dataclasses.replace, EXAMPLES[cls], **{name: wrong})
         assert told.startswith(name)

@@ -7,7 +7,7 @@ from helpers import CLASSES
 from rich.console import Console
 
 from fedjax_dp import cli
-from fedjax_dp.cli import sweep, telling
+from fedjax_dp.cli import output, sweep
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.sweeps.sweep import Sweep
 
@@ -22,7 +22,7 @@ CELLS = {
 def drawn(width, terminal=True, **options):
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
-    telling.columns(console, CELLS, **options)
+    output.columns(console, CELLS, **options)
     return out.getvalue()
 
 
