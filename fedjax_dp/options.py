@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import numbers
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,11 +17,11 @@ from typing import Any, Literal
 
 from docstring_parser import google
 
-from fedjax_dp import errors, own_code
-from fedjax_dp.arguments import Kind, kind_of, require_kind
+from fedjax_dp import errors, own_code, validation
 
 KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 REQUIRED = inspect.Parameter.empty
+LARGEST = 2**63  # as all that is counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +90,6 @@ class Option:
         return tuple(found)
 
     @functools.cached_property
-    def kind(self) -> Kind | None:
-        """What may be given for it in Python."""
-        return kind_of(self.hint)
-
-    @functools.cached_property
     def choices(self) -> Collection[str] | None:
         """The names that it may have, where it has only some."""
         listed = [name for kind in _members(self.hint) for name in typing.get_args(kind) if isinstance(name, str)]
@@ -114,12 +110,25 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
     def check(self, value: Any) -> None:
-        """Refuse what is not of its kind, and a name that is none of its choices; None stands for the default."""
-        require_kind(self.name, value, self.kind)
-        if self.choices is None or (value is None and type(None) in _members(self.hint)):
+        """Refuse a scalar of another type, and a name that is none of its choices; None stands for the default."""
+        members = _members(self.hint)
+        if value is None and type(None) in members:
             return
-        if not (self.about.open or (self.about.own and own_code.is_own(value))):
+        if self.kinds and all(kind in KIND_NAMES or kind is type(None) or _is_literal(kind) for kind in members):
+            self.typed(value)
+        if self.choices is not None and not (self.about.open or (self.about.own and own_code.is_own(value))):
             errors.require_choice(self.name, value, self.choices)
+
+    def typed(self, value: Any, what: str = "") -> Any:
+        """A scalar in the type of the option: an integer may stand for a float, nothing else is converted."""
+        what = what or self.name
+        if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+            raise errors.refuse(what, value, "below 2^63 in size, as all that is counted")
+        kind = next((kind for kind in self.kinds if _is_of(kind, value)), None)
+        if kind is None:
+            wanted = " or ".join(map(KIND_NAMES.__getitem__, self.kinds)) or "left to Python: no text says it"
+            raise errors.refuse(what, validation.described(value), wanted, validation.advice(value))
+        return errors.require_text(what, value) if kind is str else value if kind is bool else kind(value)
 
     def missing(self, values: Mapping[str, Any]) -> str | None:
         """`cohort is md`, where this option means nothing beside `values`; None where it means something."""
@@ -188,17 +197,6 @@ def require_meant(taken: Options, values: Mapping[str, Any], given: Mapping[str,
             raise errors.refuse(name, value, f"left out unless {without}", "drop it")
 
 
-def typed(what: str, given: Any, option: Option) -> Any:
-    """`given` as the option's type; an integer may stand for a float, nothing else is converted."""
-    if float in option.kinds and isinstance(given, int) and not isinstance(given, bool):
-        return float(given)
-    if type(given) not in option.kinds:
-        raise errors.refuse(what, repr(given), _wanted(option))
-    if isinstance(given, str):
-        errors.require_text(what, given)
-    return given
-
-
 def from_text(what: str, text: str, option: Option) -> Any:
     """The value of an option from the words of a flag; refuses what is not of its type."""
     for kind in option.kinds:
@@ -209,11 +207,21 @@ def from_text(what: str, text: str, option: Option) -> Any:
         with contextlib.suppress(ValueError):
             if kind is not bool:
                 return kind(text)
-    raise errors.refuse(what, repr(text), _wanted(option))
+    raise errors.refuse(what, repr(text), " or ".join(map(KIND_NAMES.__getitem__, option.kinds)))
 
 
-def _wanted(option: Option) -> str:
-    return KIND_NAMES[option.kinds[0]] if option.kinds else "left to Python: no text says it"
+def _is_literal(hint: Any) -> bool:
+    return typing.get_origin(hint) is Literal
+
+
+def _is_of(kind: type, value: Any) -> bool:
+    """Whether a value is of a scalar type, as Python, NumPy or JAX has it."""
+    scalar = getattr(value, "dtype", None) if getattr(value, "shape", None) == () else None
+    if kind is float:
+        return scalar.kind in "iuf" if scalar else isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return isinstance(value, kind) or (kind is bool and scalar is not None and scalar.kind == "b")
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -63,9 +63,8 @@ def value(cls: type[T]) -> type[T]:
 
     @functools.wraps(fill)
     def checked(self: Any, /, *args: Any, **given: Any) -> None:
-        validation.check_arguments(made, args, given)
         validation.check_fields(made, given)
-        fill(self, **given)
+        fill(self, *args, **given)
 
     if by_fields:
         made.__init__ = checked

@@ -23,25 +23,6 @@ ALIEN = ("functools", "jax", "jaxlib", "numpy")
 _METHODS = (types.FunctionType, staticmethod, classmethod)
 
 
-def check_arguments(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-    """Refuse arguments of a dataclass that are unknown, without a name, or missing: all of them at once."""
-    fields = [field for field in dataclasses.fields(cls) if field.init]
-    required = [field.name for field in fields if _has_no_default(field)]
-    if args:
-        got = ", ".join(map(described, args))
-        raise errors.refuse(
-            cls.__name__,
-            f"{got} without a name",
-            "made with its fields by name",
-            advice(args[0]) or f"write {call(cls)}",
-        )
-    for name in given:
-        errors.require_choice(f"field of {cls.__name__}", name, [field.name for field in fields])
-    if missing := [name for name in required if name not in given]:
-        remedy = "add " + ", ".join(f"{name}=" for name in missing)
-        raise errors.refuse(", ".join(missing), "nothing", f"given to {cls.__name__}", remedy)
-
-
 def check_fields(cls: type, given: Mapping[str, Any]) -> None:
     """Refuse what cannot stand in a field by the field's type."""
     for name, (kind, many) in _kinds(cls).items():

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
     {"devices", "display", "errors", "few", "prng", "schedules"},
     {"validation", "folders", "own_code", "pictures"},
-    {"accounting", "arguments"},
+    {"accounting"},
     {"options", "pytrees"},
     {"reading"},
     {"data", "execution", "gradients", "statistics"},

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
@@ -39,7 +38,6 @@ MOST_CLAIM = 500.0  # exp of it is a number still
 LEAST_TRACE = 1e-5  # of the largest number that is received
 
 
-@checks_arguments
 def audit(
     algorithm: Algorithm,
     data: FederatedData,
@@ -134,7 +132,6 @@ def audit(
     )
 
 
-@checks_arguments
 def audit_mechanism(
     mechanism: Callable[[jax.Array, jax.Array], Any],
     event: Event,

@@ -13,7 +13,6 @@ from scipy.special import ndtr, ndtri
 
 from fedjax_dp import pictures
 from fedjax_dp.accounting import ErrorBounds, TradeOff, trade_off
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.audits.hypothesis_test import Outcome
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ FAR = 4.0  # times the spread of nearly all scores: beyond that a score is drawn
 MOST_FACTOR = 1e3  # times the stated noise: a curve of more is that of coin flips
 
 
-@checks_arguments
 def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]) -> Figure:
     """Scores in both worlds, error rates against what is stated, and every epsilon on one axis: three panels.
 

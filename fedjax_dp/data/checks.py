@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.targets import Vocabulary, check_labels, check_tokens, count_records, finite, targets_of
+from fedjax_dp.data.targets import Vocabulary, check_tokens, count_records, finite, targets_of
 
 
 def check_data(
@@ -64,24 +64,6 @@ def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str, task: st
         raise errors.refuse(f"{where}{x_name}", x.dtype, "real numbers")
     if x.dtype.kind == "f" and not finite(np.asarray(x)):
         raise errors.refuse(f"{where}{x_name}", "NaN or infinity", "finite", "clean the array")
-
-
-def check_partition(labels: np.ndarray, sizes: np.ndarray | None = None) -> None:
-    """Labels `(records,)` and, where they are given, the records of each client `(num_clients,)`, which fit them."""
-    for what, array in (("labels", labels), ("sizes", sizes)):
-        if array is not None and array.ndim != 1:
-            raise errors.refuse(what, f"shape {array.shape}", "a list of numbers")
-    if labels.size:
-        check_labels("labels", labels)
-    if sizes is None:
-        return
-    if not sizes.size:
-        raise errors.refuse("sizes", "none", "a whole number of records for each client")
-    if sizes.dtype.kind not in "iu" or sizes.min() < 0:
-        got = f"{sizes.dtype} from {sizes.min()}" if sizes.dtype.kind in "iuf" else sizes.dtype
-        raise errors.refuse("sizes", got, "a whole number of records for each client")
-    if sizes.sum() > len(labels):
-        raise errors.refuse("the sizes of all clients", int(sizes.sum()), f"at most the {len(labels)} records")
 
 
 def generator(seed: int) -> np.random.Generator:

@@ -3,18 +3,17 @@
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.data.checks import check_partition, generator
+from fedjax_dp.data.checks import generator
 from fedjax_dp.data.labels import deal
+from fedjax_dp.data.sizes import Labels, Sizes, labels_of, sizes_of
 
 SCALES = ("per_class", "hsu")
 ATTEMPTS = 10  # of `class_dirichlet`, until its smallest client is large enough
 BLOCK = 1 << 13  # records that `inner_dirichlet` deals at a time
 
 
-@checks_arguments
 def dirichlet(
-    labels: np.ndarray, sizes: np.ndarray, concentration: float, seed: int, scale: str = "per_class"
+    labels: Labels, sizes: Sizes, concentration: float, seed: int = 0, scale: str = "per_class"
 ) -> list[np.ndarray]:
     """Each client draws its records class by class from its own Dirichlet class distribution, without replacement.
 
@@ -24,7 +23,8 @@ def dirichlet(
     probability on any class that is left, it draws evenly from those.
     Source: Hsu et al. 2019, arXiv:1909.06335, section 3; dpnfl.
     """
-    check_partition(labels, sizes)
+    labels = labels_of(labels)
+    sizes = sizes_of(sizes, len(labels))
     rng, left = generator(seed), np.bincount(labels)
     wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
     table = np.zeros(wishes.shape, np.int64)
@@ -42,9 +42,8 @@ def dirichlet(
     return deal(labels, table, rng)
 
 
-@checks_arguments
 def inner_dirichlet(
-    labels: np.ndarray, sizes: np.ndarray, concentration: float, seed: int, scale: str = "per_class"
+    labels: Labels, sizes: Sizes, concentration: float, seed: int = 0, scale: str = "per_class"
 ) -> list[np.ndarray]:
     """As `dirichlet`, but dealt record by record, so that used-up classes hit all clients alike and not the last ones.
 
@@ -52,7 +51,8 @@ def inner_dirichlet(
     classes that are left, until all sizes are filled.
     Source: Acar et al. 2021, arXiv:2111.04263, and its published code.
     """
-    check_partition(labels, sizes)
+    labels = labels_of(labels)
+    sizes = sizes_of(sizes, len(labels))
     rng, left = generator(seed), np.bincount(labels)
     wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
     takers = _takers(rng, sizes)
@@ -99,12 +99,11 @@ def _rank(names: np.ndarray, count: int) -> np.ndarray:
     return rank
 
 
-@checks_arguments
 def class_dirichlet(
-    labels: np.ndarray,
+    labels: Labels,
     num_clients: int,
     concentration: float,
-    seed: int,
+    seed: int = 0,
     balance: bool = True,
     min_records: int = 10,
 ) -> list[np.ndarray]:
@@ -118,7 +117,7 @@ def class_dirichlet(
     Raises:  ConfigurationError where the smallest client is too small ten times.
     Source:  Yurochkin et al. 2019, arXiv:1905.12022, section 4; balance and min_records are of its published code.
     """
-    check_partition(labels)
+    labels = labels_of(labels)
     errors.require_count("num_clients", num_clients)
     errors.require_count("min_records", min_records)
     errors.require_positive("concentration", concentration)

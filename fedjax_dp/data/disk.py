@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data import record_hashes
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
@@ -32,7 +31,6 @@ REMEDY = "write it again with fedjax-dp data convert"
 Show = Callable[[float, str], None]
 
 
-@checks_arguments
 def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, told: None) -> None:
     """Write federated data into a new folder, which appears once it is whole.
 
@@ -79,7 +77,6 @@ def check_place(folder: str | os.PathLike[str]) -> None:
     folders.require_new("out", pathlib.Path(folder), "give another --out")
 
 
-@checks_arguments
 def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     """The federated data of a folder that `save_store` wrote; records stay on disk until they are used.
 
@@ -114,14 +111,12 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     return FederatedData(**arrays, **told, overlap=about.get("overlap", ""))
 
 
-@checks_arguments
 def noted_checksum(folder: str | os.PathLike[str]) -> str:
     """Of a store's records, as it was noted when they were written; reads none of them."""
     noted: str = _about(pathlib.Path(folder))["checksum"]
     return noted
 
 
-@checks_arguments
 def noted_hashes(folder: str | os.PathLike[str]) -> np.ndarray | None:
     """Of some of a store's records, as they were noted; None in stores that were written before that was done."""
     text = _about(pathlib.Path(folder)).get("hashes")

@@ -6,13 +6,11 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import generator
 from fedjax_dp.data.store import Dataset, row_lists
 from fedjax_dp.data.targets import rows_of
 
 
-@checks_arguments
 def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Training and test rows of every client: `floor((1 - fraction) n)` of its n rows train, at least one does.
 
@@ -29,7 +27,6 @@ def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tup
     return train, test
 
 
-@checks_arguments
 def pooled(dataset: Dataset) -> Dataset:
     """Training and test records together as training records, in this order; nothing is left to test on."""
     ids = dataset.client_ids, dataset.test_client_ids
@@ -43,7 +40,6 @@ def pooled(dataset: Dataset) -> Dataset:
     )
 
 
-@checks_arguments
 def hold_out(
     dataset: Dataset, clients: Sequence[np.ndarray], fraction: float, seed: int
 ) -> tuple[Dataset, list[np.ndarray], np.ndarray]:

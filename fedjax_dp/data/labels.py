@@ -4,19 +4,19 @@ import numpy as np
 import scipy
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.data.checks import check_partition, generator
+from fedjax_dp.data.checks import generator
+from fedjax_dp.data.sizes import Labels, Sizes, labels_of, sizes_of
 
 
-@checks_arguments
-def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
+def labels_per_client(labels: Labels, sizes: Sizes, count: int, seed: int = 0) -> list[np.ndarray]:
     """Each client holds at most `count` labels, in the given sizes.
 
     Client i takes labels (count i + j) mod C under random orders of labels and clients; how many of each is found by
     proportional fitting to the sizes and to the class counts, then rounded by a maximum flow so that sizes are exact
     and no class is overdrawn. Raises ConfigurationError when these label sets cannot fill the sizes.
     """
-    check_partition(labels, sizes)
+    labels = labels_of(labels)
+    sizes = sizes_of(sizes, len(labels))
     rng = generator(seed)
     available = np.bincount(labels)
     classes = available.size
@@ -33,9 +33,8 @@ def labels_per_client(labels: np.ndarray, sizes: np.ndarray, count: int, seed: i
 ASSIGNMENTS = ("random", "cyclic", "first")
 
 
-@checks_arguments
 def pathological(
-    labels: np.ndarray, num_clients: int, count: int, seed: int, assignment: str = "random"
+    labels: Labels, num_clients: int, count: int, seed: int = 0, assignment: str = "random"
 ) -> list[np.ndarray]:
     """Each client has `count` of the C labels, and a label's records are split evenly among the clients that have it.
 
@@ -44,7 +43,7 @@ def pathological(
     Raises:     ConfigurationError where a label has fewer records than clients that have it.
     Source:     Li et al. 2021, arXiv:2102.02079, section 4.1, and its published code (`first`).
     """
-    check_partition(labels)
+    labels = labels_of(labels)
     errors.require_count("num_clients", num_clients)
     errors.require_choice("assignment", assignment, ASSIGNMENTS)
     rng, held = generator(seed), np.bincount(labels.astype(int))
@@ -70,11 +69,10 @@ def pathological(
     return deal(labels, table, rng)
 
 
-@checks_arguments
 def shards(
-    labels: np.ndarray,
+    labels: Labels,
     num_clients: int,
-    seed: int,
+    seed: int = 0,
     shards_per_client: int | None = None,
     shard_size: int | None = None,
 ) -> list[np.ndarray]:
@@ -86,7 +84,7 @@ def shards(
     What is left over at the end of the sorted records is not used.
     Source:  McMahan et al. 2017, arXiv:1602.05629, section 3.
     """
-    check_partition(labels)
+    labels = labels_of(labels)
     errors.require_count("num_clients", num_clients)
     if shards_per_client is not None and shard_size is not None:
         raise errors.refuse("shard_size", shard_size, "left out where shards_per_client says it", "drop one of them")

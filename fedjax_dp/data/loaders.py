@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data import arrays, cifar, idx, own, svhn, synthetic, tabular, text, tfds, writers
 from fedjax_dp.data.formats.hugging_face import hugging_face
 from fedjax_dp.data.formats.leaf import leaf
@@ -99,7 +98,6 @@ def check_reading(kind: str, reading: Reading) -> None:
             raise errors.refuse(name, repr(value), f"left out for {kind}", f"it is for {', '.join(takers)}")
 
 
-@checks_arguments
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **how: Any) -> Dataset:
     """A data set by name: one of DATASETS; npz:PATH, csv:PATH, leaf:PATH and others go on after the colon.
 
@@ -121,7 +119,6 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     return reader.read(rest if reader.suffix else kind, data_dir, seed, reading)
 
 
-@checks_arguments
 def names_clients(name: str, client_column: str | None = None) -> bool:
     """Whether a user's own data set says who owns its records; no more of it is read than is needed for that."""
     return DATASETS[kind_of(name)].owned(name.partition(":")[2], client_column)

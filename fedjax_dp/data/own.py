@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.files import absent, check_keys, damaged, read_npz
 from fedjax_dp.data.formats.arrow_streams import read_parquet
@@ -25,7 +24,6 @@ OF_TABLES = ("classes", "binary", *SEVERAL)
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-@checks_arguments
 def dataset(
     x_train: Any,
     y_train: Any = None,

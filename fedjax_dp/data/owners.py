@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
 from fedjax_dp.data.partition import group, natural, rows_by_owner
@@ -15,7 +14,6 @@ from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import rows_of
 
 
-@checks_arguments
 def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
     """The data set's own clients, those with fewer training records than `min_records` left out.
 
@@ -31,7 +29,6 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
     return _parts(dataset, owners, np.where(kept, np.cumsum(kept) - 1, -1), ("min_records", min_records, remedy))
 
 
-@checks_arguments
 def grouped_parts(
     dataset: Dataset, group_size: int, seed: int, remainder: str = "smaller"
 ) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
@@ -72,7 +69,6 @@ def _parts(
     return dataset, clients, theirs[tested].astype(np.int32)
 
 
-@checks_arguments
 def given_parts(path: str | os.PathLike[str], records: int) -> list[np.ndarray]:
     """The rows of each client, of all `records`, from a file.
 

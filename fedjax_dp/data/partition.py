@@ -1,40 +1,43 @@
 """Partitions: which training rows each client holds. Every one is decided by its seed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_dp import errors, validation
-from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.data.checks import check_partition, generator
+from fedjax_dp.data.checks import generator
 from fedjax_dp.data.labels import deal, even_sizes
+from fedjax_dp.data.sizes import Labels, Sizes, labels_of, one_class_sizes, sizes_of
+from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import as_arrays, count_records
 
 REMAINDERS = ("smaller", "spread", "drop", "refuse")
 
 
-@checks_arguments
-def iid(labels: Any, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
-    """A random split into parts of the given sizes. Of `labels`, or targets of another task, only the number counts."""
-    targets = as_arrays(labels)
+def iid(labels: Any, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:
+    """A random split into parts of the given sizes, or a number of equal ones: `iid(dataset, 10)`.
+
+    Of labels, or targets of another task, only the number counts.
+    """
+    targets = as_arrays(getattr(labels, "y_train", labels))
     if not jax.tree.leaves(targets) or not all(part.ndim for part in jax.tree.leaves(targets)):
         raise errors.refuse("labels", validation.described(labels), "one for each record")
-    records = np.arange(count_records(targets))
-    check_partition(records, sizes)
-    order = generator(seed).permutation(records)
+    records = count_records(targets)
+    sizes = sizes_of(sizes, records)
+    order = generator(seed).permutation(np.arange(records))
     return np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
 
 
-@checks_arguments
-def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) -> list[np.ndarray]:
+def similarity(labels: Labels, num_clients: int, percent: float, seed: int = 0) -> list[np.ndarray]:
     """`percent` of the records dealt at random, the others sorted by label and cut into one piece per client.
 
     Sizes differ by at most one record and every record is used. 0 gives each client few labels, 100 is iid. Test labels
     cut with the same number of clients give client k the same part of the sorted labels, as its own test part.
     Source: Karimireddy et al. 2020, arXiv:1910.06378, section 7; rfedavg and its published code.
     """
-    check_partition(labels)
+    labels = labels_of(labels)
     errors.require_count("num_clients", num_clients)
     if not 0 <= percent <= 100:
         raise errors.refuse("similarity", percent, "between 0 and 100, in percent")
@@ -47,14 +50,15 @@ def similarity(labels: np.ndarray, num_clients: int, percent: float, seed: int) 
     return [np.concatenate(pair) for pair in zip(*parts)]
 
 
-@checks_arguments
-def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> list[np.ndarray]:
+def one_class_per_client(labels: Labels, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:
     """Every client holds records of one class; classes get clients in proportion to their records.
 
     Adult with 100 clients of 325 records gives 76 and 24 (dp_fedavg_output). Larger clients choose first; each takes
-    the class that is furthest behind its share and still has enough records.
+    the class that is furthest behind its share and still has enough records. For a number of clients these have
+    `one_class_sizes`.
     """
-    check_partition(labels, sizes)
+    labels = labels_of(labels)
+    sizes = one_class_sizes(labels, sizes) if isinstance(sizes, int) else sizes_of(sizes, len(labels))
     rng = generator(seed)
     left = np.bincount(labels)
     behind = left * (sizes.sum() / len(labels))
@@ -77,24 +81,27 @@ def one_class_per_client(labels: np.ndarray, sizes: np.ndarray, seed: int) -> li
     return deal(labels, table, rng)
 
 
-@checks_arguments
-def natural(client_ids: np.ndarray | None) -> list[np.ndarray]:
+def natural(client_ids: Dataset | Sequence[Any] | np.ndarray | None) -> list[np.ndarray]:
     """One client for each distinct id, in increasing order of id; ids are integers or text `(records,)`.
 
-    Raises: ConfigurationError for None, as a data set without ids has it.
+    A data set stands for its `client_ids`.
+    Raises: ConfigurationError where there are none.
     """
-    client_ids = errors.require_given("client_ids", client_ids, "name the owner of each record, or deal them: data.iid")
-    if client_ids.ndim != 1:
-        raise errors.refuse("client_ids", f"shape {client_ids.shape}", "(records,), one per record")
-    if client_ids.dtype.kind == "f" and not np.isfinite(client_ids).all():
+    ids = errors.require_given(
+        "client_ids", _ids_of(client_ids), "name the owner of each record, or deal them: data.iid"
+    )
+    if ids.ndim != 1:
+        raise errors.refuse("client_ids", f"shape {ids.shape}", "(records,), one per record")
+    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
         raise errors.refuse("client_ids", "NaN or infinity", "an id for every record", "drop records without one")
-    order = np.argsort(client_ids, kind="stable")
-    owners = client_ids[order]
+    order = np.argsort(ids, kind="stable")
+    owners = ids[order]
     return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
 
 
-@checks_arguments
-def grouped_natural(client_ids: np.ndarray, group_size: int, seed: int, remainder: str = "smaller") -> list[np.ndarray]:
+def grouped_natural(
+    client_ids: Dataset | Sequence[Any] | np.ndarray, group_size: int, seed: int = 0, remainder: str = "smaller"
+) -> list[np.ndarray]:
     """One client for each `group_size` distinct ids, which are put together at random.
 
     remainder  of ids that fill no group: smaller, a client of fewer; spread, one more for some clients; drop, nobody's;
@@ -102,8 +109,14 @@ def grouped_natural(client_ids: np.ndarray, group_size: int, seed: int, remainde
     Raises:    ConfigurationError for a remainder that is refused, and where `spread` and `drop` leave no group.
     """
     natural(client_ids)  # refuses what are no ids
-    owners, number = group(client_ids, group_size, seed, remainder)
+    owners, number = group(np.asarray(_ids_of(client_ids)), group_size, seed, remainder)
     return rows_by_owner(number[owners])
+
+
+def _ids_of(given: Any) -> np.ndarray | None:
+    """The ids of a data set's training records, or those that are given, as an array."""
+    ids = given.client_ids if isinstance(given, Dataset) else given
+    return None if ids is None else np.asarray(ids)
 
 
 def group(ids: np.ndarray, group_size: int, seed: int, remainder: str) -> tuple[np.ndarray, np.ndarray]:
@@ -129,14 +142,17 @@ def rows_by_owner(owners: np.ndarray) -> list[np.ndarray]:
     return [rows[part] for part in natural(owners[rows])]
 
 
-@checks_arguments
-def continuous(values: np.ndarray, num_clients: int, strength: float, seed: int) -> list[np.ndarray]:
+def continuous(
+    values: Dataset | Sequence[float] | np.ndarray, num_clients: int, strength: float, seed: int = 0
+) -> list[np.ndarray]:
     """Records sorted by a number of theirs and cut into parts whose sizes differ by at most one.
 
     They are sorted by s z + (1 - s) e: z the number less its mean over its standard deviation, e standard Gaussian, s
     the `strength`. 1 sorts by the number alone, records that are equal in it as they stand; 0 is iid.
-    Shapes:  values `(records,)`, such as a column of features, or a target of regression.
+    Shapes:  values `(records,)`, such as a column of features, or a target of regression (a data set stands
+             for its own).
     """
+    values = np.asarray(getattr(values, "y_train", values))
     if values.ndim != 1 or not values.size or values.dtype.kind not in "biuf" or not np.isfinite(values).all():
         raise errors.refuse("values", f"{values.dtype} of shape {values.shape}", "(records,) finite numbers")
     errors.require_count("num_clients", num_clients)

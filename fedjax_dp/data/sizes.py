@@ -1,13 +1,44 @@
 """How many records each client gets."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.data.checks import check_partition, generator
+from fedjax_dp.data.checks import generator
+from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import check_labels
+
+Labels = Dataset | Sequence[int] | np.ndarray  # a data set stands for its training labels
+Sizes = int | Sequence[int] | np.ndarray  # a number of clients stands for clients of equal size
 
 
-@checks_arguments
+def labels_of(labels: Any) -> np.ndarray:
+    """Labels `(records,)` as they are given, or a data set's training labels."""
+    found = np.asarray(getattr(labels, "y_train", labels))
+    if found.ndim != 1:
+        raise errors.refuse("labels", f"shape {found.shape}", "a list of numbers")
+    if found.size:
+        check_labels("labels", found)
+    return found
+
+
+def sizes_of(sizes: Any, records: int) -> np.ndarray:
+    """The records of each client `(num_clients,)`, or equal ones for a number of clients; refuses too many."""
+    found = np.asarray(sizes)
+    if not found.ndim:
+        return equal_sizes(records, sizes)
+    if found.ndim != 1 or not found.size:
+        raise errors.refuse("sizes", f"shape {found.shape}", "a whole number of records for each client")
+    if found.dtype.kind not in "iu" or found.min() < 0:
+        got = f"{found.dtype} from {found.min()}" if found.dtype.kind in "iuf" else found.dtype
+        raise errors.refuse("sizes", got, "a whole number of records for each client")
+    if found.sum() > records:
+        raise errors.refuse("the sizes of all clients", int(found.sum()), f"at most the {records} records")
+    return found
+
+
 def equal_sizes(records: int, num_clients: int) -> np.ndarray:
     """The same number of records for each client, `records // num_clients`; what is left over is not used."""
     errors.require_count("num_clients", num_clients)
@@ -16,19 +47,17 @@ def equal_sizes(records: int, num_clients: int) -> np.ndarray:
     return np.full(num_clients, records // num_clients)
 
 
-@checks_arguments
-def one_class_sizes(labels: np.ndarray, num_clients: int) -> np.ndarray:
+def one_class_sizes(labels: Labels, num_clients: int) -> np.ndarray:
     """The largest equal size for which classes can be dealt to clients whole.
 
     Adult and 100 clients give 325 (dp_fedavg_output).
     """
-    check_partition(labels)
+    labels = labels_of(labels)
     sizes = np.arange(1, equal_sizes(len(labels), num_clients)[0] + 1)
     room = (np.bincount(labels)[:, None] // sizes).sum(0)  # clients of each size that all classes have room for
     return np.full(num_clients, sizes[room >= num_clients].max())
 
 
-@checks_arguments
 def power_law_sizes(records: int, num_clients: int, minimum: int, seed: int) -> np.ndarray:
     """`minimum` records each, the rest by LogNormal(0, 2) shares; sums to `records` exactly."""
     spare = _spare(records, num_clients, minimum)
@@ -36,7 +65,6 @@ def power_law_sizes(records: int, num_clients: int, minimum: int, seed: int) -> 
     return minimum + _round_to(shares / shares.sum() * spare, spare)
 
 
-@checks_arguments
 def zipf_sizes(records: int, num_clients: int, minimum: int, exponent: float, seed: int) -> np.ndarray:
     """`minimum` records each, the rest by shares 1 / rank^exponent in random order; sums to `records` exactly."""
     errors.require_not_negative("zipf_exponent", exponent)
@@ -45,19 +73,16 @@ def zipf_sizes(records: int, num_clients: int, minimum: int, exponent: float, se
     return minimum + _round_to(shares / shares.sum() * spare, spare)
 
 
-@checks_arguments
 def linear_sizes(records: int, num_clients: int) -> np.ndarray:
     """Client i of 1 to num_clients gets records i / (1 + 2 + ...), rounded down, and the last one the rest."""
     return _growing("linear", records, [*range(1, _several(num_clients) + 1)])
 
 
-@checks_arguments
 def square_sizes(records: int, num_clients: int) -> np.ndarray:
     """As `linear_sizes`, in proportion to i^2."""
     return _growing("square", records, [i**2 for i in range(1, _several(num_clients) + 1)])
 
 
-@checks_arguments
 def exponential_sizes(records: int, num_clients: int) -> np.ndarray:
     """As `linear_sizes`, in proportion to e^i."""
     return _growing("exponential", records, np.exp(np.arange(1.0 - _several(num_clients), 1.0)).tolist())

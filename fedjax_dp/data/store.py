@@ -13,7 +13,6 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors, validation
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored
 from fedjax_dp.display import Card, count, displayed
@@ -182,7 +181,6 @@ class FederatedData:
         return (x.astype(jnp.float32) - self.shift) * self.scale
 
 
-@checks_arguments
 def federate(
     dataset: Dataset,
     clients: Mapping[Any, Any] | Sequence[Any] | np.ndarray,

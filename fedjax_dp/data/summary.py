@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
 
 LABELLED = ("classes", "binary", "multi_label")  # tasks whose targets are labels
@@ -29,7 +28,6 @@ class Summary(NamedTuple):
     label_distance: float | None  # mean total variation distance of a client's labels from those of all; 0 is iid
 
 
-@checks_arguments
 def label_counts(data: FederatedData) -> np.ndarray:
     """Records of each client and class, `(num_clients, classes)`; of `multi_label` those that have the label.
 
@@ -45,7 +43,6 @@ def label_counts(data: FederatedData) -> np.ndarray:
     return cells.reshape(data.num_clients, classes)
 
 
-@checks_arguments
 def summarise(data: FederatedData) -> Summary:
     """The summary of federated data."""
     sizes, spread, distance = np.asarray(data.sizes), None, None

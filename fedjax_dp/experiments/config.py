@@ -35,7 +35,7 @@ from fedjax_dp.experiments.groups import (
 from fedjax_dp.experiments.population import population_of, resolve_population
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.models.starts import start_files
-from fedjax_dp.options import Options, require_meant, typed
+from fedjax_dp.options import Options, require_meant
 from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
 
@@ -66,7 +66,7 @@ class RunSpec:
         entry = entry_of(algorithm)
         taken = options_of(entry)
         _require_taken(entry, taken, explicit)
-        explicit = {name: typed(name, value, taken[name]) for name, value in explicit.items()}
+        explicit = {name: taken[name].typed(value) for name, value in explicit.items()}
         preset = _preset(entry, explicit)
         population = resolve_population(PopulationConfig(**_only(explicit, PopulationConfig)), preset)
         filled = {
@@ -241,7 +241,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
             remedy = f"fedjax-dp run {path} --{name.replace('_', '-')}"
             raise errors.refuse(f"{path.name}: {name}", value, "left to the command line", remedy)
         errors.require_choice(f"{path.name}: a key", name, known)
-        overrides[name] = typed(f"{path.name}: {name}", value, known[name])
+        overrides[name] = known[name].typed(value, f"{path.name}: {name}")
     return overrides
 
 

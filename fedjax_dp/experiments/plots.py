@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp import pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
-from fedjax_dp.arguments import checks_arguments
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.rounds.simulation import Evaluation
@@ -23,7 +22,6 @@ TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
 COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.5"}
 
 
-@checks_arguments
 def plot_run(
     history: Sequence[Evaluation],
     guarantee: Guarantee,
@@ -98,7 +96,6 @@ def plot_run(
     return page.figure
 
 
-@checks_arguments
 def plot_epsilon(
     curves: Mapping[str, tuple[Sequence[Any], Sequence[float]]],
     axis: str,
@@ -135,7 +132,6 @@ def plot_epsilon(
     return page.figure
 
 
-@checks_arguments
 def plot_clients(
     counts: np.ndarray,
     title: str,

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors, own_code
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.display import words
 from fedjax_dp.execution import distributed
@@ -30,7 +29,6 @@ from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
-@checks_arguments
 def run(
     algorithm: Algorithm,
     data: FederatedData,
@@ -86,7 +84,6 @@ def run(
     return run_folder.start(ready, path, run_folder.VALUES, screen, told)
 
 
-@checks_arguments
 def resume(
     folder: str | os.PathLike[str],
     algorithm: Algorithm | None = None,

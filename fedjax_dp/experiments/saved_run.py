@@ -9,7 +9,6 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.targets import vocabulary_of
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, phases, run_folder
@@ -175,7 +174,6 @@ class SavedRun:
             checkpoints.close()
 
 
-@checks_arguments
 def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> SavedRun:
     """What the folder of a run holds; nothing of it is changed.
 

@@ -20,7 +20,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, gradients
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.audits import trials as games
 from fedjax_dp.audits.setup import staged
 from fedjax_dp.data.store import FederatedData
@@ -126,7 +125,6 @@ class Compiled(NamedTuple):
         }
 
 
-@checks_arguments
 def compiled_round(
     algorithm: Algorithm,
     data: FederatedData,
@@ -163,7 +161,6 @@ def compiled_round(
     return read_off(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
 
 
-@checks_arguments
 def compiled_sweep(
     algorithm: Algorithm,
     data: FederatedData,
@@ -208,7 +205,6 @@ def compiled_sweep(
     return read_off(chosen, made.visit, work, devices=devices, loops=2, **told)
 
 
-@checks_arguments
 def compiled_audit(
     algorithm: Algorithm,
     data: FederatedData,

@@ -6,14 +6,12 @@ from typing import Unpack
 from matplotlib.figure import Figure
 
 from fedjax_dp import pictures
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.forecast.compiled import Compiled
 from fedjax_dp.forecast.latency import Latency
 
 ROUND, PART, FLOOR = "#1f5fa8", "#b0643c", "#2f8f5b"
 
 
-@checks_arguments
 def plot_latency(
     found: Latency, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
 ) -> Figure:
@@ -51,7 +49,6 @@ def plot_latency(
     return page.figure
 
 
-@checks_arguments
 def plot_compiled(
     found: Compiled, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
 ) -> Figure:

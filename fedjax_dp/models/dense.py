@@ -5,7 +5,6 @@ import math
 import jax
 from flax import linen as nn
 
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
@@ -22,7 +21,6 @@ class _Softmax(nn.Module):
         return nn.Dense(self.classes, kernel_init=nn.initializers.zeros)(flat)
 
 
-@checks_arguments
 def logistic_regression(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """Multinomial logistic regression on flattened features, started at zero (dpnfl's LR; 7,850 numbers on MNIST)."""
     require_sizes(record_shape, classes)
@@ -48,7 +46,6 @@ class _Mlp(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
-@checks_arguments
 def mlp(record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> NetworkModel:
     """A multilayer perceptron; its features are the last hidden layer.
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.models import low_rank
 from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
@@ -26,7 +25,6 @@ WORDS = (ALL, HEAD, BIAS, LORA, FFA_LORA)
 RANK = 4
 
 
-@checks_arguments
 def freeze(
     model: NetworkModel,
     trainable: str = ALL,

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import errors, validation
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.data.targets import MOST_CLASSES
 from fedjax_dp.gradients import Explanation, Model, equations, explain, losses, require_model
@@ -231,7 +230,6 @@ def require_sizes(record_shape: Sequence[int], classes: int, hidden: Sequence[in
     errors.require_integer("classes", classes, 1, MOST_CLASSES)
 
 
-@checks_arguments
 def model(
     network: Any,
     example: Any,
@@ -278,7 +276,6 @@ def model(
     return made
 
 
-@checks_arguments
 def explain_gradients(model: NetworkModel, target: Any = None) -> Explanation:
     """How the gradients of single records of a model are made, parameter by parameter, and what that costs; printable.
 

@@ -24,7 +24,6 @@ import ml_dtypes
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.files import damaged, read_npz
 from fedjax_dp.models import origins
 from fedjax_dp.models.networks import named
@@ -69,7 +68,6 @@ class Begins(Protocol):
     def as_start(self) -> Start: ...
 
 
-@checks_arguments
 def read_start(
     path: str | os.PathLike[str],
     *,
@@ -98,7 +96,6 @@ def read_start(
     return Start(found, Origin(path.name, digest(path), trained_on, public, ledger or ""))
 
 
-@checks_arguments
 def start_of(given: Any, *, trained_on: str | None = None, public: bool | None = None) -> Start:
     """A start of a path, a run, a `Start`, or of parameters, of whose origin only these words are known."""
     if isinstance(given, str | os.PathLike):

@@ -10,7 +10,6 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.models.freezing import with_frozen
 from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
@@ -72,7 +71,6 @@ class _Lstm(nn.Module):
         return nn.Dense(self.classes)(state)
 
 
-@checks_arguments
 def lstm(
     record_shape: tuple[int, ...],
     classes: int,
@@ -115,7 +113,6 @@ class _NextToken(nn.Module):
         return nn.Dense(self.vocabulary, name="head")(x)
 
 
-@checks_arguments
 def word_lstm(
     record_shape: tuple[int, ...], classes: int, embedding: int = 96, hidden: int = 670, projection: int = 96
 ) -> NetworkModel:
@@ -131,7 +128,6 @@ def word_lstm(
     return NetworkModel(Linen(network), tuple(record_shape), TokenCrossEntropy(pad=0), tokens=True)
 
 
-@checks_arguments
 def char_lstm(record_shape: tuple[int, ...], classes: int, embedding: int = 8, hidden: int = 256) -> NetworkModel:
     """Shakespeare's benchmark model, two LSTM layers: characters `(length,)` to `(length, classes)` scores of the next.
 

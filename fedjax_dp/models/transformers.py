@@ -13,7 +13,6 @@ import numpy as np
 from flax import linen as nn
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
 from fedjax_dp.tasks import TokenCrossEntropy
@@ -89,7 +88,6 @@ class _Vit(nn.Module):
         return nn.Dense(self.classes, name="head")(jnp.mean(_norm("norm")(x), 1))
 
 
-@checks_arguments
 def vit(
     record_shape: tuple[int, ...], classes: int, patch: int = 4, width: int = 64, layers: int = 2, heads: int = 4
 ) -> NetworkModel:
@@ -141,7 +139,6 @@ class _Gpt(nn.Module):
         return table.attend(_norm("norm")(x))
 
 
-@checks_arguments
 def gpt(record_shape: tuple[int, ...], classes: int, width: int = 64, layers: int = 2, heads: int = 4) -> NetworkModel:
     """A causal transformer: tokens `(length,)` to scores `(length, classes)` of the one after each; its table is tied.
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
 
@@ -35,7 +34,6 @@ class _Cnn(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
-@checks_arguments
 def cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """McMahan's network, the CNN of rfedavg and, as acs_pldp gives no sizes, of acs_pldp.
 
@@ -59,7 +57,6 @@ class _GroupNormCnn(nn.Module):
         return nn.Dense(self.classes)(jnp.mean(x, (1, 2)))
 
 
-@checks_arguments
 def group_norm_cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     """A small network without batch statistics, which would mix records: 24,346 parameters on 32x32x3 and 10 labels."""
     _require_image(record_shape, classes, 8)

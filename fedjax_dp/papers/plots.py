@@ -7,7 +7,6 @@ from typing import Any, Unpack
 from matplotlib.figure import Figure
 
 from fedjax_dp import errors, pictures
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.papers.row import PaperRow
 
 VERDICTS = {
@@ -19,7 +18,6 @@ VERDICTS = {
 SETTINGS = 24  # of claims that are all named
 
 
-@checks_arguments
 def plot_claims(
     rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
 ) -> Figure:

@@ -10,7 +10,6 @@ from fedjax_dp import accounting, errors, inspection
 from fedjax_dp.accounting import Guarantee, Unit, View
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
@@ -25,7 +24,6 @@ from fedjax_dp.rounds.algorithm import Algorithm
 SEE_THE_MODEL = ("local", "privatizer", "bound", "correction", "upload")
 
 
-@checks_arguments
 def calibrate(
     algorithm: Algorithm,
     data: FederatedData,
@@ -133,7 +131,6 @@ def _left(budget: float, spent: float) -> float:
     return budget - spent
 
 
-@checks_arguments
 def guarantee(
     algorithm: Algorithm,
     data: FederatedData,

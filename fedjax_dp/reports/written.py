@@ -4,14 +4,12 @@ import os
 import pathlib
 
 from fedjax_dp import errors, folders
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.reports.kinds import read_report
 from fedjax_dp.reports.page import page
 
 SUFFIX = ".html"
 
 
-@checks_arguments
 def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> pathlib.Path:
     """Write the report of a run, sweep, reproduction or audit to one HTML file that needs nothing else; its path.
 

@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors, gradients, validation
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.display import Card, count, displayed
@@ -303,7 +302,6 @@ def nothing(members: int) -> RoundReport:
     return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no)
 
 
-@checks_arguments
 def simulate(
     algorithm: Algorithm,
     data: FederatedData,

@@ -19,7 +19,7 @@ from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.experiments.config import OF_PRIVATE, RunSpec
 from fedjax_dp.experiments.groups import entry_of, known_options, options_of
-from fedjax_dp.options import Option, Options, of_class, typed
+from fedjax_dp.options import Option, Options, of_class
 from fedjax_dp.sweeps import axes
 from fedjax_dp.sweeps.axes import Values
 
@@ -197,10 +197,10 @@ def _require_number_of_points(sweep: SweepConfig, parsed: Mapping[str, axes.Axis
     """Refuses settings of a random search without one, more points than a sweep may hold, and a single one."""
     copies = len(sweep.seeds)
     own = of_class(SweepConfig)
-    errors.require_choice("trials_law", typed("trials_law", sweep.trials_law, own["trials_law"]), LAWS)
-    errors.require_integer("search_seed", typed("search_seed", sweep.search_seed, own["search_seed"]), 0, 2**32 - 1)
+    errors.require_choice("trials_law", own["trials_law"].typed(sweep.trials_law), LAWS)
+    errors.require_integer("search_seed", own["search_seed"].typed(sweep.search_seed), 0, 2**32 - 1)
     if sweep.trials is not None:
-        errors.require_integer("trials", typed("trials", sweep.trials, own["trials"]), 1, axes.LARGEST // copies)
+        errors.require_integer("trials", own["trials"].typed(sweep.trials), 1, axes.LARGEST // copies)
         if not parsed:
             raise errors.refuse("trials", sweep.trials, "left out without axes or points to draw from", "add [axes]")
         return
@@ -258,7 +258,7 @@ def _of_field(what: str, name: str, given: Any, barred: Mapping[str, tuple[str, 
 
 def _typed(what: str, given: Any, option: Option) -> Any:
     axes.require_value(what, given)
-    return typed(what, given, option)
+    return option.typed(given, what)
 
 
 def _axis(what: str, fields: tuple[str, ...], given: Any, known: Options) -> Any:

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from fedjax_dp import devices, errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.data import FederatedData
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import parameters
@@ -132,7 +131,6 @@ class Sweep:
         return next(iter(drawn.values()))(path=path, **look)
 
 
-@checks_arguments
 def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
     """The finished points of a sweep's folder; nothing of it is changed.
 
@@ -143,7 +141,6 @@ def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
     return Sweep(about["name"], tuple(about["axes"]), tuple(records), folders.choosing(path), folder=path)
 
 
-@checks_arguments
 def sweep(
     algorithm: Algorithm | Callable[..., Algorithm],
     data: FederatedData | Callable[[int], FederatedData],

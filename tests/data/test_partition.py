@@ -320,3 +320,37 @@ def test_label_distance_is_zero_where_clients_are_alike(num_clients, each):
         Dataset("toy", np.zeros((len(y), 1)), y, np.zeros((1, 1)), y[:1], 3), np.split(np.arange(len(y)), num_clients)
     )
     assert data.summarise(store).label_distance == 0
+
+
+# Data sets in the place of labels, numbers of clients in the place of sizes
+
+
+@pytest.mark.parametrize(
+    ("draw", "more"),
+    [
+        (data.iid, ()),
+        (data.labels_per_client, (4,)),
+        (data.dirichlet, (0.5,)),
+        (data.inner_dirichlet, (0.5,)),
+        (data.class_dirichlet, (0.5,)),
+        (data.one_class_per_client, ()),
+        (data.pathological, (2,)),
+        (data.shards, ()),
+        (data.similarity, (10,)),
+        (data.continuous, (0.5,)),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_data_set_and_a_number_of_clients_are_enough(draw, more):
+    whole = data.load("digits")
+    clients = draw(whole, 10, *more)
+    assert len(clients) == 10
+    for rows, same in zip(clients, draw(whole.y_train.tolist(), 10, *more, seed=0), strict=True):
+        np.testing.assert_array_equal(rows, same)
+    assert len(np.unique(np.concatenate(clients))) == sum(map(len, clients)) <= len(whole.y_train)
+
+
+def test_a_data_set_stands_for_the_ids_of_its_clients():
+    whole = data.load("digits")._replace(client_ids=np.arange(1437) % 7)
+    assert [rows.tolist() for rows in data.natural(whole)] == [list(range(i, 1437, 7)) for i in range(7)]
+    assert len(data.grouped_natural(whole, 2)) == 4

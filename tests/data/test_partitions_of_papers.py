@@ -157,7 +157,7 @@ def test_class_dirichlet_draws_again_at_most_ten_times():
             drawn.append(parameter)
             return np.eye(len(parameter))[0]
 
-    dirichlet = data.dirichlet.__wrapped__.__globals__
+    dirichlet = data.dirichlet.__globals__
     real, dirichlet["generator"] = dirichlet["generator"], lambda seed: Counted()
     try:
         told = refusal(data.class_dirichlet, LABELS, 3, 0.5, 0, False, 5)

@@ -8,7 +8,6 @@ from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data import load
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.groups import options_of
-from fedjax_dp.options import typed
 from fedjax_dp.papers.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
 from fedjax_dp.sweeps.plan import SweepConfig, identity, taken_by
 
@@ -95,7 +94,7 @@ def _taken(fields: Fields) -> Fields:
     if fields.get("noise_multiplier") is not None:
         unused |= {"epsilon", "epsilon_high"}
     kept = {name: value for name, value in fields.items() if name not in unused}
-    return {name: typed(name, value, known[name]) for name, value in kept.items()}  # 1 and 1.0 are the same run
+    return {name: known[name].typed(value) for name, value in kept.items()}  # 1 and 1.0 are the same run
 
 
 def sweep_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None) -> SweepConfig:

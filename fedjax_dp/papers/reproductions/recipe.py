@@ -33,7 +33,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.papers.citations import CITATIONS
 
 Fields = dict[str, Any]
@@ -105,7 +104,6 @@ class Recipe:
 _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "readings", "scales"} | {*READINGS, *SCALES}
 
 
-@checks_arguments
 def recipes() -> list[str]:
     """All recipes, by paper, tables after figures; those of BEST at the end."""
     folder = importlib.resources.files("fedjax_dp.papers.reproductions") / "recipes"

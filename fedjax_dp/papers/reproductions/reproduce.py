@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
-from fedjax_dp.arguments import checks_arguments
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.config import RunSpec
@@ -30,7 +29,6 @@ from fedjax_dp.sweeps.sweep import run_sweep
 RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
 
 
-@checks_arguments
 def reproduce(
     name: str,
     *,
