@@ -103,8 +103,8 @@ class JitOfModel:
 def require_model(model: Any) -> None:
     """Refuse what does not say what the simulator needs of a model."""
     wanted, page = "a value with init, loss and logits of one record", doors.page_of(Model)
-    if told := doors.advice(model):
-        raise errors.refuse("model", doors.described(model), wanted, told)
+    if advice := doors.advice(model):
+        raise errors.refuse("model", doors.described(model), wanted, advice)
     if wrong := doors.lacking(model, Model):
         remedy = f"use fedjax_dp.model(network, data) for a network or two functions, or see {page}"
         raise errors.refuse("model", f"{doors.described(model)}, which lacks {', '.join(wrong)}", wanted, remedy)
