@@ -1,9 +1,10 @@
 """What a program does with its parameters: which gradients are sums of outer products, and which are not.
 
-Every value of the program is constant, made of the record, made of parameters alone (a View), or made of both. Where a
-View meets something else is a wall if a rule covers it. Walls over the same elements (a weight used twice, in a loop,
-or transposed) form a unit: their positions are positions of one sum. A parameter all of whose uses are walls is
-*factored*: no gradient of a single record is built for it, or only one that is small. All others are *direct*: they are
+Every value of the program is constant, made of the record, made of parameters alone (a ParameterView), or made of both.
+Where a view meets something else, the gradient is a sum of outer products if a rule covers the equation. Outer products
+over the same elements (a weight used twice, in a loop, or transposed) belong to one WeightMatrix: their positions are
+positions of one sum. A parameter all of whose uses are such is *factored*: no gradient of a single record is built for
+it, or only one that is small. All others are *direct*: they are
 differentiated for each record in the same backward pass, which is exact as well and takes records x parameter of memory
 (nothing for biases, scales, positions: their gradients are no larger than an activation).
 """
@@ -22,16 +23,16 @@ from jax.extend import core
 from fedjax_dp import errors
 from fedjax_dp.gradients import equations, program
 from fedjax_dp.gradients.model import joined, split
+from fedjax_dp.gradients.outer_products import Convolution, Geometry, Operand, OuterProduct, Shift, recognised
 from fedjax_dp.gradients.program import Sites
 from fedjax_dp.gradients.record_independence import require_own_operations
-from fedjax_dp.gradients.views import View, leaf_view, moved, narrowed
-from fedjax_dp.gradients.walls import Convolution, Geometry, Operand, Shift, Wall, recognised
+from fedjax_dp.gradients.views import ParameterView, leaf_view, moved, narrowed
 from fedjax_dp.pytrees import path_name
 
 Path = tuple[int, ...]
 
 
-class Kind(Enum):
+class Dependence(Enum):
     """Of a value that is not made of parameters alone."""
 
     CONSTANT = 0
@@ -40,23 +41,23 @@ class Kind(Enum):
 
 
 class Use(NamedTuple):
-    """A wall of a unit."""
+    """An outer product of a weight."""
 
     path: Path
-    wall: Wall
-    swapped: bool  # its matrix is the transpose of the unit's
+    outer_product: OuterProduct
+    swapped: bool  # its matrix is the transpose of the weight's
     positions: int  # in one record
 
 
-class Unit(NamedTuple):
-    """A matrix of elements that walls use as a whole."""
+class WeightMatrix(NamedTuple):
+    """A matrix of elements that outer products use as a whole."""
 
     shape: tuple[int, int, int]  # blocks, k, o
     uses: tuple[Use, ...]
 
     @property
     def leaves(self) -> frozenset[int]:
-        return frozenset().union(*(use.wall.view.leaves for use in self.uses))
+        return frozenset().union(*(use.outer_product.view.leaves for use in self.uses))
 
     @property
     def positions(self) -> int:
@@ -66,7 +67,7 @@ class Unit(NamedTuple):
     def by_kernel(self) -> bool:
         """Whether the gradient of a record is built, because it is smaller than what its norm would take otherwise."""
         _, k, o = self.shape
-        if any(use.wall.geometry.lookup for use in self.uses):
+        if any(use.outer_product.geometry.lookup for use in self.uses):
             return self.positions > 1 and k * o <= 2 * self.positions**2
         return self.positions > 1 and self.positions * (k + o) >= k * o
 
@@ -84,9 +85,9 @@ class GradientPlan(NamedTuple):
     shapes: tuple[Any, ...]  # of the parameters
     names: tuple[str, ...]
     out: Any  # shapes of what it returns
-    walls: Sites  # that are factored
-    products: Sites  # convolutions that are computed as products, walls or not
-    units: tuple[Unit, ...]
+    outer_products: Sites  # that are factored
+    products: Sites  # convolutions that are computed as products, factored or not
+    weights: tuple[WeightMatrix, ...]
     direct: dict[int, str]  # parameter -> why
     unused: tuple[int, ...]
     features: tuple[Path, Any, bool] | None  # of the last product with parameters that stands outside of loops: where,
@@ -94,12 +95,12 @@ class GradientPlan(NamedTuple):
 
     def run(self, leaves: Sequence[Any], frozen: Any, record: Any, probes: Any = None) -> tuple[Any, Any]:
         """Outputs, and what was read at the sites that `probes` names."""
-        sites = self.products if probes is None else merged(self.walls, self.products)
+        sites = self.products if probes is None else merged(self.outer_products, self.products)
         arguments = [*leaves, *jax.tree.leaves((frozen, record))]
         made, seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, probes or {})
         return jax.tree.unflatten(jax.tree.structure(self.out), made), seen
 
-    def look(self, leaves: Sequence[Any], frozen: Any, record: Any) -> Any:
+    def last_product_input(self, leaves: Sequence[Any], frozen: Any, record: Any) -> Any:
         """What the last product with parameters reads."""
         assert self.features is not None
         path, operand, _ = self.features
@@ -112,7 +113,7 @@ class GradientPlan(NamedTuple):
     def bytes_per_record(self) -> int:
         """Of gradients that have to be built for each record."""
         direct: int = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
-        return 4 * (direct + sum(unit.floats for unit in self.units))
+        return 4 * (direct + sum(weight.floats for weight in self.weights))
 
 
 @functools.lru_cache(maxsize=128)
@@ -128,7 +129,7 @@ def _analysed(
     closed, out = program.trace(function, leaves, frozen, record)
     require_own_operations("model", closed.jaxpr)
     names = tuple(path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-    return _Walk(closed, tuple(leaves), len(jax.tree.leaves(frozen)), names).plan(out)
+    return _Analysis(closed, tuple(leaves), len(jax.tree.leaves(frozen)), names).plan(out)
 
 
 def plan_of(model: Any, method: str, params: Any, record: Any) -> GradientPlan:
@@ -148,21 +149,21 @@ def merged(one: Sites, other: Sites) -> Sites:
     return found
 
 
-def _positions(wall: Wall, blocks: int, outs: int) -> int:
-    """Of a wall in one record: numbers that it makes over those of a position, in each block."""
-    if isinstance(wall.geometry, Shift):
+def _positions(outer_product: OuterProduct, blocks: int, outs: int) -> int:
+    """Of an outer product in one record: numbers that it makes over those of a position, in each block."""
+    if isinstance(outer_product.geometry, Shift):
         return 1
-    made: int = math.prod(wall.loops) * math.prod(wall.out.shape)
+    made: int = math.prod(outer_product.loops) * math.prod(outer_product.out.shape)
     return made // max(blocks * outs, 1)
 
 
-class _Walk:
+class _Analysis:
     """One walk through a program, from parameters to outputs."""
 
     def __init__(self, closed: core.ClosedJaxpr, leaves: tuple[Any, ...], frozen: int, names: tuple[str, ...]):
         self.closed, self.leaves, self.names = closed, leaves, names
         self.direct: dict[int, str] = {}
-        self.walls: dict[Path, Wall] = {}
+        self.outer_products: dict[Path, OuterProduct] = {}
         self.products: dict[Path, Any] = {}
         self.features: tuple[Path, Any, bool] | None = None
         sizes = [math.prod(leaf.shape) for leaf in leaves]
@@ -170,66 +171,66 @@ class _Walk:
         self.elements = firsts[-1]
         views = [leaf_view(at, leaf.shape, firsts[at]) for at, leaf in enumerate(leaves)]
         jaxpr = closed.jaxpr
-        rest = [Kind.CONSTANT] * frozen + [Kind.RECORD] * (len(jaxpr.invars) - len(leaves) - frozen)
-        for out in self.walk(jaxpr, [Kind.CONSTANT] * len(jaxpr.constvars), [*views, *rest], (), ()):
-            self.spoil(out, "is part of the result")
+        rest = [Dependence.CONSTANT] * frozen + [Dependence.RECORD] * (len(jaxpr.invars) - len(leaves) - frozen)
+        for out in self.analyse(jaxpr, [Dependence.CONSTANT] * len(jaxpr.constvars), [*views, *rest], (), ()):
+            self.mark_direct(out, "is part of the result")
 
-    def spoil(self, value: Any, why: str) -> None:
-        if isinstance(value, View):
+    def mark_direct(self, value: Any, why: str) -> None:
+        if isinstance(value, ParameterView):
             for leaf in value.leaves:
                 self.direct.setdefault(leaf, why)
 
-    def walk(
+    def analyse(
         self, jaxpr: Any, consts: list[Any], arguments: list[Any], path: Path, loops: tuple[int, ...]
     ) -> list[Any]:
         known = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
 
         def read(variable: Any) -> Any:
-            return Kind.CONSTANT if isinstance(variable, core.Literal) else known[variable]
+            return Dependence.CONSTANT if isinstance(variable, core.Literal) else known[variable]
 
         for number, equation in program.used(jaxpr):
             values = [read(variable) for variable in equation.invars]
             made = self.equation(equation, values, (*path, number), loops)
             for variable, value in zip(equation.outvars, made, strict=True):
-                known[variable] = value if _differentiable(variable) or value is Kind.RECORD else _still(value)
+                known[variable] = value if _differentiable(variable) or value is Dependence.RECORD else _still(value)
         return [read(variable) for variable in jaxpr.outvars]
 
     def equation(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
         name, count = equation.primitive.name, len(equation.outvars)
-        views = [value for value in values if isinstance(value, View)]
-        moving = bool(views) or Kind.BOTH in values
+        views = [value for value in values if isinstance(value, ParameterView)]
+        moving = bool(views) or Dependence.BOTH in values
         if moving:
             _require_gradients(equation)
         if name == "stop_gradient":
             return [_still(values[0])]
         if name in equations.CALLS:
             below = equations.inner(equation)
-            return self.walk(below.jaxpr, [Kind.CONSTANT] * len(below.consts), values, path, loops)
+            return self.analyse(below.jaxpr, [Dependence.CONSTANT] * len(below.consts), values, path, loops)
         if name == "scan":
             return self.scan(equation, values, path, loops)
-        if name == "conv_general_dilated" and moving and not isinstance(values[0], View):
+        if name == "conv_general_dilated" and moving and not isinstance(values[0], ParameterView):
             shape = recognised(equation, 1)
-            learnt = isinstance(values[1], View) or values[1] is Kind.BOTH  # so clients' kernels differ
+            learnt = isinstance(values[1], ParameterView) or values[1] is Dependence.BOTH  # so clients' kernels differ
             if isinstance(shape, Convolution) and shape.groups == 1 and learnt:
                 self.products[path] = shape
         if name == "dot_general" and len(views) == 1 and not loops:
             side = values.index(views[0])
-            self.features = (path, Operand(1 - side), values[1 - side] is Kind.BOTH)
+            self.features = (path, Operand(1 - side), values[1 - side] is Dependence.BOTH)
         if not views:
-            return [max(values, key=lambda kind: kind.value, default=Kind.CONSTANT)] * count
-        wall = self.wall(equation, values, loops)
-        if wall is not None:
-            self.walls[path] = wall
-            return [Kind.BOTH] * count
-        mixed = any(value in (Kind.RECORD, Kind.BOTH) for value in values)
+            return [max(values, key=lambda kind: kind.value, default=Dependence.CONSTANT)] * count
+        outer_product = self.outer_product(equation, values, loops)
+        if outer_product is not None:
+            self.outer_products[path] = outer_product
+            return [Dependence.BOTH] * count
+        mixed = any(value in (Dependence.RECORD, Dependence.BOTH) for value in values)
         if mixed or name in ("cond", "while", "custom_vjp_call", "shard_map"):
             for value in views:
-                self.spoil(value, f"goes into {name}{equations.place(equation)}")
-            return [Kind.BOTH] * count
+                self.mark_direct(value, f"goes into {name}{equations.place(equation)}")
+            return [Dependence.BOTH] * count
         return moved(equation, values)
 
-    def wall(self, equation: Any, values: list[Any], loops: tuple[int, ...]) -> Wall | None:
-        sides = [at for at, value in enumerate(values) if isinstance(value, View)]
+    def outer_product(self, equation: Any, values: list[Any], loops: tuple[int, ...]) -> OuterProduct | None:
+        sides = [at for at, value in enumerate(values) if isinstance(value, ParameterView)]
         if len(sides) != 1 or not _real(equation.outvars[0]):
             return None
         (side,), out, name = sides, equation.outvars[0].aval, equation.primitive.name
@@ -243,14 +244,14 @@ class _Walk:
                 geometry = Shift(view.numbers.shape[len(view.loops) :], repeated)
         elif view.distinct:
             geometry = recognised(equation, side)
-        return None if geometry is None else Wall(view, loops, geometry, out, name)
+        return None if geometry is None else OuterProduct(view, loops, geometry, out, name)
 
     def scan(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
         """A loop: parameters that all steps share bring positions, parameters that it runs over bring blocks."""
         loop, depth = equations.scan_of(equation), len(loops)
         below, fixed, carried = loop.body, loop.consts, loop.carry
         unchanged = [
-            below.jaxpr.outvars[at] is below.jaxpr.invars[fixed + at] and isinstance(values[fixed + at], View)
+            below.jaxpr.outvars[at] is below.jaxpr.invars[fixed + at] and isinstance(values[fixed + at], ParameterView)
             for at in range(carried)
         ]
         inside: list[Any] = []
@@ -258,30 +259,34 @@ class _Walk:
             if at < fixed or (at < fixed + carried and unchanged[at - fixed]):
                 inside.append(value)
             elif at < fixed + carried:
-                self.spoil(value, "is the start of a loop's state")
-                inside.append(Kind.BOTH if _differentiable(below.jaxpr.invars[at]) else Kind.RECORD)
-            elif not isinstance(value, View):
+                self.mark_direct(value, "is the start of a loop's state")
+                inside.append(Dependence.BOTH if _differentiable(below.jaxpr.invars[at]) else Dependence.RECORD)
+            elif not isinstance(value, ParameterView):
                 inside.append(value)
             elif value.elements is None:
-                self.spoil(value, "is computed, and then looped over")
-                inside.append(Kind.BOTH)
+                self.mark_direct(value, "is computed, and then looped over")
+                inside.append(Dependence.BOTH)
             else:
                 inside.append(value._replace(loops=(*value.loops, depth)))
-        consts = [Kind.CONSTANT] * len(below.consts)
-        outs = self.walk(below.jaxpr, consts, inside, path, (*loops, loop.length))
+        consts = [Dependence.CONSTANT] * len(below.consts)
+        outs = self.analyse(below.jaxpr, consts, inside, path, (*loops, loop.length))
         found: list[Any] = []
         for at, value in enumerate(outs):
             if at < carried and unchanged[at]:
                 found.append(values[fixed + at])
                 continue
-            self.spoil(value, "comes out of a loop")
-            found.append(Kind.BOTH)
+            self.mark_direct(value, "comes out of a loop")
+            found.append(Dependence.BOTH)
         return found
 
     def plan(self, out: Any) -> GradientPlan:
-        units = self.units()
-        factored = {path: wall for path, wall in self.walls.items() if not wall.view.leaves & self.direct.keys()}
-        covered = frozenset().union(*(unit.leaves for unit in units))
+        weights = self.weights()
+        factored = {
+            path: outer_product
+            for path, outer_product in self.outer_products.items()
+            if not outer_product.view.leaves & self.direct.keys()
+        }
+        covered = frozenset().union(*(weight.leaves for weight in weights))
         unused = (at for at in range(len(self.leaves)) if at not in covered and at not in self.direct)
         return GradientPlan(
             self.closed,
@@ -290,50 +295,50 @@ class _Walk:
             out,
             program.nested(factored),
             program.nested(self.products),
-            units,
+            weights,
             self.direct,
             tuple(unused),
             self.features,
         )
 
-    def units(self) -> tuple[Unit, ...]:
-        """Walls that are factored, by the elements they use. What two walls use in different layouts is direct."""
-        matrices = {path: wall.matrix for path, wall in self.walls.items()}
+    def weights(self) -> tuple[WeightMatrix, ...]:
+        """Outer products that are factored, by the elements they use; what two use in different layouts is direct."""
+        matrices = {path: outer_product.matrix for path, outer_product in self.outer_products.items()}
         while True:
             before = len(self.direct)
             owner = np.full(self.elements, -1, np.int32)
             found: list[tuple[np.ndarray, list[Use]]] = []
-            for path, wall in self.walls.items():
-                if wall.view.leaves & self.direct.keys():
-                    self.spoil(wall.view, "is joined with one that is direct")
+            for path, outer_product in self.outer_products.items():
+                if outer_product.view.leaves & self.direct.keys():
+                    self.mark_direct(outer_product.view, "is joined with one that is direct")
                     continue
                 matrix = matrices[path]
-                positions = _positions(wall, matrix.shape[0], matrix.shape[2])
+                positions = _positions(outer_product, matrix.shape[0], matrix.shape[2])
                 owners = np.unique(owner[matrix])
                 if owners.tolist() == [-1]:
                     owner[matrix.reshape(-1)] = len(found)
-                    found.append((matrix, [Use(path, wall, False, positions)]))
+                    found.append((matrix, [Use(path, outer_product, False, positions)]))
                     continue
                 own, uses = found[owners[-1]]
                 if np.array_equal(own, matrix):
-                    uses.append(Use(path, wall, False, positions))
+                    uses.append(Use(path, outer_product, False, positions))
                 elif np.array_equal(own, matrix.swapaxes(1, 2)):
-                    uses.append(Use(path, wall, True, positions))
+                    uses.append(Use(path, outer_product, True, positions))
                 else:
-                    self.spoil(wall.view, "is used in two layouts")
+                    self.mark_direct(outer_product.view, "is used in two layouts")
             for _, uses in found:
-                if len({use.swapped for use in uses if use.wall.geometry.lookup}) > 1:
-                    self.spoil(uses[0].wall.view, "is looked up by rows and by columns")
+                if len({use.swapped for use in uses if use.outer_product.geometry.lookup}) > 1:
+                    self.mark_direct(uses[0].outer_product.view, "is looked up by rows and by columns")
             if len(self.direct) == before:
-                return tuple(_unit(matrix, uses) for matrix, uses in found)
+                return tuple(_weight(matrix, uses) for matrix, uses in found)
 
 
-def _unit(matrix: np.ndarray, uses: list[Use]) -> Unit:
+def _weight(matrix: np.ndarray, uses: list[Use]) -> WeightMatrix:
     """Rows are looked up on the first side of the matrix."""
-    if any(use.swapped and use.wall.geometry.lookup for use in uses):
+    if any(use.swapped and use.outer_product.geometry.lookup for use in uses):
         matrix, uses = matrix.swapaxes(1, 2), [use._replace(swapped=not use.swapped) for use in uses]
     blocks, k, o = matrix.shape
-    return Unit((blocks, k, o), tuple(uses))
+    return WeightMatrix((blocks, k, o), tuple(uses))
 
 
 def _differentiable(variable: Any) -> bool:
@@ -345,9 +350,9 @@ def _real(variable: Any) -> bool:
     return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
 
 
-def _still(value: Any) -> Kind:
+def _still(value: Any) -> Dependence:
     """What is left of a value through which no gradient comes back."""
-    return value if value in (Kind.CONSTANT, Kind.RECORD) else Kind.RECORD
+    return value if value in (Dependence.CONSTANT, Dependence.RECORD) else Dependence.RECORD
 
 
 def _require_gradients(equation: Any) -> None:

@@ -1,6 +1,7 @@
 """The one place where gradients of single records are clipped and summed.
 
-One forward and one backward pass over the batch give, for every wall of the model's program, what its norm takes, and
+One forward and one backward pass over the batch give, for every equation whose gradient by its parameters is a sum of
+outer products, what the norm takes, and
 for every other parameter the gradients of single records; see `analysis.py`.
 """
 
@@ -93,7 +94,7 @@ def _part(
 ) -> BatchGradient:
     """The clipped sum over records that are looked at together."""
     leaves, structure = jax.tree.flatten(params)
-    probes = program.nested({path: wall.probe for path, wall in program.paths(plan.walls)})
+    probes = program.nested({path: outer_product.probe for path, outer_product in program.paths(plan.outer_products)})
 
     def one(record: Any) -> tuple[jax.Array, Any, Any, list[jax.Array]]:
         def loss(probes: Any, direct: list[jax.Array]) -> tuple[jax.Array, Any]:
@@ -104,12 +105,12 @@ def _part(
         return found, seen, *pull(jnp.ones_like(found))
 
     losses, seen, cotangents, built = jax.vmap(one)(record)
-    squared, units = jnp.zeros(mask.shape), []
-    for unit in plan.units:
-        uses = norms.factors_of(unit, seen, cotangents)
-        more, kernels = norms.squares(unit, uses, round_up)
+    squared, weights = jnp.zeros(mask.shape), []
+    for weight in plan.weights:
+        uses = norms.factors_of(weight, seen, cotangents)
+        more, kernels = norms.squares(weight, uses, round_up)
         squared = squared + more
-        units.append((unit, uses, kernels))
+        weights.append((weight, uses, kernels))
     for gradient in built:
         wide = gradient.reshape(mask.shape[0], -1).astype(jnp.promote_types(gradient.dtype, jnp.float32))
         squared = squared + jnp.sum(wide * wide, -1)
@@ -117,15 +118,16 @@ def _part(
     totals: dict[int, jax.Array] = {
         at: norms.weighted_sum(gradient, factors) for at, gradient in zip(plan.direct, built)
     }
-    for unit, uses, kernels in units:
-        total = norms.total(unit, uses, kernels, factors)
-        use = unit.uses[0]
-        back = use.wall.gradient(total.swapaxes(1, 2) if use.swapped else total)
-        for at, part in use.wall.view.put_back(back, leaves).items():
+    for weight, uses, kernels in weights:
+        total = norms.total(weight, uses, kernels, factors)
+        use = weight.uses[0]
+        back = use.outer_product.gradient(total.swapaxes(1, 2) if use.swapped else total)
+        for at, part in use.outer_product.view.put_back(back, leaves).items():
             totals[at] = totals[at] + part if at in totals else part
     found = [totals[at].astype(leaf.dtype) if at in totals else jnp.zeros_like(leaf) for at, leaf in enumerate(leaves)]
-    told = jnp.sqrt(jnp.where(mask, squared, 0.0))
-    return BatchGradient(jax.tree.unflatten(structure, found), jnp.where(mask, losses, 0.0), mask & (factors < 1), told)
+    before = jnp.sqrt(jnp.where(mask, squared, 0.0))
+    gradient = jax.tree.unflatten(structure, found)
+    return BatchGradient(gradient, jnp.where(mask, losses, 0.0), mask & (factors < 1), before)
 
 
 def plain_sum(
@@ -187,7 +189,9 @@ def features(model: Model, params: Any, x: Any) -> jax.Array:
     if plan.features is None:
         raise errors.refuse("model", "one without a product of features and parameters", "a dense layer at the end")
     leaves, frozen = jax.tree.leaves(params), split(model)[1]
-    read: jax.Array = jax.vmap(lambda record: plan.look(leaves, frozen, record).reshape(-1).astype(jnp.float32))((x,))
+    read: jax.Array = jax.vmap(
+        lambda record: plan.last_product_input(leaves, frozen, record).reshape(-1).astype(jnp.float32)
+    )((x,))
     return read
 
 

@@ -103,7 +103,7 @@ class Dot(NamedTuple):
     precision: Any
 
 
-class Convolution(NamedTuple):
+class ConvolutionRule(NamedTuple):
     """Numbers of axes: (records, channels, *space), (outputs, channels, *space), (records, channels, *space)."""
 
     numbers: Any
@@ -178,13 +178,13 @@ def dot_of(equation: Any) -> Dot:
     return Dot(contracted, batch, precision)
 
 
-def convolution_of(equation: Any) -> Convolution:
+def convolution_of(equation: Any) -> ConvolutionRule:
     numbers, strides, padding, spread, dilation, *rest = _read(
         equation,
         *("dimension_numbers", "window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count"),
         *("batch_group_count", "precision", "preferred_element_type"),
     )
-    return Convolution(numbers, tuple(strides), tuple(map(tuple, padding)), (tuple(spread), tuple(dilation)), *rest)
+    return ConvolutionRule(numbers, tuple(strides), tuple(map(tuple, padding)), (tuple(spread), tuple(dilation)), *rest)
 
 
 def gather_of(equation: Any) -> Gather:
@@ -219,7 +219,7 @@ def axes_of(equation: Any) -> tuple[int, ...]:
 
 
 def sees_zeros(equation: Any) -> bool:
-    """Whether the rule of a function with its own derivative is told which derivatives are zero."""
+    """Whether the rule of a function with its own derivative sees which derivatives are zero."""
     return bool(_read(equation, "symbolic_zeros")[0])
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.display import count
-from fedjax_dp.gradients.analysis import GradientPlan, Unit
+from fedjax_dp.gradients.analysis import GradientPlan, WeightMatrix
 from fedjax_dp.gradients.clipped import MEMORY, loss_plan
 from fedjax_dp.gradients.model import Model
 
@@ -18,7 +18,7 @@ class Weight(NamedTuple):
     parameters: tuple[str, ...]
     size: int  # numbers
     way: str  # "factored", "direct" or "unused"
-    told: str  # why, and how
+    reason: str  # why, and how
     bytes: int  # per record, of what has to be built
 
 
@@ -34,7 +34,7 @@ class Explanation(NamedTuple):
     def table(self) -> list[str]:
         """A line for each weight, below a heading."""
         rows = [("parameters", "numbers", "way", "bytes/record", "how")]
-        rows += [(" + ".join(w.parameters), f"{w.size:,}", w.way, f"{w.bytes:,}", w.told) for w in self.weights]
+        rows += [(" + ".join(w.parameters), f"{w.size:,}", w.way, f"{w.bytes:,}", w.reason) for w in self.weights]
         widths = [max(len(row[at]) for row in rows) for at in range(4)]
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0])).rstrip() for row in rows]
 
@@ -71,7 +71,7 @@ class Explanation(NamedTuple):
 def explain(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> Explanation:
     """How `clipped_sum` makes the gradients of a model on batches like x and y `(records, ...)`."""
     plan = loss_plan(model, params, x, y, keys)
-    weights = [_unit(plan, unit) for unit in plan.units]
+    weights = [_weight(plan, weight) for weight in plan.weights]
     for leaf, why in plan.direct.items():
         size = math.prod(plan.shapes[leaf].shape)
         weights.append(Weight((plan.names[leaf],), size, "direct", why, 4 * size))
@@ -88,16 +88,16 @@ def describe(model: Model, params: Any, x: Any, y: Any) -> str:
     return explain(model, params, x, y).summary
 
 
-def _unit(plan: GradientPlan, unit: Unit) -> Weight:
-    blocks, k, o = unit.shape
-    uses = [f"{use.wall.name}{' (transposed)' if use.swapped else ''}" for use in unit.uses]
+def _weight(plan: GradientPlan, weight: WeightMatrix) -> Weight:
+    blocks, k, o = weight.shape
+    uses = [f"{use.outer_product.name}{' (transposed)' if use.swapped else ''}" for use in weight.uses]
     times = {name: uses.count(name) for name in dict.fromkeys(uses)}
-    walls = " + ".join(name if count == 1 else f"{count} x {name}" for name, count in times.items())
+    outer_products = " + ".join(name if count == 1 else f"{count} x {name}" for name, count in times.items())
     shape = f"{blocks} x {k} x {o}" if blocks > 1 else f"{k} x {o}"
-    if unit.positions == 1:
+    if weight.positions == 1:
         norm = "|u| |v|"
     else:
-        norm = "gradients of single records" if unit.by_kernel else "pairs of positions"
-    told = f"{walls}, {shape}, {unit.positions} position{'s' * (unit.positions > 1)}: {norm}"
-    names = tuple(plan.names[leaf] for leaf in sorted(unit.leaves))
-    return Weight(names, blocks * k * o, "factored", told, 4 * unit.floats)
+        norm = "gradients of single records" if weight.by_kernel else "pairs of positions"
+    reason = f"{outer_products}, {shape}, {weight.positions} position{'s' * (weight.positions > 1)}: {norm}"
+    names = tuple(plan.names[leaf] for leaf in sorted(weight.leaves))
+    return Weight(names, blocks * k * o, "factored", reason, 4 * weight.floats)

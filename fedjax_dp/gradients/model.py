@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from fedjax_dp import errors, validation
+from fedjax_dp import validation, errors
 
 Params = Any
 T = TypeVar("T")
@@ -103,8 +103,8 @@ class JitOfModel:
 def require_model(model: Any) -> None:
     """Refuse what does not say what the simulator needs of a model."""
     wanted, page = "a value with init, loss and logits of one record", validation.page_of(Model)
-    if told := validation.advice(model):
-        raise errors.refuse("model", validation.described(model), wanted, told)
+    if advice := validation.advice(model):
+        raise errors.refuse("model", validation.described(model), wanted, advice)
     if wrong := validation.lacking(model, Model):
         remedy = f"use fedjax_dp.model(network, data) for a network or two functions, or see {page}"
         raise errors.refuse("model", f"{validation.described(model)}, which lacks {', '.join(wrong)}", wanted, remedy)

@@ -8,29 +8,29 @@ from jax import lax
 
 from fedjax_dp.few import sum_of_few
 from fedjax_dp.gradients import program
-from fedjax_dp.gradients.analysis import Unit
-from fedjax_dp.gradients.walls import finite
+from fedjax_dp.gradients.analysis import WeightMatrix
+from fedjax_dp.gradients.outer_products import finite
 
 ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
 EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
 
 
 class Factors(NamedTuple):
-    """Outer products at the positions of a unit: u `(records, blocks, t, k)`, or rows `(records, blocks, t)`, and v."""
+    """Outer products at positions of a weight: u `(records, blocks, t, k)` or rows `(records, blocks, t)`, and v."""
 
     lookup: bool
     u: jax.Array
     v: jax.Array
 
 
-def factors_of(unit: Unit, seen: Any, cotangents: Any) -> list[Factors]:
-    """All positions of a unit: those where a row is picked, and all others."""
+def factors_of(weight: WeightMatrix, seen: Any, cotangents: Any) -> list[Factors]:
+    """All positions of a weight: those where a row is picked, and all others."""
     found: dict[bool, list[Factors]] = {}
-    for path, wall, swapped, _ in unit.uses:
-        u, v = wall.factors(program.at(seen, path), program.at(cotangents, path))
+    for path, outer_product, swapped, _ in weight.uses:
+        u, v = outer_product.factors(program.at(seen, path), program.at(cotangents, path))
         v = finite(v)
-        found.setdefault(wall.geometry.lookup, []).append(
-            Factors(wall.geometry.lookup, *((v, u) if swapped else (u, v)))
+        found.setdefault(outer_product.geometry.lookup, []).append(
+            Factors(outer_product.geometry.lookup, *((v, u) if swapped else (u, v)))
         )
     return [
         Factors(lookup, _joined([part.u for part in parts]), _joined([part.v for part in parts]))
@@ -42,19 +42,19 @@ def _joined(parts: list[jax.Array]) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, 2)
 
 
-def squares(unit: Unit, uses: list[Factors], round_up: bool) -> tuple[jax.Array, jax.Array | None]:
+def squares(weight: WeightMatrix, uses: list[Factors], round_up: bool) -> tuple[jax.Array, jax.Array | None]:
     """Squared norms `(records,)`, and gradients of single records `(records, blocks, o, k)` where those were built.
 
     One position: |u|^2 |v|^2. Else single gradients, or sums over pairs of positions (u_t . u_s) (v_t . v_s), whichever
     is smaller. Where positions cancel, a sum over pairs comes out too small by rounding; `round_up` adds what that may
     be: ROUNDING (sum over positions |u| |v|)^2.
     """
-    if unit.positions == 1:
+    if weight.positions == 1:
         (only,) = uses
         parts = _square(only.v) if only.lookup else _square(only.u) * _square(only.v)
         return parts.sum((1, 2)), None
-    if unit.by_kernel:
-        built = sum((_built(unit, one) for one in uses[1:]), start=_built(unit, uses[0]))
+    if weight.by_kernel:
+        built = sum((_built(weight, one) for one in uses[1:]), start=_built(weight, uses[0]))
         return _square(built).sum((1, 2)), built
     total = jnp.zeros(uses[0].v.shape[0], uses[0].v.dtype)
     for at, one in enumerate(uses):
@@ -67,7 +67,7 @@ def squares(unit: Unit, uses: list[Factors], round_up: bool) -> tuple[jax.Array,
     return total, None
 
 
-def _built(unit: Unit, one: Factors) -> jax.Array:
+def _built(weight: WeightMatrix, one: Factors) -> jax.Array:
     """Gradients of single records `(records, blocks, o, k)`."""
     if not one.lookup:
         return _einsum("nbto,nbtk->nbok", one.v, one.u)
@@ -75,10 +75,10 @@ def _built(unit: Unit, one: Factors) -> jax.Array:
     rows = one.v.reshape(records * blocks, positions, -1)
 
     def table(index: jax.Array, rows: jax.Array) -> jax.Array:
-        return jnp.zeros(unit.shape[1:], rows.dtype).at[index].add(rows)
+        return jnp.zeros(weight.shape[1:], rows.dtype).at[index].add(rows)
 
     built = jax.vmap(table)(one.u.reshape(records * blocks, positions), rows)
-    return built.reshape(records, *unit.shape).swapaxes(2, 3)
+    return built.reshape(records, *weight.shape).swapaxes(2, 3)
 
 
 def _length(one: Factors) -> jax.Array:
@@ -97,21 +97,21 @@ def _pairs(one: Factors, other: Factors) -> jax.Array:
     return _einsum("nbtk,nbsk->nbts", one.u, other.u)
 
 
-def total(unit: Unit, uses: list[Factors], built: jax.Array | None, factors: jax.Array) -> jax.Array:
+def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, factors: jax.Array) -> jax.Array:
     """Sum over records of gradients times factors `(blocks, k, o)`."""
-    blocks = unit.shape[0]
+    blocks = weight.shape[0]
     if built is not None:
         return weighted_sum(built, factors).swapaxes(1, 2)
     found: Any = 0.0
     for one in uses:
         if one.lookup:
             at = jnp.broadcast_to(jnp.arange(blocks)[None, :, None], one.u.shape)
-            found = found + jnp.zeros(unit.shape, one.v.dtype).at[at, one.u].add(_weighted(one.v, factors))
+            found = found + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(_weighted(one.v, factors))
         elif blocks == 1:
             found = found + _product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
             found = found + jax.vmap(_product, (1, 1, None))(one.u, one.v, factors)
-    whole: jax.Array = found  # no unit is without uses
+    whole: jax.Array = found  # no weight is without uses
     return whole
 
 

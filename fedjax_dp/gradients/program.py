@@ -37,9 +37,9 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
     """Results of the program, and what was read at the sites that have a probe.
 
     sites   equations that are run by `site.bind(equation, values, probe)`, which returns outputs and what it has read;
-    probes  nested like `sites`, what each site is given, of loops one for each step: a wall is given an array of zeros
+    probes  nested like `sites`, what each site gets, of loops one for each step: an outer product an array of zeros
             that joins its first output, so that the derivative with respect to it is the cotangent there; None: the
-            site is only looked at; left out: it is given None, and nobody looks.
+            site is only read; left out: it gets None, and is not read.
     """
     known = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
 
@@ -56,9 +56,9 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
             if more:
                 seen[number] = more
         else:
-            made, looked = site.bind(equation, values, probes.get(number))
+            made, recorded = site.bind(equation, values, probes.get(number))
             if number in probes:
-                seen[number] = looked
+                seen[number] = recorded
         known.update(zip(equation.outvars, made))
     return [read(variable) for variable in jaxpr.outvars], seen
 

@@ -66,7 +66,7 @@ def require_own_operations(what: str, jaxpr: Any, derivatives: bool = True, arou
             if equations.sees_zeros(equation):
                 raise errors.refuse(
                     what,
-                    f"a rule for a derivative that is told which derivatives are zero{place}, and may differ by them",
+                    f"a rule for a derivative that sees which derivatives are zero{place}, and may differ by them",
                     "one that is the same for all",
                     "leave out symbolic_zeros",
                 )

@@ -21,7 +21,7 @@ IDENTITIES = (
 )
 
 
-class View(NamedTuple):
+class ParameterView(NamedTuple):
     """A value made of parameters alone.
 
     While it is only moved around (transposed, cut, joined, times a number), its entries are elements of parameters, and
@@ -63,7 +63,7 @@ class View(NamedTuple):
         return found
 
 
-def narrowed(view: View, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]] | None:
+def narrowed(view: ParameterView, shape: tuple[int, ...]) -> tuple[ParameterView, tuple[int, ...]] | None:
     """The view of distinct elements that `view` repeats to be of `shape`, and the axes of `shape` along which it does.
 
     None if there is no such view.
@@ -86,20 +86,20 @@ def narrowed(view: View, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]]
     return (view, repeated) if view.distinct else None
 
 
-def leaf_view(number: int, shape: tuple[int, ...], first: int) -> View:
+def leaf_view(number: int, shape: tuple[int, ...], first: int) -> ParameterView:
     """A whole parameter; `first` is the number of its first element."""
     size = int(np.prod(shape))
     elements = np.arange(first, first + size, dtype=np.int32).reshape(shape)
-    return View(frozenset([number]), elements, 1.0, (), lambda leaves: leaves[number])
+    return ParameterView(frozenset([number]), elements, 1.0, (), lambda leaves: leaves[number])
 
 
-def moved(equation: Any, arguments: Sequence[Any]) -> list[View]:
+def moved(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]:
     """What an equation whose arguments are views and constants makes of them."""
-    views = [a for a in arguments if isinstance(a, View)]
+    views = [a for a in arguments if isinstance(a, ParameterView)]
     first, name = views[0], equation.primitive.name
     leaves = frozenset().union(*(v.leaves for v in views))
     count = len(equation.outvars)
-    computed = [View(leaves, None, 1.0, (), _not_moved)] * count
+    computed = [ParameterView(leaves, None, 1.0, (), _not_moved)] * count
     if any(v.elements is None for v in views):
         return computed
     if name == "neg":
@@ -110,7 +110,7 @@ def moved(equation: Any, arguments: Sequence[Any]) -> list[View]:
         if number is None or (name == "div" and arguments[0] is not first):
             return computed
         return [first._replace(scale=first.scale * float(number) if name == "mul" else first.scale / float(number))]
-    alike = all(isinstance(a, View) and (a.scale, a.loops) == (first.scale, first.loops) for a in arguments)
+    alike = all(isinstance(a, ParameterView) and (a.scale, a.loops) == (first.scale, first.loops) for a in arguments)
     lead = len(first.loops)
     made = rearranged(np, equation, [v.elements for v in views], lead) if alike else None
     if made is None:
@@ -120,7 +120,7 @@ def moved(equation: Any, arguments: Sequence[Any]) -> list[View]:
     def taken(which: int) -> Callable[[dict[int, Any]], Any]:
         return lambda leaves: rearranged(jax.numpy, equation, [take(leaves) for take in takes], lead)[which]
 
-    return [View(leaves, made[at], first.scale, first.loops, taken(at)) for at in range(count)]
+    return [ParameterView(leaves, made[at], first.scale, first.loops, taken(at)) for at in range(count)]
 
 
 def _not_moved(leaves: dict[int, Any]) -> Any:

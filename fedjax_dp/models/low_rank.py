@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.gradients import program
-from fedjax_dp.gradients.analysis import GradientPlan, Unit, Use, merged
+from fedjax_dp.gradients.analysis import GradientPlan, Use, WeightMatrix, merged
 from fedjax_dp.gradients.equations import dot_of
-from fedjax_dp.gradients.walls import Product
+from fedjax_dp.gradients.outer_products import Product
 
 A, B = "lora_a", "lora_b"
 
@@ -34,7 +34,7 @@ class LowRank:
     both: bool = True
 
 
-class Pair(NamedTuple):
+class LowRankFactors(NamedTuple):
     """The factors of a term: a (k, r), b (r, o); of a kernel of several matrices (blocks, k, r), (blocks, r, o)."""
 
     a: jax.Array
@@ -50,7 +50,7 @@ class Kernel(NamedTuple):
     @property
     def shape(self) -> tuple[int, int, int]:
         """(blocks, k, o)."""
-        blocks, k, o = self.uses[0][0].wall.matrix.shape
+        blocks, k, o = self.uses[0][0].outer_product.matrix.shape
         return blocks, k, o
 
 
@@ -58,23 +58,23 @@ def kernels_of(plan: GradientPlan) -> dict[str, Kernel]:
     """The parameters of a traced network that can have a low-rank term, by name."""
     return {
         plan.names[number]: Kernel(number, uses)
-        for unit in plan.units
-        if (found := _kernel(plan, unit))
+        for weight in plan.weights
+        if (found := _kernel(plan, weight))
         for number, uses in [found]
     }
 
 
-def _kernel(plan: GradientPlan, unit: Unit) -> tuple[int, tuple[tuple[Use, bool], ...]] | None:
-    if len(unit.leaves) != 1 or not all(isinstance(use.wall.geometry, Product) for use in unit.uses):
+def _kernel(plan: GradientPlan, weight: WeightMatrix) -> tuple[int, tuple[tuple[Use, bool], ...]] | None:
+    if len(weight.leaves) != 1 or not all(isinstance(use.outer_product.geometry, Product) for use in weight.uses):
         return None
-    (number,) = unit.leaves
-    depths = [(use.wall.view.loops, tuple(range(len(use.wall.loops)))) for use in unit.uses]
-    if math.prod(unit.shape) != math.prod(plan.shapes[number].shape) or min(unit.shape[1:]) < 2:
+    (number,) = weight.leaves
+    depths = [(use.outer_product.view.loops, tuple(range(len(use.outer_product.loops)))) for use in weight.uses]
+    if math.prod(weight.shape) != math.prod(plan.shapes[number].shape) or min(weight.shape[1:]) < 2:
         return None
     if any(own and own != around for own, around in depths):  # a loop that shares it lies within one that runs over it
         return None
-    first = unit.uses[0].swapped
-    return number, tuple((use, use.swapped is not first) for use in unit.uses)
+    first = weight.uses[0].swapped
+    return number, tuple((use, use.swapped is not first) for use in weight.uses)
 
 
 def shapes(kernel: Kernel, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -91,17 +91,17 @@ def random_a(key: jax.Array, kernel: Kernel, rank: int) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Beside:
+class _ProductWithTerm:
     """A product that is run with a low-rank term beside it. Its pair is given at the site where a loop runs over it."""
 
     product: Product
     turned: bool
     scale: Any
-    pair: Pair | None
+    pair: LowRankFactors | None
 
     def bind(self, equation: Any, values: list[Any], probe: Any) -> tuple[list[Any], Any]:
         made, read = self.product.bind(equation, values, None)
-        a, b = self.pair or Pair(*probe)
+        a, b = self.pair or LowRankFactors(*probe)
         if self.turned:
             a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
         x = self.product.rows(read)
@@ -114,18 +114,18 @@ class _Beside:
         return made, ()
 
 
-def run(plan: GradientPlan, leaves: list[Any], record: Any, pairs: Mapping[str, Pair], scale: Any) -> Any:
+def run(plan: GradientPlan, leaves: list[Any], record: Any, pairs: Mapping[str, LowRankFactors], scale: Any) -> Any:
     """What the traced network makes of a record, with low-rank terms beside the kernels of these names."""
     sites: dict[tuple[int, ...], Any] = {}
     given: dict[tuple[int, ...], Any] = {}
     kernels = kernels_of(plan)
     for name, pair in pairs.items():
-        for (path, wall, *_), turned in kernels[name].uses:
-            assert isinstance(wall.geometry, Product)
-            own = None if wall.view.loops else pair
-            sites[path] = _Beside(wall.geometry, turned, scale * wall.view.scale, own)
+        for (path, outer_product, *_), turned in kernels[name].uses:
+            assert isinstance(outer_product.geometry, Product)
+            own = None if outer_product.view.loops else pair
+            sites[path] = _ProductWithTerm(outer_product.geometry, turned, scale * outer_product.view.scale, own)
             if own is None:
-                lengths = [wall.loops[depth] for depth in wall.view.loops]
+                lengths = [outer_product.loops[depth] for depth in outer_product.view.loops]
                 given[path] = tuple(_by_step(factor, lengths) for factor in pair)
     arguments = [*leaves, *jax.tree.leaves(record)]
     nested = merged(program.nested(sites), plan.products)
@@ -140,13 +140,13 @@ def _by_step(factor: jax.Array, lengths: list[int]) -> jax.Array:
     return apart if blocks > 1 else apart.reshape(*lengths, *factor.shape[-2:])
 
 
-def added(plan: GradientPlan, leaves: list[Any], pairs: Mapping[str, Pair], scale: Any) -> list[Any]:
+def added(plan: GradientPlan, leaves: list[Any], pairs: Mapping[str, LowRankFactors], scale: Any) -> list[Any]:
     """The parameters with their terms added to them: W + (alpha / r) A B."""
     found, kernels = list(leaves), kernels_of(plan)
     for name, (a, b) in pairs.items():
         kernel = kernels[name]
-        wall = kernel.uses[0][0].wall
+        outer_product = kernel.uses[0][0].outer_product
         term = scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-        back = wall.view.put_back(wall.gradient(term if term.ndim == 3 else term[None]), leaves)
+        back = outer_product.view.put_back(outer_product.gradient(term if term.ndim == 3 else term[None]), leaves)
         found[kernel.number] = leaves[kernel.number] + back[kernel.number]
     return found

@@ -19,7 +19,7 @@ from fedjax_dp.gradients.model import Params
 from fedjax_dp.models import low_rank
 from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.batch_axis import first_row, require_records_apart
-from fedjax_dp.models.low_rank import Pair
+from fedjax_dp.models.low_rank import LowRankFactors
 from fedjax_dp.models.networks import Network, named, network_of, unnamed
 from fedjax_dp.models.origins import Origin, values_digest
 from fedjax_dp.prng import role_key
@@ -177,12 +177,12 @@ class NetworkModel:
         trained = {name: params[name] for name in self.adaptation.trained}
         return unnamed({**self._frozen().values, **trained}, _structure(self.base))
 
-    def _pairs(self, params: Params) -> dict[str, Pair]:
+    def _pairs(self, params: Params) -> dict[str, LowRankFactors]:
         """Factors of the low-rank terms by kernel."""
         assert self.adaptation is not None
         every = {**self._frozen().values, **params}
         names = () if self.adaptation.low_rank is None else self.adaptation.low_rank.names
-        return {name: Pair(every[f"{name}/{low_rank.A}"], every[f"{name}/{low_rank.B}"]) for name in names}
+        return {name: LowRankFactors(every[f"{name}/{low_rank.A}"], every[f"{name}/{low_rank.B}"]) for name in names}
 
     def _plan(self, key: jax.Array | None, x: Any = None) -> GradientPlan:
         """The network as a traced program of all its parameters and one record."""

@@ -62,7 +62,7 @@ def head_of(what: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[st
     if plan.features is None:
         raise errors.refuse(what, HEAD, "used where a product with parameters is last", "name it by a pattern")
     path = plan.features[0]
-    last = next((unit for unit in plan.units for use in unit.uses if use.path == path), None)
+    last = next((weight for weight in plan.weights for use in weight.uses if use.path == path), None)
     if last is None:
         raise errors.refuse(what, HEAD, "used where the last product is with a kernel", "name it by a pattern")
     kernel = plan.names[min(last.leaves)]

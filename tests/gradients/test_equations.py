@@ -61,7 +61,7 @@ def test_a_loop_is_read_as_it_was_written():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         (lambda params: params | {"lanes": 4}, "a new lanes"),
         (lambda params: {key: value for key, value in params.items() if key != "length"}, "no length"),
@@ -73,12 +73,12 @@ def test_a_loop_is_read_as_it_was_written():
     ],
     ids=["more", "less", "renamed", "otherwise"],
 )
-def test_an_unknown_version_is_refused_in_one_line_that_names_both(change, told):
+def test_an_unknown_version_is_refused_in_one_line_that_names_both(change, words):
     equation = named("scan", loop, jnp.ones((3, 4)), 2.0)
     with pytest.raises(ConfigurationError) as refused:
         equations.scan_of(with_params(equation, **change(equation.params)))
     line = str(refused.value)
-    assert told in line
+    assert words in line
     assert jax.__version__ in line
     assert equations.SUPPORTED in line
     assert "\n" not in line

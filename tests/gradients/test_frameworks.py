@@ -2,7 +2,7 @@
 """Networks of four frameworks, generated: clipped sums and norms equal float64 gradients of single records.
 
 Half of the networks run on batches whose size is also the number of positions and of features, where nothing can be
-told from shapes. None may be wrong; what is refused says why.
+known from shapes. None may be wrong; what is refused says why.
 """
 
 import functools
@@ -538,7 +538,7 @@ def test_a_module_that_stands_starts_with_its_own_numbers_and_another_with_those
 
 
 @pytest.mark.parametrize(
-    ("network", "told"),
+    ("network", "words"),
     [
         (lambda: lambda key: BatchNormed(nnx.Rngs(key)), "BatchNormed with BatchStat"),
         (
@@ -551,8 +551,8 @@ def test_a_module_that_stands_starts_with_its_own_numbers_and_another_with_those
         (lambda: eqx.nn.Linear(7, 3, key=jax.random.key(0)), "Linear that fails on one record"),
     ],
 )
-def test_what_is_no_network_of_one_record_is_refused_in_one_line(network, told):
-    with jax.numpy_rank_promotion("allow"), pytest.raises(errors.ConfigurationError, match=told) as caught:
+def test_what_is_no_network_of_one_record_is_refused_in_one_line(network, words):
+    with jax.numpy_rank_promotion("allow"), pytest.raises(errors.ConfigurationError, match=words) as caught:
         fdp.model(network(), (5,))
     assert "\n" not in str(caught.value)
 

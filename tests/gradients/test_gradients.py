@@ -250,14 +250,14 @@ def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
 
 
 @pytest.mark.parametrize(
-    ("module", "way", "told"),
+    ("module", "way", "words"),
     [
         (Leaking(), "direct", "is part of the result|goes into"),
         (Tied(), "factored", "dot_general \\(transposed\\)"),
         (Looped(), "factored", "2 positions"),
         *(
-            pytest.param(*told, marks=pytest.mark.slow)
-            for told in (
+            pytest.param(*words, marks=pytest.mark.slow)
+            for words in (
                 (Scaled(), "direct", "goes into mul"),
                 (Gated(), "factored", "dot_general"),
                 (Grouped(), "factored", "2 x 2 x 2"),
@@ -266,10 +266,10 @@ def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
     ],
 )
 @pytest.mark.parametrize("microbatch", quick([None, 3], (None,)))
-def test_every_use_of_a_parameter_is_right_and_told(module, way, told, microbatch):
+def test_every_use_of_a_parameter_is_right_and_described(module, way, words, microbatch):
     model, params, x, y = problem(module, 4, 6, classes=3)
     weights = gradients.explain(model, params, x, y).weights
-    assert any(weight.way == way and re.search(told, weight.told) for weight in weights), weights
+    assert any(weight.way == way and re.search(words, weight.reason) for weight in weights), weights
     got = jax.jit(gradients.clipped_sum, static_argnums=(0, 6))(model, params, x, y, jnp.ones(4, bool), 0.5, microbatch)
     for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, np.ones(4), 0.5)):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
@@ -490,7 +490,7 @@ odd.def_impl(lambda a: a)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "words"),
     [
         (lambda: fdp.model(Apart(lambda x: x), (5,), loss=lambda s, y: s), r"a loss that is float32\[3\]"),
         (lambda: fdp.model(Apart(lambda x: x), (5,), loss=lambda s, y: y), r"a loss that is int32\[\]"),
@@ -510,11 +510,11 @@ odd.def_impl(lambda a: a)
         ),
     ],
 )
-def test_what_cannot_be_trained_is_one_line_with_the_place_in_the_code(make, told):
-    if told is None:  # only records are narrow, no gradient is
+def test_what_cannot_be_trained_is_one_line_with_the_place_in_the_code(make, words):
+    if words is None:  # only records are narrow, no gradient is
         assert jnp.isfinite(ravel(use(make()).total)[0]).all()
         return
-    with pytest.raises(errors.ConfigurationError, match=told) as caught:
+    with pytest.raises(errors.ConfigurationError, match=words) as caught:
         use(make())
     assert "\n" not in str(caught.value)
 
@@ -566,7 +566,7 @@ def test_a_loss_that_asks_other_devices_is_refused():
         fdp.simulate(value, ragged_data([20, 30, 25]), rounds=1, model=model)
 
 
-def test_a_model_of_batches_is_told_what_to_implement():
+def test_a_model_of_batches_is_refused_with_what_to_implement():
     value = fdp.fedavg(cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1)
     with pytest.raises(errors.ConfigurationError, match="got Batched, which lacks loss"):
         fdp.simulate(value, ragged_data([20, 30, 25]), rounds=1, model=Batched())
@@ -681,9 +681,9 @@ def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     )
     x, y = jax.random.normal(jax.random.key(2), (6, *shape)), jnp.arange(6) % 4
     mask = jnp.ones(6, bool)
-    told = gradients.describe(narrow, params, x, y)
-    assert told.startswith("norms in the backward pass")
-    assert told.endswith("of gradients computed in bfloat16")
+    words = gradients.describe(narrow, params, x, y)
+    assert words.startswith("norms in the backward pass")
+    assert words.endswith("of gradients computed in bfloat16")
     one = jax.vmap(jax.grad(narrow.loss), (None, 0, 0))
     rows = jax.vmap(lambda g: ravel(g)[0])(jax.jit(one)(params, x, y))
     for clip_norm in (1e6, 0.5):

@@ -107,7 +107,7 @@ def printed(x):
     return x
 
 
-def told(x):
+def reported(x):
     jax.debug.callback(lambda a: None, x)
     return x
 
@@ -121,7 +121,7 @@ SEES = {  # each a forward pass of one record
     "sequential_vmap": sequential_vmap(lambda x: 2 * x),
     "io_callback": lambda x: io_callback(lambda a: a, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
     "debug_print": printed,
-    "debug_callback": told,
+    "debug_callback": reported,
     "own primitive named add": summed.bind,
     "own primitive with JAX's rule": spread.bind,
     "foreign function": foreign,
@@ -212,7 +212,7 @@ def test_networks_of_all_kinds_are_looked_into(kind):
         fdp.guarantee(dpnfl(), DATA, rounds=2, delta=1e-3, model=NETWORKS[kind](called("expand_dims")))
 
 
-@pytest.mark.parametrize("start", [told, called("sequential"), centred], ids=["debug", "pure", "custom_vmap"])
+@pytest.mark.parametrize("start", [reported, called("sequential"), centred], ids=["debug", "pure", "custom_vmap"])
 def test_a_start_that_does_more_than_compute_is_refused(start):
     with pytest.raises(errors.ConfigurationError, match=r"init of the model must be .*test_record_independence"):
         fdp.guarantee(dpnfl(noise_multiplier=1.0), DATA, rounds=2, delta=1e-3, model=Own(start=start))

@@ -1,7 +1,7 @@
-"""Walls: equations at which parameters meet something else, and whose gradient by them is a sum of outer products.
+"""Equations at which parameters meet something else, and whose gradient by them is a sum of outer products.
 
-The gradient of a wall by its parameters, as matrices (blocks, k, o), is a sum over positions of u (k) times v (o): u is
-what the equation has read beside them, v the cotangent of what it has made. A wall says how its values become u and v.
+That gradient, as matrices (blocks, k, o), is a sum over positions of u (k) times v (o): u is what the equation has read
+beside its parameters, v the cotangent of what it has made. An `OuterProduct` says how its values become u and v.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp.gradients.equations import bind, convolution_of, dot_of, gather_of, sizes_of
-from fedjax_dp.gradients.views import View
+from fedjax_dp.gradients.views import ParameterView
 
 HUGE = 2.0**126  # its square is not finite in float32
 
@@ -39,10 +39,10 @@ class Geometry(Protocol):
     # what was read and the cotangent, both (n, ...) -> u (n, blocks, t, k), or rows (n, blocks, t); v (n, blocks, t, o)
 
 
-class Wall(NamedTuple):
-    """A wall in a program."""
+class OuterProduct(NamedTuple):
+    """One such equation of a program."""
 
-    view: View
+    view: ParameterView
     loops: tuple[int, ...]  # lengths of the loops around it
     geometry: Geometry
     out: Any  # shape and type of its first output
