@@ -127,12 +127,12 @@ def _is_list(given: Any) -> bool:
 
 
 def _is_array(given: Any) -> bool:
-    """What NumPy makes an array of: no lists of different lengths."""
+    """What NumPy makes an array of: no lists of different lengths, nothing that is traced."""
     if isinstance(given, np.ndarray) or not _is_list(given):
         return isinstance(given, np.ndarray)
     try:
         np.asarray(given)
-    except ValueError:
+    except (ValueError, TypeError):
         return False
     return True
 
