@@ -82,8 +82,8 @@ def measure():
         size,
     )
     drawn = feed._draw(0)
-    block_s = best(lambda: feed._read(0, drawn).fed.held)
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves(feed._read(0, drawn).fed.held))
+    block_s = best(lambda: feed._read(0, drawn).records.held)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(feed._read(0, drawn).records.held))
     feed.close()
     return {
         "flops": floor.flops / work,

@@ -17,23 +17,19 @@ this shows what the server would see, and protects nobody.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp import errors, prng
-from fedjax_dp.execution.mesh import AXIS
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
 MOST_MEMBERS = 65_536  # their 16-bit limbs can be summed in 32-bit lanes
 _TILE = 16_384  # blocks: masks of one tile stay in the cache of a core while all neighbours are added
 Index = Array | int
-Rows = tuple[Array, Array, Array]  # positions, which of them are present, messages
 
 
 @value
@@ -239,76 +235,3 @@ def _packed(x: Array, y: Array) -> Array:
 def _unpacked(pairs: Array) -> tuple[Array, Array]:
     bits = partial(lax.bitcast_convert_type, new_dtype=jnp.uint32)
     return bits(lax.real(pairs)), bits(lax.imag(pairs))
-
-
-class Trace(NamedTuple):
-    """What the server sees of a round."""
-
-    masked: Array | None  # words of every member `(r, lanes, size)`, zero for those absent; None if not kept
-    total: Array  # sum of the members present, float32 `(size,)`
-    overflow: Array  # `(r,)` bool: the member is present and says, unmasked, that its message did not fit
-
-
-def exchange(
-    transport: SecureSum,
-    key: Array,
-    round_index: Index,
-    ids: Any,
-    messages: Any,
-    present: Any = None,
-    *,
-    keep_masked: bool = True,
-) -> Trace:
-    """One round among members `ids (r,)` with `messages (r, size)`; those not `present (r,)` drop out after masking.
-
-    Members are spread over all devices, each of which takes one at a time. Keeping the masked messages needs as much
-    memory as the messages. For use outside jit.
-    """
-    transport.check(len(ids))
-    ids = np.asarray(ids)
-    distinct = len(np.unique(ids[ids >= 0]))
-    if distinct < len(ids):
-        raise errors.refuse("ids of a secure sum", f"{distinct} such ids of {len(ids)}", "distinct and not negative")
-    mesh = Mesh(jax.local_devices(), (AXIS,))
-    short = -len(ids) % mesh.size
-    rows = jnp.pad(jnp.asarray(messages), ((0, short), (0, 0))) if short else messages
-    rows = jax.device_put(rows, NamedSharding(mesh, PartitionSpec(AXIS)))
-    here = jnp.ones(len(ids), bool) if present is None else jnp.asarray(present, bool)
-    numbers = (key, jnp.int32(round_index), jnp.asarray(ids, jnp.int32), rows, here)
-    trace: Trace = _exchange(transport, *numbers, mesh=mesh, keep_masked=keep_masked)
-    return trace
-
-
-@partial(jax.jit, static_argnames=("mesh", "keep_masked"))
-def _exchange(
-    transport: SecureSum,
-    key: Array,
-    round_index: Array,
-    ids: Array,
-    messages: Array,
-    present: Array,
-    *,
-    mesh: Mesh,
-    keep_masked: bool,
-) -> Trace:
-    r, rows = ids.shape[0], messages.shape[0]
-    invited = jnp.ones(r, bool)
-
-    row, whole = PartitionSpec(AXIS), PartitionSpec()
-
-    @partial(jax.shard_map, mesh=mesh, in_specs=(whole,) * 3 + (row,), out_specs=(row, whole, row), check_vma=False)
-    def spread(key: Array, round_index: Array, ids: Array, table: Rows) -> tuple[Array | None, Array, Array]:
-        def member(summed: Array, row: Rows) -> tuple[Array, tuple[Array | None, Array]]:
-            position, arrives, flat = row
-            words, overflow = transport.message(key, round_index, position, ids, invited, flat)
-            words = jnp.where(arrives, words, 0)
-            return summed + words, (words if keep_masked else None, overflow & arrives)
-
-        none = jnp.zeros((1 if transport.bits == 32 else 4, messages.shape[1]), jnp.uint32)
-        summed, (masked, overflow) = lax.scan(member, none, table)
-        return masked, lax.psum(summed, AXIS), overflow
-
-    table = (jnp.arange(rows) % r, jnp.pad(present, (0, rows - r)), messages)
-    masked, summed, overflow = spread(key, round_index, ids, table)
-    total = transport.total(key, round_index, ids, invited, present, summed)
-    return Trace(masked[:r] if keep_masked else None, total, overflow[:r])

@@ -78,28 +78,30 @@ class Shared(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What the three parts of a round have in common."""
+    """What the parts of a round have in common."""
 
-    algorithm: Algorithm
     model: Model  # its structure
-    data: FederatedData
-    key: jax.Array
+    shared: Shared
     state: ServerState
     execution: Execution
     observe: Observer | None
-    fed: HostBlock | None
+    block: HostBlock | None
     members: Members
-    rates: jax.Array | None  # of all clients
-    places: jax.Array  # of each member's row in tables
-    shared: Shared
     everyone: Member  # with a leading axis (members,)
+    places: jax.Array  # of each member's row in tables
     split: Callable[[jax.Array], Any]  # from a flat message, or a sum of them, to its parts
+
+    @property
+    def rates(self) -> jax.Array | None:
+        """Expected messages of all clients."""
+        rates: jax.Array | None = self.shared.algorithm.cohort.rates(self.shared.data.shares)
+        return rates
 
     @property
     def sent(self) -> Part:
         """What is shared of the model."""
         whole = gradients.joined(self.model, self.shared.frozen)
-        return Part(tensor_sizes(self.state.params), self.algorithm.local.sent_tensors(whole))
+        return Part(tensor_sizes(self.state.params), self.shared.algorithm.local.sent_tensors(whole))
 
     def whole(self, message: jax.Array) -> jax.Array:
         """A flat message, or a sum of them, with zeros for what is not shared of the model."""
@@ -115,22 +117,21 @@ def assembled(
     state: ServerState,
     execution: Execution,
     observe: Observer | None,
-    fed: HostBlock | None,
+    block: HostBlock | None,
 ) -> Round:
     """The cohort of a round, what its members hold, and the shape of what they will send."""
     model, frozen = gradients.split(model)
     members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
-    rates = algorithm.cohort.rates(data.shares)
     clients, places = data.client(members.ids), members.ids
-    if fed is not None:
-        clients = clients._replace(offset=fed.offsets[state.round - fed.first])
-        places = places if fed.places is None else fed.places[state.round - fed.first]
+    if block is not None:
+        clients = clients._replace(offset=block.offsets[state.round - block.first])
+        places = places if block.places is None else block.places[state.round - block.first]
     everyone = Member(
         jnp.arange(members.ids.shape[0], dtype=jnp.int32),
         clients,
         members.turn,
         members.present,
-        algorithm.aggregate.weights(members, data.shares, rates),
+        algorithm.aggregate.weights(members, data.shares, algorithm.cohort.rates(data.shares)),
         jax.tree.map(lambda table: table[places], state.clients),
         algorithm.local.send(LocalState(state.shared, state.clients), members),
     )
@@ -138,13 +139,11 @@ def assembled(
     shared = Shared(algorithm, data, key, light, frozen, members.ids, members.invited)
 
     def first() -> Any:
-        held = None if fed is None else jax.tree.map(lambda a: a[0], fed.held)
+        held = None if block is None else jax.tree.map(lambda a: a[0], block.held)
         return visit(model, holding(shared, held), jax.tree.map(lambda a: a[0], everyone))[0]
 
     split = unravel_numbers(jax.eval_shape(first))
-    return Round(
-        algorithm, model, data, key, state, execution, observe, fed, members, rates, places, shared, everyone, split
-    )
+    return Round(model, shared, state, execution, observe, block, members, everyone, places, split)
 
 
 def holding(shared: Shared, held: DeviceRecords | None) -> Shared:

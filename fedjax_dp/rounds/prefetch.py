@@ -31,12 +31,12 @@ MOST = 256  # rounds at once
 GROWTH = 1.25  # blocks grow by this much, so that few programs are compiled
 
 
-class Block(NamedTuple):
+class RoundsBlock(NamedTuple):
     """Rounds from `first` to before `until`, and what they need."""
 
     first: int
     until: int
-    fed: HostBlock
+    records: HostBlock
     clients: np.ndarray  # who takes part in them, where tables are on the host
     room: int  # for the rows of so many
 
@@ -61,10 +61,10 @@ class Feed:
         self._own = execution.own
         self._shares = jnp.asarray(data.shares)
         self._room = 1  # a block may hold nobody
-        self._held: tuple[Block, concurrent.futures.Future[Block]] | None = None  # and the one after it
+        self._held: tuple[RoundsBlock, concurrent.futures.Future[RoundsBlock]] | None = None  # and the one after it
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "feed")
 
-    def block(self, at: int) -> Block:
+    def block(self, at: int) -> RoundsBlock:
         """The block that holds round `at`; the one after it is being read when this returns."""
         held = self._held
         if held is not None and held[0].first <= at < held[0].until:
@@ -77,7 +77,7 @@ class Feed:
     def beside(self, at: int) -> float:
         """Bytes of a device that come beside the block of round `at`, once that is there: two more, and rows lent."""
         block = self.block(at)
-        held = sum(part.nbytes for part in jax.tree.leaves(block.fed.held)) / self._execution.groups
+        held = sum(part.nbytes for part in jax.tree.leaves(block.records.held)) / self._execution.groups
         return float(2 * held + block.room * self._kept)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Feed:
         drawn: tuple[jax.Array, jax.Array] = draw_cohorts(self._cohort, self._key, rounds, self._shares)
         return drawn
 
-    def _read(self, first: int, drawn: tuple[jax.Array, jax.Array]) -> Block:
+    def _read(self, first: int, drawn: tuple[jax.Array, jax.Array]) -> RoundsBlock:
         data, groups = self._data, self._execution.groups
         ids, there = map(np.asarray, drawn)
         offsets = np.zeros(ids.shape, np.int32)
@@ -116,7 +116,7 @@ class Feed:
             clients, places = np.unique(ids, return_inverse=True)
             places = places.reshape(ids.shape).astype(np.int32)
         start, offsets, places = self._execution.place((np.int32(first), offsets, places))
-        return Block(first, first + self._several, HostBlock(start, offsets, places, held), clients, ids.size)
+        return RoundsBlock(first, first + self._several, HostBlock(start, offsets, places, held), clients, ids.size)
 
     def _copied(self, rows: np.ndarray) -> DeviceRecords:
         def copied(a: Any) -> Any:
@@ -151,7 +151,7 @@ def tables_of(state: ServerState) -> list[HostTable]:
     return [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
 
 
-def lend(state: ServerState, block: Block, execution: Execution) -> ServerState:
+def lend(state: ServerState, block: RoundsBlock, execution: Execution) -> ServerState:
     """The state for the rounds of a block, with the rows of its clients."""
 
     def rows(table: Any) -> Any:
@@ -162,7 +162,7 @@ def lend(state: ServerState, block: Block, execution: Execution) -> ServerState:
     return over_tables(state, rows)
 
 
-def settle(lent: ServerState, tables: list[HostTable], block: Block) -> ServerState:
+def settle(lent: ServerState, tables: list[HostTable], block: RoundsBlock) -> ServerState:
     """A state that was lent, after its rounds: rows are back in the tables, which take their places again."""
     if not tables:
         return lent

@@ -29,15 +29,15 @@ def run_round(
     state: ServerState,
     execution: Execution,
     observe: Observer | None = None,
-    fed: HostBlock | None = None,
+    block: HostBlock | None = None,
 ) -> tuple[ServerState, RoundReport]:
     """One round. `key` is the run's key: every draw is named by role, round, client and step.
 
     observe  sees the messages as they travel, before masks: first the update with its weight, flat and with zeros for
              what is not shared of the model, then what else is sent;
-    fed      where the cohorts' records are, if not in `data`.
+    block    where the cohorts' records are, if not in `data`.
     """
-    now = assembled(algorithm, model, jax.tree.map(jnp.asarray, data), key, state, execution, observe, fed)
+    now = assembled(algorithm, model, jax.tree.map(jnp.asarray, data), key, state, execution, observe, block)
     words, rows, report = _train(now)
     mean, report = _aggregate(now, words, report)
     return _move(now, mean, rows), report
@@ -45,11 +45,11 @@ def run_round(
 
 def _train(now: Round) -> tuple[Any, Any, RoundReport]:
     """The cohort trains: the sum of its messages as they travel, and new rows of what clients keep."""
-    local, upload = now.algorithm.local, now.algorithm.upload
-    hides = upload.unit is not None or getattr(local.privatizer, "no_epsilon_reason", None) is None
+    algorithm, members = now.shared.algorithm, now.members
+    noised = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "no_epsilon_reason", None) is None
 
     def client(shared: Any, member: Member) -> tuple[Any, Any]:
-        shared = shared if now.fed is None else holding(*shared)
+        shared = shared if now.block is None else holding(*shared)
         algorithm, _, key, state, _, ids, invited = shared
         parts, result = visit(now.model, shared, member, now.execution.shard)
         message = ravel_numbers(parts)
@@ -60,24 +60,23 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
             role_key(key, "masks"), state.round, member.position, ids, invited, message
         )
         sound = jnp.all(jnp.isfinite(message))
-        if not hides:  # else a run that stops for a loss that nobody noised would tell of it
+        if not noised:  # else a run that stops for a loss that nobody noised would tell of it
             sound = sound & jnp.isfinite(result.report.loss)
         words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
-        # Who is present is asked here, as outside devices would gather all answers for it; and the other way round, as
-        # portions that are skipped are zeros.
+        # Whoever is absent is left out here, as outside devices would gather all flags for it; and the other way round,
+        # as portions that are skipped are zeros.
         broken = ~sound & member.present
         return words, (result.client_state, (result.report, broken, overflow & member.present, observed))
 
-    cohort, members = now.algorithm.cohort, now.members
     words, (rows, (probes, broken, overflow, observed)) = sum_over_clients(
         client,
         now.shared,
         now.everyone,
         now.execution,
         sum(tensor_sizes(now.state.params)),
-        None if cohort.fixed else members.present,
-        cohort.expected_size(now.data.num_clients),
-        None if now.fed is None else now.fed.held,
+        None if algorithm.cohort.fixed else members.present,
+        algorithm.cohort.expected_size(now.shared.data.num_clients),
+        None if now.block is None else now.block.held,
     )
     loss, clipped, signal, noise = probes
     report = RoundReport(members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed)
@@ -95,20 +94,21 @@ class _Mean(NamedTuple):
 @jax.named_scope("aggregation")
 def _aggregate(now: Round, words: Any, report: RoundReport) -> tuple[_Mean, RoundReport]:
     """The mean update, with the noise that joins it, and the sums of what came beside."""
-    (algorithm, _, data, key, state, *_), members, observe = now, now.members, now.observe
+    algorithm, data, key = now.shared.algorithm, now.shared.data, now.shared.key
+    state, members, rates, observe = now.state, now.members, now.rates, now.observe
     message = algorithm.transport.total(
         role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words
     )
     total, (extra, terms) = now.split(message)
     params, sent = ravel(state.params)[0], now.sent
-    update = algorithm.aggregate.combine(total, members, data.shares, now.rates, sent.take(params))
-    sensitivity = algorithm.aggregate.sensitivity(data.shares, now.rates, members.ids.shape[0])
+    update = algorithm.aggregate.combine(total, members, data.shares, rates, sent.take(params))
+    sensitivity = algorithm.aggregate.sensitivity(data.shares, rates, members.ids.shape[0])
     std = algorithm.upload.noise_std(state.upload, sensitivity, state.round)
     if std is not None:
         power = jnp.stack([jnp.vdot(update, update), std**2 * update.size])
         signal, noise = jnp.broadcast_to(power[:, None], (2, members.ids.shape[0]))
         report = report._replace(signal=signal, noise=noise)
-    messages = None if now.rates is None else jnp.sum(now.rates)
+    messages = None if rates is None else jnp.sum(rates)
     update, upload = algorithm.upload.release(
         role_key(key, "server noise"), state.round, update, extra, state.upload, sensitivity, messages
     )
@@ -124,7 +124,7 @@ def _aggregate(now: Round, words: Any, report: RoundReport) -> tuple[_Mean, Roun
 @jax.named_scope("server_move")
 def _move(now: Round, mean: _Mean, rows: Any) -> ServerState:
     """The server moves by the mean update; what it and the clients keep is brought up to date."""
-    algorithm, _, data, _, state, execution, *_ = now
+    algorithm, data, state, execution = now.shared.algorithm, now.shared.data, now.state, now.execution
     _, unravel = ravel(state.params)
 
     def variance() -> jax.Array:
@@ -143,20 +143,20 @@ def _move(now: Round, mean: _Mean, rows: Any) -> ServerState:
 
 def _exchange(now: Round, params: Any, memory: LocalState) -> LocalState:
     """The second exchange: what some clients send about the new model."""
-    algorithm, model, data, key, state, execution, *_ = now
+    algorithm, data, key = now.shared.algorithm, now.shared.data, now.shared.key
 
     def look(see: Callable[..., Any], ids: jax.Array) -> Any:
         def one(shared: Any, client_id: jax.Array) -> tuple[Any, Any]:
             data, params, frozen, key = shared
-            whole = gradients.joined(model, frozen)
+            whole = gradients.joined(now.model, frozen)
             return (), see(jax.random.fold_in(key, client_id), params, data.client(client_id), data, whole)
 
-        own_key = jax.random.fold_in(role_key(key, "exchange"), state.round)
+        own_key = jax.random.fold_in(role_key(key, "exchange"), now.state.round)
         return sum_over_clients(
-            one, (data, params, now.shared.frozen, own_key), ids, execution, sum(tensor_sizes(params))
+            one, (data, params, now.shared.frozen, own_key), ids, now.execution, sum(tensor_sizes(params))
         )[1]
 
     def upcoming() -> Members:
-        return draw_cohort(algorithm.cohort, key, state.round + 1, data.shares)
+        return draw_cohort(algorithm.cohort, key, now.state.round + 1, data.shares)
 
     return algorithm.local.exchange(memory, look, now.members, upcoming)

@@ -160,19 +160,19 @@ def run_rounds(
     *,
     model: Model,
     execution: Execution,
-    fed: HostBlock | None = None,
+    block: HostBlock | None = None,
 ) -> tuple[ServerState, RoundReport]:
     """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
 
     def following(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
-        return run_round(algorithm, model, data, key, carry[0], execution, fed=fed)
+        return run_round(algorithm, model, data, key, carry[0], execution, block=block)
 
     def more(carry: tuple[ServerState, RoundReport]) -> jax.Array:
         state, report = carry
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
     state, report = lax.while_loop(more, following, (state, nothing(algorithm.cohort.capacity(data.num_clients))))
-    if fed is not None and fed.places is not None:  # their rows go back to tables on the host
+    if block is not None and block.places is not None:  # their rows go back to tables on the host
         state = feeds.over_tables(state, execution.readable)
     return state, execution.readable(report)
 
@@ -204,7 +204,9 @@ class Rounds:
             block = self.feed.block(done)
             end, tables = min(until, block.until), feeds.tables_of(state)
             lent = feeds.lend(state, block, self.execution)
-            lent, report = advance(self.algorithm, lent, self.data, self.key, np.int32(end), fed=block.fed, **options)
+            lent, report = advance(
+                self.algorithm, lent, self.data, self.key, np.int32(end), block=block.records, **options
+            )
             state = feeds.settle(lent, tables, block)
             done = int(state.round)
             if done >= until or done < end or not np.all(np.asarray(report.finite) & ~np.asarray(report.overflow)):
@@ -249,7 +251,7 @@ class Rounds:
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
         if self.feed is not None:
             block = self.feed.block(int(state.round))
-            state, options["fed"] = feeds.lend(state, block, self.execution), block.fed
+            state, options["block"] = feeds.lend(state, block, self.execution), block.records
         return advance.lower(self.algorithm, state, self.data, self.key, jnp.int32(1), **options).compile()
 
 

@@ -6,6 +6,8 @@ import pathlib
 import pickle
 from typing import Annotated, Literal, Unpack
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import fedjax_dp as fdp
@@ -226,3 +228,12 @@ def test_a_folder_that_no_system_can_name_is_refused(capsys):
     pathlib.Path("bad.toml").write_text('out = "x\\u0000y"\nrounds = 1\nalgorithm = "fedavg"\n')
     assert cli.main(["run", "bad.toml"]) == 2
     assert "a folder that can be written" in capsys.readouterr().err
+
+
+def test_noise_of_each_client_that_is_traced_is_refused_in_one_line_and_one_traced_number_is_taken():
+    def scale(noise):
+        return fdp.dpnfl(**COMMON, clip_norm=1.0, noise_multiplier=noise).local.privatizer.noise_multiplier
+
+    assert jax.jit(scale)(jnp.float32(2.0)) == 2.0
+    with pytest.raises(fdp.ConfigurationError, match="must be a number or an array, got"):
+        jax.jit(scale)(jnp.ones(3))

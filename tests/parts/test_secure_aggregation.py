@@ -277,23 +277,6 @@ def test_a_million_with_20_fractional_bits_needs_the_ring_of_64():
         SecureSum(fractional_bits=22).check(1000)
 
 
-@pytest.mark.parametrize(("transport", "keep_masked"), [(KINDS[0], False), (KINDS[3], True)])
-def test_exchange_is_what_the_members_upload_and_their_sum(transport, keep_masked):
-    present = EVERYONE.copy()
-    present[3] = False
-    flats = FLATS.copy()
-    flats[2, 5], flats[3, 5] = 1e30, np.inf  # the second message never arrives
-    trace = secure_aggregation.exchange(transport, KEY, 3, IDS, flats, present, keep_masked=keep_masked)
-    if keep_masked:
-        words, _ = uploads(transport, KEY, 3, IDS, EVERYONE, flats)
-        np.testing.assert_array_equal(trace.masked, np.where(present[:, None, None], words, 0))
-    else:
-        assert trace.masked is None
-    np.testing.assert_array_equal(trace.overflow, [False, False, True, False, False, False, False])
-    fitted = np.clip(np.where(np.isfinite(flats), flats, 0), -transport.limit(R), transport.limit(R))
-    np.testing.assert_array_equal(trace.total, floats(fixed(fitted, transport)[present].sum(0), transport))
-
-
 @pytest.mark.parametrize(
     ("transport", "members", "word"),
     [
@@ -325,5 +308,3 @@ def test_what_fits_is_accepted():
     ):
         transport.check(10)
         assert transport.limit(10) >= 1
-    with pytest.raises(ConfigurationError, match="distinct"):
-        secure_aggregation.exchange(SecureSum(), KEY, 0, [1, 1], np.zeros((2, 3), np.float32))

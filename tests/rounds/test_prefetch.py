@@ -91,7 +91,7 @@ def test_a_device_holds_the_clients_that_it_computes_and_no_others(data):  # noq
     )
     owner = {tuple(data.x[row]): i for i in range(len(SIZES)) for row in rows_of(data, i)}
     for device in range(execution.devices):
-        held = {owner[tuple(row)] for row in np.asarray(block.fed.held.x)[device] if row.any()}
+        held = {owner[tuple(row)] for row in np.asarray(block.records.held.x)[device] if row.any()}
         assert held == set(ids[:, source._homes == device].ravel())
     source.close()
 
@@ -112,7 +112,7 @@ def test_records_of_others_are_never_read(data, monkeypatch):  # noqa: F811
     x[np.concatenate([rows_of(data, i) for i in others])] = np.nan
     spoilt = changed(data, x=x)
     source = prefetch.Feed(simulation.numbers(algorithm), spoilt, fdp.execution.all_devices(), key, 21)
-    assert np.isfinite(np.asarray(source.block(0).fed.held.x)).all()
+    assert np.isfinite(np.asarray(source.block(0).records.held.x)).all()
     source.close()
 
 
