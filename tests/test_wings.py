@@ -20,7 +20,7 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"accounting"},
     {"options", "pytrees"},
     {"reading"},
-    {"data", "execution", "gradients", "statistics"},
+    {"data", "execution", "gradients"},
     {"tasks"},
     {"models"},
     {"parts"},

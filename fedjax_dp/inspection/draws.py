@@ -7,7 +7,9 @@ import numpy as np
 from fedjax_dp.accounting import FullBatch, Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_scale import scale_names
+from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
 from fedjax_dp.inspection.trials import KEYS, QUICK, ROUNDS, drawn_cohorts, keys_of
+from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.cohorts import Cohort, Members
@@ -15,8 +17,6 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.statistics.sampling import examine_sampling, repetition
-from fedjax_dp.statistics.verdict import certainty, count_deviate, largest_deviate, limit, require
 
 DISTINCT = 24  # sizes of clients that are looked at
 RUN = 10  # rounds in a row that are looked at together

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.inspection.trials import QUICK, keys_of
+from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
-from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 
 KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are looked at
 
 
-def examine_masks(transport: Transport, members: int, seed: int = 0) -> list[Report]:
+def examine_masks(transport: Transport, members: int, seed: int = 0) -> None:
     """Every bit that a member uploads is a fair coin: alone, added to another's, and less its own of another round."""
     members = max(min(MEMBERS, members), 3)
     if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few
@@ -28,30 +28,26 @@ def examine_masks(transport: Transport, members: int, seed: int = 0) -> list[Rep
     lanes = words.shape[3]
     bits = 16 if lanes > 1 else 32
     pairs = [(i, j) for i in range(members) for j in range(i)]
-    seen = {
+    views = {
         "a member's message": words[:, 0],
         "two members' messages together": np.stack([words[:, 0, i] + words[:, 0, j] for i, j in pairs], 1),
         "a member's messages of two rounds": words[:, 0] - words[:, 1],
     }
-    found = []
-    for what, rows in seen.items():
+    for what, rows in views.items():
         ones = np.stack([(rows >> bit & 1).sum(0, dtype=np.int64) for bit in range(bits)])
         if lanes > 1:  # sums of limbs carry: only the lowest limb's bits are coins of their own
             ones = ones[:, :, :1] if what != "a member's message" else ones
         away = largest_deviate(count_deviate(ones, KEYS, 0.5))
-        found.append(
-            require(
-                abs(away) < limit(ones.size),
-                f"every bit of {what} is a fair coin",
-                f"{away:.3g} standard errors off",
-                "0",
-                certainty(ones.size),
-            )
+        require(
+            abs(away) < limit(ones.size),
+            f"every bit of {what} is a fair coin",
+            f"{away:.3g} standard errors off",
+            "0",
+            certainty(ones.size),
         )
     key = keys_of(KEYS, f"masks {seed}")[0]
     summed = words[0, 0].astype(np.uint32).sum(0, dtype=np.uint32)
     total = np.asarray(transport.total(key, jnp.int32(0), ids, invited, invited, jnp.asarray(summed)))
     error = np.abs(total - np.asarray(flat).sum(0)).max()
     within = members * transport.resolution
-    found.append(require(error <= within, "all messages added up are the sum", f"{error:.2g}", "the sum", "exact"))
-    return found
+    require(error <= within, "all messages added up are the sum", f"{error:.2g}", "the sum", "exact")

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.noise_law import examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import QUICK, keys_of
+from fedjax_dp.inspection.verdict import certainty, limit, require
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.statistics.noise import examine_sizes, uncorrelated
-from fedjax_dp.statistics.verdict import certainty, limit, require
 
 NUMBERS = 2**21  # of noise that are looked at where the size depends on the place, unless a place has more
 MOST = 2**30  # beyond that a noise is refused whose size depends on the place

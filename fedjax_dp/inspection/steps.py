@@ -10,9 +10,11 @@ import numpy as np
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, Release, Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import places
+from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.places import whitened
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, compiled, keys_of, size_of
+from fedjax_dp.inspection.verdict import require
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
@@ -25,8 +27,6 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.statistics.noise import examine_noise
-from fedjax_dp.statistics.verdict import require
 
 ROWS, DIVISOR = 6, 3  # of a batch of random size; of others, as many rows as the divisor
 NEIGHBOURS = 16 * SCALES.size

@@ -10,8 +10,10 @@ import numpy as np
 from fedjax_dp.accounting import Adjacency, FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import places
+from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIALS, compiled, drawn_cohorts, keys_of
+from fedjax_dp.inspection.verdict import require
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
@@ -30,8 +32,6 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.statistics.noise import examine_noise, examine_sizes, uncorrelated
-from fedjax_dp.statistics.verdict import require
 
 HORIZON = 32  # rounds that are looked at
 

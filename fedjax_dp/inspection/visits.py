@@ -16,6 +16,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
 from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
+from fedjax_dp.inspection.verdict import certainty, limit, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
@@ -26,7 +27,6 @@ from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.rounds.state import initial_state
-from fedjax_dp.statistics.verdict import certainty, limit, require
 
 NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each
 

@@ -25,7 +25,7 @@ A noise source, a bounded sum or a sampler that is a plain function is checked a
 wrong program faint_noise: rejected, wanted rejected (standard deviation of the noise)
 """
 
-from fedjax_dp.statistics.verdict import Report
+from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.testing.audit import check_audit
 from fedjax_dp.testing.invariance import check_order, check_padding
 from fedjax_dp.testing.keys import check_keys
@@ -40,7 +40,7 @@ from fedjax_dp.testing.suite import check_algorithm
 __all__ = [
     "MORE_WRONG",
     "WRONG",
-    "Report",
+    "CheckReport",
     "check_algorithm",
     "check_audit",
     "check_keys",

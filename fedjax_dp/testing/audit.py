@@ -8,12 +8,11 @@ import jax
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event
 from fedjax_dp.audits.audit import audit, audit_mechanism
-from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing.mutants import half_noise
-from fedjax_dp.testing.reports import Program, rejections
+from fedjax_dp.testing.reports import Program, run_check
 
 SIGNIFICANCE = 1e-6  # chance that a right program is rejected
 
@@ -29,7 +28,7 @@ def check_audit(
     trials: int = 4_000,
     seed: int = 0,
     **options: Any,
-) -> list[Report]:
+) -> list[CheckReport]:
     """No attack on `trials` runs in neighbouring worlds contradicts the stated privacy.
 
     subject  an algorithm with its data, run for `rounds` rounds as `fedjax_dp.audit` does; or a function
@@ -43,7 +42,7 @@ def check_audit(
     Raises:  AssertionError; ConfigurationError for an algorithm without epsilon or too few trials.
     """
 
-    def examine(subject: Any) -> Report:
+    def examine(subject: Any) -> None:
         if isinstance(subject, Algorithm):
             if data is None:
                 raise errors.refuse("data", None, "given with an algorithm")
@@ -63,18 +62,14 @@ def check_audit(
             found = audit_mechanism(
                 subject, event, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE, **options
             )
-        return _required(found)
+        require(
+            not found.proved,
+            "audited privacy",
+            f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
+            f"at most {found.tested:.4g} at delta {found.guarantee.delta:g} against {found.guarantee.view}",
+            f"false alarm {SIGNIFICANCE:g}",
+        )
 
     if wrong is half_noise and not isinstance(subject, Algorithm):
         wrong = None
-    return [examine(subject), *rejections(examine, subject, wrong, "raise trials, or audit a larger epsilon")]
-
-
-def _required(found: Audit) -> Report:
-    return require(
-        not found.proved,
-        "audited privacy",
-        f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
-        f"at most {found.tested:.4g} at delta {found.guarantee.delta:g} against {found.guarantee.view}",
-        f"false alarm {SIGNIFICANCE:g}",
-    )
+    return run_check(examine, subject, wrong, "raise trials, or audit a larger epsilon")

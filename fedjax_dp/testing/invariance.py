@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
@@ -20,11 +21,10 @@ from fedjax_dp.privacy.protection import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
-from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
 from fedjax_dp.testing.posing import Wrong, posing
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.reports import run_check
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
@@ -63,7 +63,7 @@ def check_padding(
     model: Model | None = None,
     wrong: Wrong | Iterable[Wrong] | None = counts_padding,
     seed: int = 0,
-) -> list[Report]:
+) -> list[CheckReport]:
     """Padding contributes exactly zero: rows that no record fills, and positions of a cohort that no client fills.
 
     Batches get two more rows that point to a record of enormous features and to one of NaN (only where each record is
@@ -76,11 +76,12 @@ def check_padding(
     model = model or usual_model(data)
     check(algorithm, data, 1, model)
 
-    def examine(algorithm: Algorithm) -> list[Report]:
-        found = _padded_batches(algorithm, data, model, seed)
-        return found + (_padded_cohort(algorithm, data, model, seed) if data.num_clients > 1 else [])
+    def examine(algorithm: Algorithm) -> None:
+        _padded_batches(algorithm, data, model, seed)
+        if data.num_clients > 1:
+            _padded_cohort(algorithm, data, model, seed)
 
-    return examine(algorithm) + rejections(examine, algorithm, wrong, "give records with larger gradients")
+    return run_check(examine, algorithm, wrong, "give records with larger gradients")
 
 
 def check_order(
@@ -90,7 +91,7 @@ def check_order(
     model: Model | None = None,
     wrong: Wrong | Iterable[Wrong] | None = drops_first,
     seed: int = 0,
-) -> list[Report]:
+) -> list[CheckReport]:
     """The order of a batch's records, of a cohort's clients, and the portions they run in change only rounding.
 
     Every step's gradient with the rows of all batches turned round; the new model with the positions of the cohort
@@ -102,21 +103,20 @@ def check_order(
     model = model or usual_model(data)
     check(algorithm, data, 1, model)
 
-    def examine(algorithm: Algorithm) -> list[Report]:
-        return _turned_batches(algorithm, data, model, seed) + _turned_cohort(algorithm, data, model, seed)
+    def examine(algorithm: Algorithm) -> None:
+        _turned_batches(algorithm, data, model, seed)
+        _turned_cohort(algorithm, data, model, seed)
 
-    return examine(algorithm) + rejections(examine, algorithm, wrong, "give batches of several different records")
+    return run_check(examine, algorithm, wrong, "give batches of several different records")
 
 
-def _same(law: str, pair: list[np.ndarray], resolution: float = 0.0) -> Report:
+def _require_same(law: str, pair: list[np.ndarray], resolution: float = 0.0) -> None:
     """Equal up to rounding, NaN nowhere."""
     one, other = pair
     with np.errstate(invalid="ignore"):
         apart = float(np.max(np.abs(one.astype(float) - other), initial=0.0))
         allowed = ROUNDING * float(np.max(np.abs(one), initial=0.0)) + resolution
-    return require(
-        apart <= allowed, law, f"numbers {apart:.2g} apart", f"at most {allowed:.2g}, rounding", "no chance in it"
-    )
+    require(apart <= allowed, law, f"numbers {apart:.2g} apart", f"at most {allowed:.2g}, rounding", "no chance in it")
 
 
 def _batches(algorithm: Algorithm, deed: Any) -> Algorithm:
@@ -157,7 +157,7 @@ def _last_as_padding(right: Cohort, key: jax.Array, round_index: jax.Array, shar
     return padded
 
 
-def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm, data = instruments.few(instruments.bare(algorithm), data, most=1)
     data = instruments.own_records(data)
     clips = clips_records(algorithm)
@@ -174,10 +174,10 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
         np.asarray(instruments.observe(instruments.still(twin, data), longer, model, setup).gradients)
         for twin in (algorithm, _batches(algorithm, _with_padding))
     ]
-    return [_same("padding rows of a batch contribute nothing", seen)]
+    _require_same("padding rows of a batch contribute nothing", seen)
 
 
-def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm, data = instruments.few(changed(instruments.silent(algorithm), server=instruments.adding()), data)
     data = instruments.own_records(data)
     x = np.array(data.x)
@@ -192,20 +192,20 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
         )
         for deed in (_all_but_last, _last_as_padding)
     ]
-    return [_same("padding of a cohort contributes nothing", seen, _grain(algorithm, data))]
+    _require_same("padding of a cohort contributes nothing", seen, _grain(algorithm, data))
 
 
-def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm, data = instruments.few(instruments.bare(algorithm), data, most=3)
     setup = Setup(instruments.keys_of(seed, TRIALS))
     seen = [
         np.asarray(instruments.observe(instruments.still(twin, data), data, model, setup).gradients)
         for twin in (algorithm, _batches(algorithm, _turned))
     ]
-    return [_same("the order of a batch's records changes only rounding", seen)]
+    _require_same("the order of a batch's records changes only rounding", seen)
 
 
-def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm = changed(instruments.silent(algorithm), server=instruments.adding())
     setup = Setup(instruments.keys_of(seed, TRIALS))
     turned = changed(algorithm, cohort=posing(algorithm.cohort, "sample", _turned_members))
@@ -214,10 +214,8 @@ def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
         for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))
     )
     grain = _grain(algorithm, data)
-    return [
-        _same("the order of a cohort's clients changes only rounding", [whole, back], grain),
-        _same("the portions in which clients run change only rounding", [whole, portions], grain),
-    ]
+    _require_same("the order of a cohort's clients changes only rounding", [whole, back], grain)
+    _require_same("the portions in which clients run change only rounding", [whole, portions], grain)
 
 
 def _grain(algorithm: Algorithm, data: FederatedData) -> float:

@@ -13,18 +13,26 @@ from fedjax_dp.accounting.events import Unit
 from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.inspection.verdict import (
+    CheckReport,
+    certainty,
+    count_deviate,
+    largest_deviate,
+    limit,
+    recorded,
+    require,
+)
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check, numbers
-from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
 from fedjax_dp.testing.mutants import first_records, frozen_server_noise, reused_round_key
 from fedjax_dp.testing.posing import Wrong, posing
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.reports import run_check
 from fedjax_dp.testing.sampling import DRAWS, drawn_batches
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
@@ -54,7 +62,7 @@ def check_keys(
     wrong: Wrong | Iterable[Wrong] | None = REUSED,
     seed: int = 0,
     draws: int = DRAWS,
-) -> list[Report]:
+) -> list[CheckReport]:
     """No noise vector and no batch is used twice; the same seed gives the same bits, another one others.
 
     Looked at: the noise of every (run, round, client, local step) among 4 runs, 12 rounds and up to 6 clients, or of
@@ -73,17 +81,19 @@ def check_keys(
     check(algorithm, data, 1, model)
     noisy = noise_of(algorithm) is not None and bool(np.any(np.asarray(noise_of(algorithm)) > 0))
 
-    def examine(algorithm: Algorithm) -> list[Report]:
-        found = _of_noise(algorithm, data, model, seed) if noisy else []
-        return found + _of_batches(algorithm, data, seed, draws)
+    def examine(algorithm: Algorithm) -> None:
+        if noisy:
+            _of_noise(algorithm, data, model, seed)
+        _of_batches(algorithm, data, seed, draws)
 
-    found = examine(algorithm) + _twice(algorithm, data, model, seed)
+    with recorded() as reports:
+        _twice(algorithm, data, model, seed)
     if wrong is REUSED and not noisy:
         wrong = first_records
-    return found + rejections(examine, algorithm, wrong, "raise draws")
+    return reports + run_check(examine, algorithm, wrong, "raise draws")
 
 
-def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     rounds = ROUNDS
     if unit_of(algorithm) is Unit.CLIENT:
         size = instruments.size_of(model)
@@ -114,22 +124,19 @@ def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int
         if near.size:
             equal = sorted((int(used[order[near[0]]]), int(used[order[near[0] + gap]])))
             break
-    told = "none" if equal is None else f"that of {names[equal[0]]} again at {names[equal[1]]}"
-    return [
-        require(
-            equal is None,
-            f"no noise is used twice, among {len(rows)} places",
-            told,
-            "none",
-            "distinct noise is taken for equal with probability below 1e-12 a pair",
-        )
-    ]
+    repeated = "none" if equal is None else f"that of {names[equal[0]]} again at {names[equal[1]]}"
+    require(
+        equal is None,
+        f"no noise is used twice, among {len(rows)} places",
+        repeated,
+        "none",
+        "distinct noise is taken for equal with probability below 1e-12 a pair",
+    )
 
 
-def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
+def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> None:
     algorithm, data = instruments.few(algorithm, data, most=3)
     (drawn, _), laws = drawn_batches(algorithm, data, seed, draws)
-    found = []
     for i, (counts, law) in enumerate(zip(drawn, laws, strict=True)):
         trials, _, _, members = counts.shape
         if isinstance(law, WithoutReplacement):
@@ -149,19 +156,16 @@ def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
         ):
             same = np.all(one == other, -1)
             away = float(count_deviate(same.sum(), same.size, chance))
-            found.append(
-                require(
-                    abs(largest_deviate(away)) < limit(),
-                    f"client {i}: batches of {what} are identical by chance",
-                    f"{same.mean():.4g} of pairs",
-                    f"{chance:.4g}",
-                    certainty(),
-                )
+            require(
+                abs(largest_deviate(away)) < limit(),
+                f"client {i}: batches of {what} are identical by chance",
+                f"{same.mean():.4g} of pairs",
+                f"{chance:.4g}",
+                certainty(),
             )
-    return found
 
 
-def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> list[Report]:
+def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     """Traces and runs a round twice, so that a draw made while tracing would show."""
     given = (numbers(algorithm), data, Setup(instruments.keys_of(seed, 2)))
     static: Any = {"model": model, "rounds": 1, "execution": Execution()}
@@ -175,18 +179,8 @@ def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -
     run = first.compile()
     again = run if first.as_text() == second.as_text() else second.compile()
     one, other = (np.asarray(program(*given).params) for program in (run, again))
-    found = [
-        require(
-            np.array_equal(one, other, equal_nan=True),
-            "the same seed gives the same bits",
-            f"{np.mean(one != other):.1%} of parameters differ",
-            "none",
-            "exact",
-        )
-    ]
-    if noise_of(algorithm) is None:
-        return found
-    moved = one[:, 1] - one[:, 0]
-    same = np.array_equal(moved[0], moved[1])
-    told = "the same" if same else "others"
-    return [*found, require(not same, "another seed gives other bits", told, "others", "exact")]
+    differ = f"{np.mean(one != other):.1%} of parameters differ"
+    require(np.array_equal(one, other, equal_nan=True), "the same seed gives the same bits", differ, "none", "exact")
+    if noise_of(algorithm) is not None:
+        same = np.array_equal(*(one[:, 1] - one[:, 0]))
+        require(not same, "another seed gives other bits", "the same" if same else "others", "others", "exact")

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.masks import examine_masks
+from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing.posing import Wrong, posing
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.reports import run_check
 
 
 def unmasked_first(algorithm: Algorithm) -> Algorithm:
@@ -49,7 +49,7 @@ def check_masks(
     *,
     wrong: Wrong | Iterable[Wrong] | None = (unmasked_first, same_masks),
     seed: int = 0,
-) -> list[Report]:
+) -> list[CheckReport]:
     """Every bit that a member of a secure sum uploads is a fair coin, whatever else is uploaded.
 
     Looked at: the words of 5 members for the same messages over 256 runs: of each member; of each pair added up, so
@@ -63,7 +63,7 @@ def check_masks(
         raise errors.refuse("transport", type(algorithm.transport).__name__, "a secure sum, for this check")
     members = algorithm.cohort.capacity(data.num_clients)
 
-    def examine(algorithm: Algorithm) -> list[Report]:
-        return examine_masks(algorithm.transport, members, seed)
+    def examine(algorithm: Algorithm) -> None:
+        examine_masks(algorithm.transport, members, seed)
 
-    return examine(algorithm) + rejections(examine, algorithm, wrong, "this should not happen")
+    return run_check(examine, algorithm, wrong, "this should not happen")

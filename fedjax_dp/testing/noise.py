@@ -12,18 +12,18 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.noise_law import examine_noise
+from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
-from fedjax_dp.statistics.noise import examine_noise
-from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
 from fedjax_dp.testing.mutants import faint_noise
-from fedjax_dp.testing.reports import Program, rejections
+from fedjax_dp.testing.reports import Program, run_check
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
 PAIRED = 1_500  # numbers that each pair of places is compared by
@@ -39,7 +39,7 @@ def check_noise(
     wrong: Program | Iterable[Program] | None = faint_noise,
     seed: int = 0,
     draws: int = DRAWS,
-) -> list[Report]:
+) -> list[CheckReport]:
     """The noise is white, of the law that its event states (the normal one), and of its standard deviation.
 
     subject  an algorithm with its data: the difference of two runs of the same keys, with its noise and with none, is
@@ -56,7 +56,7 @@ def check_noise(
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon, or a function without std.
     """
     errors.require_count("draws", draws)
-    examine: Callable[[Any], list[Report]]
+    examine: Callable[[Any], None]
     if isinstance(subject, Algorithm):
         if data is None:
             raise errors.refuse("data", None, "given with an algorithm")
@@ -69,8 +69,7 @@ def check_noise(
         errors.require_positive("std", std)
         examine = functools.partial(_of_function, std=std, seed=seed, draws=draws)
         wrong = _faint if wrong is faint_noise else wrong
-    found = examine(subject)
-    return found + rejections(examine, subject, wrong, "raise draws")
+    return run_check(examine, subject, wrong, "raise draws")
 
 
 def _faint(draw: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
@@ -83,21 +82,22 @@ def _faint(draw: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
 _faint.__name__ = "faint_noise"
 
 
-def _of_function(draw: Callable[[jax.Array], Any], std: float, seed: int, draws: int) -> list[Report]:
+def _of_function(draw: Callable[[jax.Array], Any], std: float, seed: int, draws: int) -> None:
     def flat(key: jax.Array) -> jax.Array:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(draw(key))])
 
     size = jax.eval_shape(flat, instruments.keys_of(seed, 1)[0]).size
     trials = max(math.ceil(draws / size), 32)
     noise = np.asarray(jax.jit(jax.vmap(flat))(instruments.keys_of(seed, trials)), float) / std
-    return examine_noise(noise[:, None], ["the vector"])
+    examine_noise(noise[:, None], ["the vector"])
 
 
-def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> list[Report]:
+def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> None:
     check(algorithm, data, 1, model)
     instruments.require_private(algorithm)
     if unit_of(algorithm) is Unit.CLIENT:
-        return _of_server(algorithm, data, model, seed, draws)
+        _of_server(algorithm, data, model, seed, draws)
+        return
     rounds = 2
     algorithm, data = instruments.few(instruments.bare(algorithm), data)
     claim = instruments.claim_of(algorithm, data, rounds, model)
@@ -119,21 +119,13 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
     if not claim.release.normal:
         differences = (rows[: trials // 2] - rows[trials // 2 : trials // 2 * 2]) / math.sqrt(2)
         rows = claim.release.as_normal(differences / claim.release.deviation)
-    found = examine_noise(rows, [f"round {t}, client {i}, step {s}" for t, i, s in places])
+    examine_noise(rows, [f"round {t}, client {i}, step {s}" for t, i, s in places])
     silent = noise[:, wanted == 0]
-    return [
-        *found,
-        require(
-            not np.any(silent),
-            "no noise where none is counted",
-            f"up to {np.abs(silent).max(initial=0):.3g}",
-            "0",
-            "exact",
-        ),
-    ]
+    largest = np.abs(silent).max(initial=0)
+    require(not np.any(silent), "no noise where none is counted", f"up to {largest:.3g}", "0", "exact")
 
 
-def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> list[Report]:
+def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> None:
     """Three moves of a server whose clients do not move."""
     rounds, upload = 3, algorithm.upload
     clip = instruments.clip_of(algorithm)
@@ -151,7 +143,7 @@ def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: in
     if source is not None:
         noise = _whitened(noise, np.asarray(source.bands, float), 1)
     ring = claim.resolution and clip * told / claim.resolution
-    return examine_noise(noise / (told * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)
+    examine_noise(noise / (told * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)
 
 
 def _whitened(noise: np.ndarray, a: np.ndarray, axis: int) -> np.ndarray:

@@ -14,6 +14,8 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import events
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.sampling_law import examine_sampling, overlap
+from fedjax_dp.inspection.verdict import CheckReport, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.privacy.ledger import ledger_of
@@ -24,13 +26,11 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import check
-from fedjax_dp.statistics.sampling import examine_sampling, overlap
-from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, largest_deviate, limit, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
 from fedjax_dp.testing.mutants import RunWords, first_records
 from fedjax_dp.testing.posing import posing
-from fedjax_dp.testing.reports import Program, rejections
+from fedjax_dp.testing.reports import Program, run_check
 
 DRAWS = 4_000  # batches of a client, or cohorts
 
@@ -74,7 +74,7 @@ def check_sampling(
     wrong: Program | Iterable[Program] | None = FROZEN,
     seed: int = 0,
     draws: int = DRAWS,
-) -> list[Report]:
+) -> list[CheckReport]:
     """Batches and cohorts are drawn as the accountants are told, whatever the records say.
 
     subject  an algorithm with its data: the real local steps run on one-hot records with a linear loss, so that each
@@ -91,7 +91,7 @@ def check_sampling(
     Raises:  AssertionError; ConfigurationError for a function without sampling.
     """
     errors.require_count("draws", draws)
-    examine: Callable[[Any], list[Report]]
+    examine: Callable[[Any], None]
     if isinstance(subject, Algorithm):
         if data is None:
             raise errors.refuse("data", None, "given with an algorithm")
@@ -99,20 +99,20 @@ def check_sampling(
         if isinstance(subject.local.batches.sampling(2**31 - 1), FullBatch) and not subject.cohort.drawn:
             wrong = None  # nothing is drawn
 
-        def examine(algorithm: Any) -> list[Report]:
-            return _of_batches(algorithm, data, seed, draws) + _of_cohorts(algorithm, data, seed, draws)
+        def examine(algorithm: Any) -> None:
+            _of_batches(algorithm, data, seed, draws)
+            _of_cohorts(algorithm, data, seed, draws)
 
     else:
         if not isinstance(sampling, Sampling):
             raise errors.refuse("sampling", sampling, "given with a function, such as Poisson(0.01)")
         wrong = (_frozen,) if wrong is FROZEN else wrong
 
-        def examine(function: Any) -> list[Report]:
+        def examine(function: Any) -> None:
             counts = np.asarray(jax.jit(jax.vmap(function))(instruments.keys_of(seed, draws)))
-            return examine_sampling("the function", counts[:, None], sampling)
+            examine_sampling("the function", counts[:, None], sampling)
 
-    found = examine(subject)
-    return found + rejections(examine, subject, wrong, "raise draws")
+    return run_check(examine, subject, wrong, "raise draws")
 
 
 def _frozen(function: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
@@ -122,25 +122,21 @@ def _frozen(function: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
 _frozen.__name__ = "one draw for ever"
 
 
-def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
+def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> None:
     algorithm, data = instruments.few(algorithm, data, most=3)
-    found: list[Report] = []
     (drawn, others), laws = drawn_batches(algorithm, data, seed, draws)
     for i, (counts, again, law) in enumerate(zip(drawn, others, laws, strict=True)):
-        found.append(
-            require(
-                np.array_equal(counts, again),
-                f"batches of client {i} do not depend on its records",
-                f"{np.mean(counts != again):.1%} of draws differ for other features and labels",
-                "none",
-                "exact",
-            )
+        require(
+            np.array_equal(counts, again),
+            f"batches of client {i} do not depend on its records",
+            f"{np.mean(counts != again):.1%} of draws differ for other features and labels",
+            "none",
+            "exact",
         )
-        found += examine_sampling(f"client {i}", counts.reshape(len(counts), -1, counts.shape[-1]), law)
+        examine_sampling(f"client {i}", counts.reshape(len(counts), -1, counts.shape[-1]), law)
     for i, (a, b) in enumerate(itertools.pairwise(drawn)):
         least, common = min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3])
-        found += overlap(f"clients {i} and {i + 1}", a[:, :, :least, :common], b[:, :, :least, :common])
-    return found
+        overlap(f"clients {i} and {i + 1}", a[:, :, :least, :common], b[:, :, :least, :common])
 
 
 def drawn_batches(
@@ -204,7 +200,7 @@ def _counts(gradients: np.ndarray, law: Sampling) -> np.ndarray:
     return appears.astype(int)
 
 
-def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> list[Report]:
+def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> None:
     cohort, shares, clients = algorithm.cohort, jnp.asarray(data.shares), data.num_clients
     trials = math.ceil(draws / 4)
 
@@ -221,7 +217,6 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
     invited = np.apply_along_axis(np.bincount, -1, ids, minlength=clients + 1)[..., :clients]
     arrived = np.zeros((*ids.shape[:2], clients))
     np.add.at(arrived, (*np.indices(ids.shape)[:2], np.minimum(ids, clients - 1)), members.drawn * members.invited)
-    found = []
     rates = cohort.rates(np.asarray(data.shares, float))
     flat = arrived.reshape(-1, clients)
     if rates is not None and cohort.drawn:
@@ -229,39 +224,36 @@ def _of_cohorts(algorithm: Algorithm, data: FederatedData, seed: int, draws: int
             flat.std(0), np.sqrt(rates * np.maximum(1 - rates / cohort.max_participations, 0))
         ) / math.sqrt(len(flat))
         away = (flat.mean(0) - rates) / np.maximum(error, 1e-9)
-        found.append(
-            require(
-                np.abs(away).max() < limit(clients),
-                "cohorts: messages that are expected of each client",
-                f"{flat.mean(0)[np.argmax(np.abs(away))]:.4g} from client {int(np.argmax(np.abs(away)))}, "
-                f"{largest_deviate(away):.2g} standard errors",
-                f"{rates[np.argmax(np.abs(away))]:.4g}",
-                certainty(clients),
-            )
+        require(
+            np.abs(away).max() < limit(clients),
+            "cohorts: messages that are expected of each client",
+            f"{flat.mean(0)[np.argmax(np.abs(away))]:.4g} from client {int(np.argmax(np.abs(away)))}, "
+            f"{largest_deviate(away):.2g} standard errors",
+            f"{rates[np.argmax(np.abs(away))]:.4g}",
+            certainty(clients),
         )
     if cohort.at_most_once:
-        found.append(require(invited.max() <= 1, "cohorts: a client is drawn once", f"{invited.max()}", "1", "exact"))
+        require(invited.max() <= 1, "cohorts: a client is drawn once", f"{invited.max()}", "1", "exact")
     if not cohort.drawn:
-        return found
+        return
     chance, times = cohort.inclusion_probability(np.asarray(data.shares, float))
     chance = np.broadcast_to(chance, (clients,))
     trained = (invited > 0).reshape(-1, clients).sum(0)
     away = count_deviate(trained, len(flat), 1 - (1 - np.minimum(chance, 1)) ** times)
-    found.append(
-        require(
-            np.abs(away).max() < limit(clients),
-            "cohorts: how often each client trains",
-            f"{largest_deviate(away):.3g} standard errors at client {int(np.argmax(np.abs(away)))}",
-            "0",
-            certainty(clients),
-        )
+    require(
+        np.abs(away).max() < limit(clients),
+        "cohorts: how often each client trains",
+        f"{largest_deviate(away):.3g} standard errors at client {int(np.argmax(np.abs(away)))}",
+        "0",
+        certainty(clients),
     )
     if np.all(chance < 1):
-        found += overlap("cohorts: consecutive rounds", invited[:, :-1], invited[:, 1:])
-        found += overlap("cohorts: runs", invited[:-1], invited[1:])
+        overlap("cohorts: consecutive rounds", invited[:, :-1], invited[:, 1:])
+        overlap("cohorts: runs", invited[:-1], invited[1:])
     law: Sampling | None = None
     name = type(cohort.base).__name__
     if cohort.base is cohort and cohort.at_most_once and cohort.max_participations == 1 and np.ptp(chance) < 1e-9:
         size = cohort.capacity(clients)
         law = WithoutReplacement(size, clients) if cohort.fixed else Poisson(float(chance[0]))
-    return found + (examine_sampling(f"cohorts of {name}", invited, law) if law else [])
+    if law:
+        examine_sampling(f"cohorts of {name}", invited, law)

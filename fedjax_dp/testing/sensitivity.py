@@ -11,6 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
@@ -21,12 +22,11 @@ from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
-from fedjax_dp.statistics.verdict import Report, require
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import Setup
 from fedjax_dp.testing.mutants import clip_per_batch, unclipped_bias
 from fedjax_dp.testing.posing import posing
-from fedjax_dp.testing.reports import Program, rejections
+from fedjax_dp.testing.reports import Program, run_check
 
 TRIALS = 256
 ROUNDING = 1e-4  # relative: float32 sums over a batch
@@ -79,7 +79,7 @@ def check_sensitivity(
     wrong: Program | Iterable[Program] | None = LOOSE,
     seed: int = 0,
     trials: int = TRIALS,
-) -> list[Report]:
+) -> list[CheckReport]:
     """Neighbours move what is noised by no more than stated, and the search came near the bound.
 
     subject  an algorithm with its data. Noise on records: the mean gradient of every local step, at random models, in
@@ -99,7 +99,7 @@ def check_sensitivity(
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon, or a function without bounds.
     """
     errors.require_count("trials", trials)
-    examine: Callable[[Any], list[Report]]
+    examine: Callable[[Any], None]
     if isinstance(subject, Algorithm):
         if data is None:
             raise errors.refuse("data", None, "given with an algorithm")
@@ -111,8 +111,7 @@ def check_sensitivity(
         errors.require_positive("sensitivity", sensitivity)
         examine = lambda f: _of_function(f, sensitivity, adjacency, records, seed, trials)  # noqa: E731
         wrong = (_loose,) if wrong is LOOSE else wrong
-    found = examine(subject)
-    return found + rejections(examine, subject, wrong, "raise trials, or give data and model that fill the bound")
+    return run_check(examine, subject, wrong, "raise trials, or give data and model that fill the bound")
 
 
 def _loose(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -124,7 +123,7 @@ _loose.__name__ = "1.1 times the function"
 
 def _of_function(
     function: Callable[[Any], Any], sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
-) -> list[Report]:
+) -> None:
     rng = np.random.default_rng(seed)
     records = jax.tree.map(np.asarray, records)
     count = len(jax.tree.leaves(records)[0])
@@ -156,7 +155,7 @@ def _of_function(
     else:
         keep = np.array([np.delete(np.arange(count), i) for i in at])
         other = jax.tree.map(lambda a: a[np.arange(trials)[:, None], keep], base)
-    return [_bounded("the function", moved - np.asarray(run(other), float), sensitivity, adjacency, base=moved)]
+    _require_bounded("the function", moved - np.asarray(run(other), float), sensitivity, adjacency, base=moved)
 
 
 def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -165,14 +164,14 @@ def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return scaled
 
 
-def _bounded(
+def _require_bounded(
     what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray, order: int = 2
-) -> Report:
+) -> None:
     """Rows of `moved` are differences between neighbours, over `bound`, one number or one per row, in L1 or L2."""
     finite = np.isfinite(moved).all(-1)
     law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
     if not finite.all():
-        return require(
+        require(
             False,
             law,
             f"a difference that is not finite, in {np.mean(~finite):.0%} of trials",
@@ -182,7 +181,7 @@ def _bounded(
     part = np.linalg.norm(moved.astype(float), ord=order, axis=-1) / bound
     length = np.linalg.norm(base, ord=order, axis=-1)
     slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * length / bound, initial=0.0))
-    return require(
+    require(
         part.max() <= 1 + slack,
         law,
         f"{part.max():.4g} of it, in {moved.shape[0]} trials",
@@ -191,15 +190,14 @@ def _bounded(
     )
 
 
-def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
+def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
     check(algorithm, data, 1, model)
     instruments.require_private(algorithm)
-    if unit_of(algorithm) is Unit.CLIENT:
-        return _of_clients(algorithm, data, model, seed, trials)
-    return _of_records(algorithm, data, model, seed, trials)
+    of_unit = _of_clients if unit_of(algorithm) is Unit.CLIENT else _of_records
+    of_unit(algorithm, data, model, seed, trials)
 
 
-def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
+def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
     rng = np.random.default_rng(seed)
     algorithm, data = instruments.few(instruments.bare(algorithm), data, most=2)
     claim = instruments.claim_of(algorithm, data, 1, model)
@@ -224,13 +222,15 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     quiet = instruments.silent(algorithm)
     if algorithm.local.privatizer.on_upload:
         once = changed(quiet, local=changed(quiet.local, steps=1))
-        return [_uploads(twin, data, model, setups, adjacency) for twin in (once, quiet)]
+        for twin in (once, quiet):
+            _examine_uploads(twin, data, model, setups, adjacency)
+        return
     watched = instruments.still(quiet, data)
     one, other = (np.asarray(instruments.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
     unit = adjacency.sensitivity * np.broadcast_to(instruments.step_units(algorithm, data)[0], one.shape[:-1])
     taken = unit > 0
     moved, order = (one - other)[taken], claim.release.norm
-    return [_bounded("the mean gradient of a step", moved, unit[taken], adjacency, one[taken], order)]
+    _require_bounded("the mean gradient of a step", moved, unit[taken], adjacency, one[taken], order)
 
 
 def _exchanged(data: FederatedData, theirs: np.ndarray, rng: np.random.Generator) -> list[tuple[Any, Any]]:
@@ -261,7 +261,9 @@ def _worst_features(data: FederatedData, rng: np.random.Generator, trials: int) 
     return _scaled(rng.normal(size=(trials, *data.record_shape)), np.resize(SCALES, trials))
 
 
-def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[Setup], adjacency: Adjacency) -> Report:
+def _examine_uploads(
+    quiet: Algorithm, data: FederatedData, model: Model, setups: list[Setup], adjacency: Adjacency
+) -> None:
     """What dp_fedavg_output's upload moves by, over the clipped steps' reach, one client alone."""
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     ends = [np.asarray(instruments.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
@@ -271,7 +273,7 @@ def _uploads(quiet: Algorithm, data: FederatedData, model: Model, setups: list[S
         raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
     clip = float(privatizer.clip_norm)
     reach = adjacency.sensitivity * clip * rates.sum()
-    return _bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
+    _require_bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
 
 
 @value
@@ -289,7 +291,7 @@ class Missing(Answers):
         return self.cohort.rates(shares)
 
 
-def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> list[Report]:
+def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
     rng = np.random.default_rng(seed)
     claim = instruments.claim_of(algorithm, data, 1, model)
     data = instruments.own_records(data)
@@ -315,4 +317,4 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     clip = instruments.clip_of(algorithm) * claim.norm
     reach = claim.adjacency.sensitivity * instruments.mean_unit(algorithm, data, clip)
     moved = (ends[0] - ends[1])[:, 1]
-    return [_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])]
+    _require_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])

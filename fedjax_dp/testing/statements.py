@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_dp import errors, inspection
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import flow
+from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Records
@@ -17,10 +18,9 @@ from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
-from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.posing import Wrong
-from fedjax_dp.testing.reports import rejections
+from fedjax_dp.testing.reports import run_check
 
 
 class _Sends(Correction):
@@ -121,7 +121,7 @@ def check_statements(
     model: Model | None = None,
     wrong: Wrong | Iterable[Wrong] | None = LEAKS,
     seed: int = 0,
-) -> list[Report]:
+) -> list[CheckReport]:
     """Every part states its facts, nothing contradicts them, and records reach messages by what is counted alone.
 
     Looked at: the exact classes of the parts; the traced round, from records to messages and states; draws, noise and
@@ -135,14 +135,13 @@ def check_statements(
     check(algorithm, data, 1, model)
     instruments.require_private(algorithm)
 
-    def examine(algorithm: Algorithm) -> list[Report]:
+    def examine(algorithm: Algorithm) -> None:
         try:
             facts.require_facts(algorithm)
             flow.check(algorithm, data, model)
             inspection.require_true(algorithm, data, model, 10, seed)
         except errors.ConfigurationError as refusal:
             raise AssertionError(str(refusal)) from None
-        return [Report("parts are what they state", "nothing against it", "so", "the trace of the round is exact")]
+        require(True, "parts are what they state", "nothing against it", "so", "the trace of the round is exact")
 
-    found = examine(algorithm)
-    return found + rejections(examine, algorithm, wrong, "this should not happen")
+    return run_check(examine, algorithm, wrong, "this should not happen")

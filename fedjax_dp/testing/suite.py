@@ -3,10 +3,10 @@
 import numpy as np
 
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.models import Model
 from fedjax_dp.privacy.protection import natural_view, noise_of, unprotected
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.statistics.verdict import Report
 from fedjax_dp.testing.audit import check_audit
 from fedjax_dp.testing.invariance import check_order, check_padding
 from fedjax_dp.testing.keys import check_keys
@@ -25,7 +25,7 @@ def check_algorithm(
     delta: float | None = None,
     rounds: int = 10,
     seed: int = 0,
-) -> list[Report]:
+) -> list[CheckReport]:
     """Every check that applies, each with its own wrong programs; what was found, in order.
 
     Sampling, keys, padding and order for every algorithm, masks for secure sums; statements of the parts, sensitivity
@@ -49,7 +49,7 @@ def check_algorithm(
     found += check_padding(algorithm, data, model=model, seed=seed)
     found += check_order(algorithm, data, model=model, seed=seed)
     if reason:
-        return [*found, Report("sensitivity and noise", "not checked", "an epsilon", reason)]
+        return [*found, CheckReport("sensitivity and noise", "not checked", "an epsilon", reason)]
     if delta is not None:
         found += check_audit(algorithm, data, delta=delta, rounds=rounds, seed=seed)
     return found

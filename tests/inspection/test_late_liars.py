@@ -12,8 +12,8 @@ from own_parts import lying
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
+from fedjax_dp.inspection.noise_law import examine_sizes
 from fedjax_dp.pytrees import changed
-from fedjax_dp.statistics.noise import examine_sizes
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}

@@ -14,11 +14,11 @@ from own_parts import lying
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
+from fedjax_dp.inspection import noise_law as noise
 from fedjax_dp.inspection import noise_scale, places
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.statistics import noise
 
 DATA = ragged_data([40, 60, 50, 30], shape=(20,))
 FEW = ragged_data([8, 8, 8, 10, 12, 9])

@@ -1,17 +1,17 @@
-"""Are members drawn by the law that is told?"""
+"""Are members drawn by the law that is stated? NumPy and SciPy alone."""
 
 import math
 
 import numpy as np
 
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
-from fedjax_dp.statistics.verdict import Report, certainty, count_deviate, limit, require, seen_from
+from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, seen_from
 
 POSITIONS = 40  # whose pairs are looked at
 LAGS = 6  # draws that are so far apart are compared, and all with all together
 
 
-def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Report]:
+def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     """Assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
     members = counts.shape[-1]
     rows = counts.reshape(-1, members)
@@ -25,128 +25,108 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> list[Repor
         case _:
             among, sized = members, members
     require(among == members, f"{name}: how many there are to draw from", f"{members}", f"{among} in the law", "exact")
-    found: list[Report] = []
     if isinstance(law, Poisson):
         apart = float(count_deviate(size.sum(), total * members, law.rate))
         spread = total * np.var(size) / max(members * law.rate * (1 - law.rate), 1e-12)
         kurtosis = (1 - 6 * law.rate * (1 - law.rate)) / max(members * law.rate * (1 - law.rate), 1e-12)
         wide = (spread / total - 1) / math.sqrt((2 + kurtosis) / total) if law.rate < 1 else 0.0
         error = math.sqrt((1 - law.rate) / max(law.rate * total * members, 1e-12))
-        found += [
-            require(
-                abs(apart) < limit(),
-                f"{name}: mean size of a batch",
-                f"{size.mean():.4g}",
-                f"{members * law.rate:.4g}",
-                f"{certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
-            ),
-            require(
-                abs(wide) < limit(),
-                f"{name}: variance of the size",
-                f"{np.var(size):.4g}",
-                f"{members * law.rate * (1 - law.rate):.4g}",
-                certainty(),
-            ),
-        ]
+        require(
+            abs(apart) < limit(),
+            f"{name}: mean size of a batch",
+            f"{size.mean():.4g}",
+            f"{members * law.rate:.4g}",
+            f"{certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
+        )
+        require(
+            abs(wide) < limit(),
+            f"{name}: variance of the size",
+            f"{np.var(size):.4g}",
+            f"{members * law.rate * (1 - law.rate):.4g}",
+            certainty(),
+        )
     else:
         wrong = np.unique(size[size != sized])
-        found.append(
-            require(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}", "exact")
-        )
+        require(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}", "exact")
     if isinstance(law, FullBatch):
-        return found
+        return
     rate = sized / members if known else law.rate
     if isinstance(law, Shuffled):
         # whoever is in the first batch of an epoch is in no other of it
         epochs = counts.reshape(-1, law.steps_per_epoch, members).sum(1)
-        found.append(
-            require(epochs.max() <= 1, f"{name}: an epoch takes a record once", f"{epochs.max()}", "1", "exact")
-        )
+        require(epochs.max() <= 1, f"{name}: an epoch takes a record once", f"{epochs.max()}", "1", "exact")
         rows = counts[:, :: law.steps_per_epoch].reshape(-1, members)
         total, draws = len(rows), rows.sum(0)
     trials, each = (total * law.draws, 1 / members) if isinstance(law, WithReplacement) else (total, rate)
     away = count_deviate(draws, trials, each)
     error = math.sqrt((1 - each) / (each * trials))
-    found.append(
-        require(
-            np.abs(away).max() < limit(members),
-            f"{name}: how often each is drawn",
-            f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}",
-            f"{each:.4g}" if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
-            f"{certainty(members)}, off by {seen_from(error, members):.0%} is missed once in 1000",
-        )
+    require(
+        np.abs(away).max() < limit(members),
+        f"{name}: how often each is drawn",
+        f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}",
+        f"{each:.4g}" if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
+        f"{certainty(members)}, off by {seen_from(error, members):.0%} is missed once in 1000",
     )
     if isinstance(law, WithReplacement):
         away = count_deviate((rows > 0).sum(0), total, law.rate)
-        found.append(
-            require(
-                np.abs(away).max() < limit(members),
-                f"{name}: how often each is drawn at all",
-                f"{(rows > 0).mean(0)[np.argmax(np.abs(away))]:.4g} by number {int(np.argmax(np.abs(away)))}",
-                f"{law.rate:.4g}",
-                certainty(members),
-            )
+        require(
+            np.abs(away).max() < limit(members),
+            f"{name}: how often each is drawn at all",
+            f"{(rows > 0).mean(0)[np.argmax(np.abs(away))]:.4g} by number {int(np.argmax(np.abs(away)))}",
+            f"{law.rate:.4g}",
+            certainty(members),
         )
     some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
     if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
         together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
         both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
         away = count_deviate(together, total, both)
-        found.append(
-            require(
-                np.abs(away).max() < limit(away.size),
-                f"{name}: how often each pair is drawn together",
-                f"{together[np.argmax(np.abs(away))] / total:.4g}",
-                f"{both:.4g}",
-                certainty(away.size),
-            )
+        require(
+            np.abs(away).max() < limit(away.size),
+            f"{name}: how often each pair is drawn together",
+            f"{together[np.argmax(np.abs(away))] / total:.4g}",
+            f"{both:.4g}",
+            certainty(away.size),
         )
     if not isinstance(law, Shuffled):
-        found += repetition(name, counts)
-    found += overlap(f"{name}: runs", counts[:-1], counts[1:])
-    return found
+        repetition(name, counts)
+    overlap(f"{name}: runs", counts[:-1], counts[1:])
 
 
-def repetition(name: str, counts: np.ndarray) -> list[Report]:
+def repetition(name: str, counts: np.ndarray) -> None:
     """Draws of a trial, `(trials, draws, members)`, have no more in common than chance makes of them."""
     draws = counts.shape[1]
-    found: list[Report] = []
     for lag in range(1, min(LAGS, draws - 1) + 1):
-        found += overlap(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
+        overlap(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
     if draws < 3 or len(counts) < 3 or counts.shape[-1] < 2:
-        return found
+        return
     away = counts - counts.mean((0, 1))
     total = away.sum(1)
     products = (np.sum(total * total, -1) - np.sum(away * away, (1, 2))) / 2  # of all pairs of draws of a trial
     error = products.std(ddof=1) / math.sqrt(len(products))
     bound = limit() * (1 + 8 / len(products))  # of Student's distribution, roughly
-    found.append(
-        require(
-            abs(products.mean()) <= bound * error,
-            f"{name}: all draws of a run are independent of one another",
-            f"an overlap {products.mean():.3g} above chance",
-            "0",
-            f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
-        )
+    require(
+        abs(products.mean()) <= bound * error,
+        f"{name}: all draws of a run are independent of one another",
+        f"an overlap {products.mean():.3g} above chance",
+        "0",
+        f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
     )
-    return found
 
 
-def overlap(name: str, a: np.ndarray, b: np.ndarray) -> list[Report]:
+def overlap(name: str, a: np.ndarray, b: np.ndarray) -> None:
     """Draws that are independent have in common what their rates make of them."""
     if not a.size or not b.size or a.shape[-1] < 2:
-        return []
+        return
     a, b = a.reshape(-1, a.shape[-1]).astype(float), b.reshape(-1, b.shape[-1]).astype(float)
     products = np.sum((a - a.mean(0)) * (b - b.mean(0)), -1)
     error = products.std() / math.sqrt(len(products))
     same = bool(np.array_equal(a, b) and a.std(0).max() > 0)
     away = products.mean() / error if error > 0 else 0.0
-    return [
-        require(
-            abs(away) < limit() and not same,
-            f"{name} are independent of one another",
-            f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors",
-            "0",
-            f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
-        )
-    ]
+    require(
+        abs(away) < limit() and not same,
+        f"{name} are independent of one another",
+        f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors",
+        "0",
+        f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
+    )

@@ -1,6 +1,12 @@
-"""What an examination says: a report if the law holds, one line of what was measured and wanted if not."""
+"""What an examination says: a report of each law that holds, one line of what was measured and wanted if one does not.
 
+Each assertion says how often it is mistaken, either way.
+"""
+
+import contextlib
+import contextvars
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +16,8 @@ FALSE_ALARM = 1e-6  # of each assertion, when the law holds
 MISSED = 1e-3  # of the wrong program that a check names
 
 
-class Report(NamedTuple):
-    """A law that was found to hold."""
+class CheckReport(NamedTuple):
+    """A law that holds, as far as was measured."""
 
     law: str
     measured: str
@@ -22,12 +28,27 @@ class Report(NamedTuple):
         return f"{self.law}: {self.measured}, wanted {self.wanted} ({self.certain})"
 
 
-def require(holds: Any, law: str, measured: str, wanted: str, certain: str) -> Report:
-    """A report, or an AssertionError of one line."""
-    report = Report(law, measured, wanted, certain)
+_RECORD: contextvars.ContextVar[list[CheckReport] | None] = contextvars.ContextVar("reports", default=None)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[CheckReport]]:
+    """Collects the reports of all assertions that hold inside, in order."""
+    reports: list[CheckReport] = []
+    token = _RECORD.set(reports)
+    try:
+        yield reports
+    finally:
+        _RECORD.reset(token)
+
+
+def require(holds: Any, law: str, measured: str, wanted: str, certain: str) -> None:
+    """Record a report where `recorded` collects them; or raise an AssertionError of one line."""
     if not bool(holds):
         raise AssertionError(f"{law}: measured {measured}, wanted {wanted}; {certain}")
-    return report
+    reports = _RECORD.get()
+    if reports is not None:
+        reports.append(CheckReport(law, measured, wanted, certain))
 
 
 def certainty(tests: int = 1) -> str:

@@ -1,1 +1,0 @@
-"""Tests of laws on numbers: each assertion says how often it is mistaken, either way. NumPy and SciPy alone."""
