@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from fedjax_dp import validation, errors
+from fedjax_dp import errors, validation
 
 Params = Any
 T = TypeVar("T")
