@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
 from docstring_parser import google
 
 from fedjax_dp import errors, own_code, validation
@@ -116,6 +117,12 @@ class Option:
             return
         if self.kinds and all(kind in KIND_NAMES or kind is type(None) or _is_literal(kind) for kind in members):
             self.typed(value)
+        if np.ndarray in members and np.shape(value):
+            try:
+                np.asarray(value)
+            except (ValueError, TypeError):  # lists of different lengths; JAX's own for what is traced
+                wanted = "a number or an array"
+                raise errors.refuse(self.name, validation.described(value), wanted, "pass its values") from None
         if self.choices is not None and not (self.about.open or (self.about.own and own_code.is_own(value))):
             errors.require_choice(self.name, value, self.choices)
 
