@@ -117,9 +117,10 @@ class Option:
             return
         if self.kinds and all(kind in KIND_NAMES or kind is type(None) or _is_literal(kind) for kind in members):
             self.typed(value)
-        if np.ndarray in members and np.shape(value):
+        if np.ndarray in members:
             try:
-                np.asarray(value)
+                if np.ndim(value):
+                    np.asarray(value)
             except (ValueError, TypeError):  # lists of different lengths; JAX's own for what is traced
                 wanted = "a number or an array"
                 raise errors.refuse(self.name, validation.described(value), wanted, "pass its values") from None
