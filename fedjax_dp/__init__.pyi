@@ -20,7 +20,10 @@ from . import testing as testing
 from .algorithms import CATALOGUE as CATALOGUE
 from .algorithms import acs_pldp as acs_pldp
 from .algorithms import addpnfl as addpnfl
+from .algorithms import apfl as apfl
 from .algorithms import cpfed as cpfed
+from .algorithms import ditto as ditto
+from .algorithms import ditto_joint as ditto_joint
 from .algorithms import dp_fedavg as dp_fedavg
 from .algorithms import dp_fedavg_local as dp_fedavg_local
 from .algorithms import dp_fedavg_output as dp_fedavg_output
@@ -31,8 +34,15 @@ from .algorithms import dpnfl as dpnfl
 from .algorithms import fedadam as fedadam
 from .algorithms import fedavg as fedavg
 from .algorithms import fedavgm as fedavgm
+from .algorithms import fedper as fedper
 from .algorithms import fedprox as fedprox
+from .algorithms import fedrep as fedrep
 from .algorithms import fedyogi as fedyogi
+from .algorithms import finetune as finetune
+from .algorithms import ifca as ifca
+from .algorithms import local as local
+from .algorithms import mr_mtl as mr_mtl
+from .algorithms import ppsgd as ppsgd
 from .algorithms import q_fedavg as q_fedavg
 from .algorithms import rfedavg as rfedavg
 from .algorithms import rfedavg_plus as rfedavg_plus

@@ -7,12 +7,11 @@ The text stands in the type, `Annotated[float, about("how fast")]`, or in the do
 import contextlib
 import dataclasses
 import functools
-import importlib
 import inspect
 import numbers
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -23,27 +22,6 @@ from fedjax_dp import errors, own_code, validation
 KIND_NAMES: dict[type, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 REQUIRED = inspect.Parameter.empty
 LARGEST = 2**63  # as all that is counted
-
-
-@dataclasses.dataclass(frozen=True)
-class Names(Collection[str]):
-    """The keys of a table, which is loaded where they are wanted: `Names("package.module", "TABLE")`."""
-
-    module: str
-    table: str
-
-    @functools.cached_property
-    def _all(self) -> tuple[str, ...]:
-        return tuple(getattr(importlib.import_module(self.module), self.table))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._all
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,18 @@
 """Options take what their types say, and refuse anything else in one line."""
 
+import importlib
+
 import numpy as np
 import pytest
 from helpers import quick, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
+from fedjax_dp.algorithms.assemble import ESTIMATORS, LOCAL_RULES, SCHEDULES
+from fedjax_dp.algorithms.record_level import SECOND_MOMENTS
+from fedjax_dp.experiments import groups
 from fedjax_dp.options import of_function
+from fedjax_dp.privacy import terms
 
 DIGITS = fdp.load("digits")
 CLIENTS = fdp.federate(DIGITS, fdp.data.iid(DIGITS, [100] * 10))
@@ -27,6 +33,27 @@ def test_odd_options_of_entries_are_refused_in_one_line_or_taken(name):
             except errors.ConfigurationError as error:
                 refused = str(error)
             assert "\n" not in refused, (name, odd)
+
+
+@pytest.mark.parametrize(
+    ("written", "module", "table"),
+    [
+        (groups.APS, "tasks.choice", "APS"),
+        (groups.ARCHITECTURES, "models", "ARCHITECTURES"),
+        (groups.ASSIGNMENTS, "data.labels", "ASSIGNMENTS"),
+        (groups.LOSSES, "tasks.choice", "LOSSES"),
+        (groups.REMAINDERS, "data.partition", "REMAINDERS"),
+        (groups.SCALES, "data.dirichlet_partitions", "SCALES"),
+        (terms.ACCOUNTANTS, "accounting", "ACCOUNTANTS"),
+        (terms.VIEWS, "accounting.views", "VIEWS"),
+        (ESTIMATORS, "parts", "ESTIMATORS"),
+        (LOCAL_RULES, "parts", "LOCAL_RULES"),
+        (SCHEDULES, "schedules", "SCHEDULES"),
+        (SECOND_MOMENTS, "parts", "SECOND_MOMENTS"),
+    ],
+)
+def test_names_that_are_written_out_for_help_are_those_of_their_tables(written, module, table):
+    assert written == tuple(getattr(importlib.import_module(f"fedjax_dp.{module}"), table))
 
 
 def own(*, count: int, rate: float = 0.0, name: str | None = None, switch: bool = False, either: int | str = "auto"):

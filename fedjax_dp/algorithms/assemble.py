@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
 import numpy as np
 
 from fedjax_dp import errors, parts, validation
-from fedjax_dp.options import REQUIRED, About, Names, about, of_class, require
+from fedjax_dp.options import REQUIRED, About, about, of_class, require
 
 if TYPE_CHECKING:
     import jax
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     Noise = float | np.ndarray | jax.Array
 else:
     Noise = float | np.ndarray  # of JAX, which signatures do without, every array is one
+
+# Names of tables which load JAX.
+ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean")
+LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
+SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 
 BATCHES: dict[str, Callable[[Any], "parts.Batches"]] = {
     "without-replacement": lambda size: parts.FixedBatches(size=size),
@@ -87,14 +92,14 @@ class Common(TypedDict, total=False):
     one_by_one: Annotated[bool, about("", value=False, beside={"cohort": "md"})]
     dropout: Annotated[float, about("", value=0.0)]
     first: Annotated[int | None, about("", value=None)]
-    estimator: Annotated[str, about("", value="wor_delta", choices=Names("fedjax_dp.parts", "ESTIMATORS"))]
+    estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
     batch_size: Required[int | None]
     batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
     local_steps: Required[int]
     learning_rate: Required[float]
-    schedule: Annotated[str, about("", value="constant", choices=Names("fedjax_dp.schedules", "SCHEDULES"))]
+    schedule: Annotated[str, about("", value="constant", choices=SCHEDULES)]
     per_step: Annotated[bool, about("", value=False)]
-    local_rule: Annotated[str, about("", value="sgd", choices=Names("fedjax_dp.parts", "LOCAL_RULES"))]
+    local_rule: Annotated[str, about("", value="sgd", choices=LOCAL_RULES)]
     local_decay: Annotated[float | None, of_rules("momentum", "rmsprop", default="0.9 or 0.99")]
     local_b1: Annotated[float | None, of_rules(*MOMENTS, default="0.9")]
     local_b2: Annotated[float | None, of_rules(*MOMENTS, default="0.999")]

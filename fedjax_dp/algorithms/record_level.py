@@ -18,12 +18,12 @@ from fedjax_dp.algorithms.assemble import (
 )
 from fedjax_dp.algorithms.entry import Beforehand, entry
 from fedjax_dp.algorithms.non_private import Adaptivity, FirstDecay, SecondDecay, adaptive_rate
-from fedjax_dp.options import Names, about
+from fedjax_dp.options import about
 
 if TYPE_CHECKING:
     from fedjax_dp.rounds.algorithm import Algorithm
 
-SECOND_MOMENTS = Names("fedjax_dp.parts", "SECOND_MOMENTS")
+SECOND_MOMENTS = ("delta", "mu", "unbiased")  # as in `parts`, which loads JAX
 _DPNFL = {"schedule": "inverse_sqrt", "l2": 1e-3}
 _ONE_STEP = {"local_steps": 1, "rounds": 100}
 

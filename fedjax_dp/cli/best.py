@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import PrintOptions, parse
+from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
@@ -67,7 +68,6 @@ def best_command(arguments: list[str]) -> int:
 def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
 
-    from fedjax_dp.experiments import config as configs  # loads JAX
     from fedjax_dp.experiments import groups
 
     if not best.config:

@@ -4,16 +4,15 @@ import dataclasses
 import json
 import math
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.output import columns, page, tell
-from fedjax_dp.cli.sweep import run_file
 from fedjax_dp.options import about
-from fedjax_dp.sweeps.personalisation import Comparison, Row, require_comparable
-from fedjax_dp.sweeps.plan import read_sweep
-from fedjax_dp.sweeps.sweep import open_sweep
+
+if TYPE_CHECKING:
+    from fedjax_dp.sweeps.personalisation import Comparison, Row
 
 DESCRIPTION = """Clients' own models against training alone and one shared model, at the same epsilon.
 
@@ -56,6 +55,11 @@ def compare_command(arguments: list[str]) -> int:
     if picture is not None and (picture.suffix not in errors.PICTURES or not picture.parent.is_dir()):
         wanted = f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}"
         raise errors.refuse("out", str(picture), wanted)
+    from fedjax_dp.cli.sweep_outcome import run_file  # loads JAX
+    from fedjax_dp.sweeps.personalisation import require_comparable
+    from fedjax_dp.sweeps.plan import read_sweep
+    from fedjax_dp.sweeps.sweep import open_sweep
+
     is_file = pathlib.Path(where).is_file()
     if is_file:
         require_comparable(read_sweep(where))  # before it takes long
@@ -73,7 +77,7 @@ def compare_command(arguments: list[str]) -> int:
     return 0
 
 
-def _print(found: Comparison) -> None:
+def _print(found: "Comparison") -> None:
     console, measure = page(), found.measure
     axes = [axis for axis in found.rows[0].values if any(row.values[axis] is not None for row in found.rows)]
     cells = {
@@ -100,7 +104,7 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _against(row: Row, field: str) -> str:
+def _against(row: "Row", field: str) -> str:
     return "-" if row.against is None else f"{getattr(row.against, field):.3f}"
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich import box
 from rich.console import Console
@@ -10,19 +10,15 @@ from rich.table import Table
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import SWITCHES, PlotOption, PrintOptions, known_flags, parse, picture_of
-from fedjax_dp.data import Summary, label_counts, save_store, summarise
-from fedjax_dp.data.disk import check_place
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS
-from fedjax_dp.experiments.population import (
-    build_data,
-    notes,
-    population_of,
-    resolve_population,
-)
+from fedjax_dp.experiments.presets import population_of, resolve_population
 from fedjax_dp.options import about, of_class
+
+if TYPE_CHECKING:
+    from fedjax_dp.data import Summary
 
 HIDDEN = ("named", *SWITCHES)  # that decide nothing of what is told
 UNTOLD = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
@@ -49,6 +45,10 @@ def data_command(arguments: list[str]) -> int:
     look = picture_of(options)
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")
+    from fedjax_dp.data import label_counts, save_store, summarise  # loads JAX
+    from fedjax_dp.data.disk import check_place
+    from fedjax_dp.experiments.population import build_data, notes
+
     if options.out is not None:
         check_place(options.out)
     options = resolve_population(options, population_of(kind_of(options.dataset)))
@@ -87,7 +87,7 @@ def _about(options: PopulationConfig) -> str:
     return ", ".join([*words, f"seed {options.seed}"])
 
 
-def _print(summary: Summary, title: str) -> None:
+def _print(summary: "Summary", title: str) -> None:
     table = Table("", "least", "median", "largest", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -113,7 +113,7 @@ def _print(summary: Summary, title: str) -> None:
         console.print(line, markup=False)
 
 
-def _target(summary: Summary) -> str:
+def _target(summary: "Summary") -> str:
     """What belongs to a record, in words."""
     aims = " x ".join(map(str, summary.target_shape or ()))
     return {

@@ -8,7 +8,10 @@ from typing import Any, TypeVar
 from fedjax_dp import own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.cli.options import HELP, console, in_words, known_flags, print_help, require_known, wrapped
+from fedjax_dp.data.loaders import DATASETS
+from fedjax_dp.experiments.config import RunSpec, read
 from fedjax_dp.experiments.groups import entry_of, groups_of, known_options, options_of
+from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.options import Option, Options, about, of_class
 from fedjax_dp.papers.citations import CITATIONS
 
@@ -33,7 +36,7 @@ def configured_by(
     named, _ = known_flags(words, {"algorithm": known_options()["algorithm"]})
     taken = FILE | known_options(named.get("algorithm")) | mine
     values, rest = known_flags(words, taken)
-    file = _read(values["file"]) if "file" in values else {}
+    file = read(values["file"]) if "file" in values else {}
     algorithm = {**file, **named}.get("algorithm")
     if len(words) < len(arguments):
         if algorithm is None or "--help-all" in arguments:
@@ -48,12 +51,6 @@ def configured_by(
     values.pop("file", None)
     chosen = own(**{name: value for name, value in values.items() if name in mine})
     return file | {name: value for name, value in values.items() if name not in mine}, chosen, set(values)
-
-
-def _read(path: str) -> dict[str, Any]:
-    from fedjax_dp.experiments.config import read  # loads JAX
-
-    return read(path)
 
 
 def _help(command: str, description: str, own: Options, everything: bool) -> None:
@@ -81,8 +78,6 @@ def _help(command: str, description: str, own: Options, everything: bool) -> Non
 
 def _help_of(command: str, description: str, own: Options, algorithm: str, dataset: str) -> None:
     """All that an algorithm takes, with its defaults on a data set."""
-    from fedjax_dp.experiments.config import RunSpec  # loads JAX
-
     entry = entry_of(algorithm)
     values = RunSpec.of({"algorithm": algorithm, "dataset": dataset}).flat()
     groups = {
@@ -135,9 +130,6 @@ def _meaning(option: Option) -> tuple[str, tuple[str, ...]]:
 
 def _defaults(option: Option, takers: Sequence[Entry[Any]]) -> str:
     """Its default by data set and by algorithm: what most have comes last."""
-    from fedjax_dp.data import DATASETS  # loads JAX
-    from fedjax_dp.experiments.presets import preset_of
-
     by_data = {name: in_words(_with_default(option, preset_of(name))) for name in DATASETS}
     brought = any(option.name in preset_of(name) for name in DATASETS)
     words, digits, by_entry = _most_last("data set", by_data.items()), preset_of("digits"), {}

@@ -1,26 +1,11 @@
 """`fedjax-dp sweep`."""
 
 import dataclasses
-import json
-import math
-import pathlib
-import re
-import shlex
-from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Unit, View
-from fedjax_dp.cli.options import Detail, PrintOptions, parse
-from fedjax_dp.cli.output import columns, page, tell
-from fedjax_dp.display import count
-from fedjax_dp.experiments.console import Screen
+from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.options import about
-from fedjax_dp.sweeps import folder as folders
-from fedjax_dp.sweeps.plan import read_sweep
-from fedjax_dp.sweeps.records import ABOUT, STATUSES
-from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
-from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 
 DESCRIPTION = """Run many configurations as few compiled programs.
 
@@ -40,7 +25,6 @@ that was stopped, and so does fedjax-dp sweep DIR. SWEEP.toml looks like this; f
 lists, and from ranges without points; search_seed = 1 draws others. trials_law = "poisson", "geometric" or
 "logarithmic" also draws their number, of which trials is the mean, as random repetition (Papernot and Steinke 2022)
 asks for. What an algorithm on an axis does not take is left out of [base] for it."""
-SHOWN = 5  # settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,86 +50,6 @@ def sweep_command(arguments: list[str]) -> int:
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)
-    how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
-    found, out = run_file(path, options.out, **how)
-    if options.json:
-        print(json.dumps(_summary(found, out), allow_nan=False))
-    elif not options.plan:
-        _print(found, out)
-    return 0
+    from fedjax_dp.cli.sweep_outcome import carry_out  # loads JAX
 
-
-def run_file(path: str, out: str | None = None, **how: Any) -> tuple[Sweep, pathlib.Path]:
-    """Run a sweep's file, or go on with its folder; the sweep and where it is. `how` is of `run_sweep`."""
-    file = pathlib.Path(path)
-    if (file / folders.SWEEP).is_file():
-        file = file / folders.SWEEP
-    held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
-    name = file.resolve().parent.name if held else file.stem
-    where = pathlib.Path(out or (file.parent if held else pathlib.Path("sweeps") / name))
-    return run_sweep(read_sweep(file), where, name=name, screen=Screen(), **how), where
-
-
-def _summary(found: Sweep, out: pathlib.Path) -> dict[str, Any]:
-    """The JSON object of a sweep: what became of its points, and every setting with its means over seeds."""
-    settings = found.summary().astype(object)
-    settings = settings.where(settings.notna() & ~settings.isin([math.inf]), None)
-    return {
-        "name": found.name,
-        "folder": str(out),
-        "axes": list(found.axes),
-        "points": len(found.records),
-        **{status: sum(record["status"] == status for record in found.records) for status in STATUSES},
-        "choosing": found.choosing,
-        "plan": None if found.plan is None else found.plan.to_dict(),
-        "settings": settings.to_dict("records"),
-    }
-
-
-def _print(found: Sweep, out: pathlib.Path) -> None:
-    """The best settings, and what was lost."""
-    settings, main = settings_of(found.records, found.axes), measures_of_records(found.records).main
-    known = [(setting.score(main.name), setting) for setting in settings if setting.done]
-    scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
-    kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _whose(setting))))
-    names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
-    cells = {axis: [_told(setting.values[axis]) for _, setting in scores] for axis in found.axes} | {
-        main.words: [f"{score.mean:.4f}" for score, _ in scores],
-        "proved": [_proved(setting) + names.get(_whose(setting), "") for _, setting in scores],
-        "95% interval": [bounds(main, score.low, score.high) or "-" for score, _ in scores],
-        "seeds": [
-            f"{score.seeds}" + (f", {setting.failed} lost" if setting.failed else "") for score, setting in scores
-        ],
-    }
-    console = page()
-    console.print(f"{found.name}: the best of {count(len(settings), 'setting')}")
-    columns(console, cells, first=len(found.axes) + 2)
-    console.print(" mean over seeds at the last round; the interval is Student's t")
-    kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
-    reasons = Counter(kept.sub("clients", r["reason"]) for r in found.records if r["status"] != "done")
-    place = shlex.quote(str(out))
-    lines = [
-        *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
-        *(("lost", f"{count(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
-        *([("choosing", f"{found.choosing['short']}; {place}/selection.json says more")] if found.choosing else []),
-        ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
-        ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
-    ]
-    tell(lines, (), (), Detail.USUAL)
-
-
-def _proved(setting: Setting) -> str:
-    return "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
-
-
-def _whose(setting: Setting) -> str:
-    """What an epsilon of the setting is about: its delta, whom it hides, among which neighbours, from whom."""
-    told = setting.points[0]["guarantee"]
-    if math.isinf(setting.epsilon) or told.get("delta") is None:
-        return ""
-    whom = f"one {Unit(told['unit'])}, {told['adjacency']} neighbours"
-    return f"delta {told['delta']:g} for {whom}, against {View(told['view'])}"
-
-
-def _told(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return carry_out(path, options)

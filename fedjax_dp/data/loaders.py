@@ -1,33 +1,38 @@
-"""Data sets by name."""
+"""Data sets by name; a module that reads one is loaded when it is read."""
 
+import importlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.data import arrays, cifar, idx, own, svhn, synthetic, tabular, text, tfds, writers
-from fedjax_dp.data.formats.hugging_face import hugging_face
-from fedjax_dp.data.formats.leaf import leaf
-from fedjax_dp.data.formats.tff import tff
-from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.reading import COLUMNS, NAMES, TEXT, Reading
 from fedjax_dp.options import of_class, require
-from fedjax_dp.reading import COLUMNS, NAMES, TEXT, Reading
+
+if TYPE_CHECKING:
+    from fedjax_dp.data.store import Dataset
 
 Folder = str | os.PathLike[str] | None
+IDX = ("mnist", "fashion_mnist", "emnist_letters", "emnist_byclass", "emnist_balanced", "emnist_digits")
 
 
 class Reader(NamedTuple):
     """How a data set is read: `read(name, data_dir, seed, reading)`, or with what follows a colon for its name."""
 
-    read: Callable[[str, Folder, int, Reading], Dataset]
+    read: Callable[[str, Folder, int, Reading], "Dataset"]
     suffix: str | None = None  # what follows the colon, in words
     takes: tuple[str, ...] = ()  # what of a `Reading` means something for it
     owned: Callable[[str, str | None], bool] = lambda rest, column: False  # whether a user's data name their clients
 
 
-def _files(read: Callable[[str, Folder], Dataset]) -> Reader:
-    return Reader(lambda name, data_dir, seed, reading: read(name, data_dir))
+def _of(module: str) -> Any:
+    """A module of this package."""
+    return importlib.import_module(f"fedjax_dp.data.{module}")
+
+
+def _files(module: str, function: str) -> Reader:
+    return Reader(lambda name, data_dir, seed, reading: getattr(_of(module), function)(name, data_dir))
 
 
 def _named(rest: str, column: str | None) -> bool:
@@ -35,48 +40,54 @@ def _named(rest: str, column: str | None) -> bool:
 
 
 def _table(kind: str) -> Reader:
-    def read(path: str, data_dir: Folder, seed: int, reading: Reading) -> Dataset:
-        return own.from_table(pathlib.Path(path), kind, reading)
-
-    return Reader(read, "PATH", (*COLUMNS, "split_column"), _named)
-
-
-def _format(
-    read: Callable[[pathlib.Path, Reading], Dataset], *takes: str, owned: Any = lambda rest, column: True
-) -> Reader:
-    return Reader(lambda path, data_dir, seed, reading: read(pathlib.Path(path), reading), "PATH", takes, owned)
+    return Reader(
+        lambda path, data_dir, seed, reading: _of("own").from_table(pathlib.Path(path), kind, reading),
+        "PATH",
+        (*COLUMNS, "split_column"),
+        _named,
+    )
 
 
-def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> Dataset:
+def _format(name: str, *takes: str, owned: Any = lambda rest, column: True) -> Reader:
+    """A format whose module reads it by a function of its own name."""
+    return Reader(
+        lambda path, data_dir, seed, reading: getattr(_of(f"formats.{name}"), name)(pathlib.Path(path), reading),
+        "PATH",
+        takes,
+        owned,
+    )
+
+
+def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Dataset":
     got = f"'store:{folder}'"
     raise errors.refuse("dataset", got, "a data set", "a store holds clients already: open_store reads it")
 
 
 DATASETS: dict[str, Reader] = {
-    "digits": Reader(lambda name, data_dir, seed, reading: arrays.digits()),
-    **dict.fromkeys(idx.IDX, _files(idx.images)),
-    "adult": _files(tabular.adult),
-    "adult_full": _files(tabular.adult),
-    "cifar10": _files(cifar.cifar10),
-    "cifar10_pca60": _files(cifar.cifar10_pca60),
-    "svhn": _files(svhn.svhn),
-    "femnist_digits": _files(writers.femnist_digits),
-    "sent140": _files(text.sent140),
+    "digits": Reader(lambda name, data_dir, seed, reading: _of("arrays").digits()),
+    **dict.fromkeys(IDX, _files("idx", "images")),
+    "adult": _files("tabular", "adult"),
+    "adult_full": _files("tabular", "adult"),
+    "cifar10": _files("cifar", "cifar10"),
+    "cifar10_pca60": _files("cifar", "cifar10_pca60"),
+    "svhn": _files("svhn", "svhn"),
+    "femnist_digits": _files("writers", "femnist_digits"),
+    "sent140": _files("text", "sent140"),
     "npz": Reader(
-        lambda path, data_dir, seed, reading: own.from_npz(pathlib.Path(path), reading.task),
+        lambda path, data_dir, seed, reading: _of("own").from_npz(pathlib.Path(path), reading.task),
         "PATH",
         ("task",),
-        owned=lambda path, column: own.has_ids(pathlib.Path(path)),
+        owned=lambda path, column: _of("own").has_ids(pathlib.Path(path)),
     ),
     "csv": _table("csv"),
     "parquet": _table("parquet"),
-    "leaf": _format(leaf, "task", *TEXT, "stride", "convention", "record_shape"),
-    "tff": _format(tff, *TEXT, "stride", "convention", "record_shape", "subset"),
-    "hf": _format(hugging_face, *COLUMNS, *TEXT, "convention", owned=_named),
+    "leaf": _format("leaf", "task", *TEXT, "stride", "convention", "record_shape"),
+    "tff": _format("tff", *TEXT, "stride", "convention", "record_shape", "subset"),
+    "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=_named),
     "synthetic": Reader(
-        lambda asked, data_dir, seed, reading: synthetic.synthetic(asked, seed), "U,V or synthetic:iid"
+        lambda asked, data_dir, seed, reading: _of("synthetic").synthetic(asked, seed), "U,V or synthetic:iid"
     ),
-    "tfds": Reader(lambda name, data_dir, seed, reading: tfds.image_classification(name, data_dir), "NAME"),
+    "tfds": Reader(lambda name, data_dir, seed, reading: _of("tfds").image_classification(name, data_dir), "NAME"),
     "store": Reader(_store, "FOLDER"),
 }
 
@@ -98,7 +109,7 @@ def check_reading(kind: str, reading: Reading) -> None:
             raise errors.refuse(name, repr(value), f"left out for {kind}", f"it is for {', '.join(takers)}")
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **how: Any) -> Dataset:
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **how: Any) -> "Dataset":
     """A data set by name: one of DATASETS; npz:PATH, csv:PATH, leaf:PATH and others go on after the colon.
 
     A store holds clients, not a data set: `open_store` reads it.

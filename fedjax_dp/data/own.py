@@ -12,9 +12,9 @@ from fedjax_dp.data.formats.arrow_streams import read_parquet
 from fedjax_dp.data.formats.splits import as_task, reshaped
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native, stored
-from fedjax_dp.reading import Reading
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test

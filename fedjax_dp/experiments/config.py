@@ -32,9 +32,7 @@ from fedjax_dp.experiments.groups import (
     known_options,
     options_of,
 )
-from fedjax_dp.experiments.population import population_of, resolve_population
-from fedjax_dp.experiments.presets import preset_of
-from fedjax_dp.models.starts import start_files
+from fedjax_dp.experiments.presets import population_of, preset_of, resolve_population
 from fedjax_dp.options import Options, require_meant
 from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
@@ -112,6 +110,8 @@ class RunSpec:
     @property
     def files(self) -> dict[str, str]:
         """Checksums of the other files of the user's own that decide it."""
+        from fedjax_dp.models.starts import start_files  # loads JAX
+
         return start_files(self.training.start, self.training.start_names)
 
     def flat(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedjax_dp.devices import ASKED
 from fedjax_dp.display import count
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.experiments import build, environment, population, run_folder, summary
+from fedjax_dp.experiments import build, environment, population, presets, run_folder, summary
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import RunSpec
@@ -154,7 +154,7 @@ def _ready(config: RunSpec, screen: Screen) -> Ready:
 
 def _assumed(config: RunSpec) -> list[str]:
     """Numbers that nobody gave for data of the user's own, which no default can know."""
-    brought = config.from_data_set() if kind_of(config.data.dataset) in population.FILES else {}
+    brought = config.from_data_set() if kind_of(config.data.dataset) in presets.FILES else {}
     listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
     return [f"not given, so taken: {listed}"] if listed else []
 

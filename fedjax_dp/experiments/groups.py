@@ -8,19 +8,20 @@ import numpy as np
 
 from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
-from fedjax_dp.options import Names, Option, Options, about, of_class
+from fedjax_dp.data.loaders import DATASETS
+from fedjax_dp.data.reading import Reading
+from fedjax_dp.experiments.partitions import PARTITIONS, SIZES
+from fedjax_dp.options import Option, Options, about, of_class
 from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
-from fedjax_dp.reading import Reading
 
-APS = Names("fedjax_dp.tasks.choice", "APS")
-ARCHITECTURES = Names("fedjax_dp.models", "ARCHITECTURES")
-ASSIGNMENTS = Names("fedjax_dp.data.labels", "ASSIGNMENTS")
-DATASETS = Names("fedjax_dp.experiments.population", "DATASET_NAMES")
-LOSSES = Names("fedjax_dp.tasks.choice", "LOSSES")
-PARTITIONS = Names("fedjax_dp.experiments.partitions", "PARTITIONS")
-REMAINDERS = Names("fedjax_dp.data.partition", "REMAINDERS")
-SCALES = Names("fedjax_dp.data.dirichlet", "SCALES")
-SIZES = Names("fedjax_dp.experiments.partitions", "SIZES")
+# Names that stand in tables which load JAX, written out again so that help and files are read without it.
+APS = ("exact", "buckets200")
+ARCHITECTURES = ("logistic", "mlp", "cnn", "group_norm_cnn", "lstm", "vit", "gpt", "word_lstm", "char_lstm")
+ASSIGNMENTS = ("random", "cyclic", "first")
+LOSSES = ("mean", "length", "sum", "squared", "huber")
+REMAINDERS = ("smaller", "spread", "drop", "refuse")
+SCALES = ("per_class", "hsu")
+DATASET_NAMES = tuple(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 WIDTHS = ("float32", "bfloat16")
 TRANSFORMERS = {"model": ("vit", "gpt")}  # beside which their sizes mean something
 
@@ -56,7 +57,7 @@ class PopulationConfig(Reading):
         holdout: pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
     """
 
-    dataset: Annotated[str, about("", choices=DATASETS, open=True)] = "digits"
+    dataset: Annotated[str, about("", choices=DATASET_NAMES, open=True)] = "digits"
     data_dir: Annotated[str | None, about("", metavar="DIR", default="$FEDJAX_DP_DATA, else the user cache")] = None
     seed: int = 0
     num_clients: int | None = None

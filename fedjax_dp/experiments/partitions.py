@@ -1,38 +1,18 @@
 """How a data set's records may be spread over clients, by name, and what each way must be told."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp import errors
-from fedjax_dp.data import (
-    Dataset,
-    class_dirichlet,
-    continuous,
-    dirichlet,
-    equal_sizes,
-    exponential_sizes,
-    given_parts,
-    grouped_parts,
-    iid,
-    inner_dirichlet,
-    labels_per_client,
-    linear_sizes,
-    natural_parts,
-    one_class_per_client,
-    one_class_sizes,
-    pathological,
-    power_law_sizes,
-    shards,
-    similarity,
-    square_sizes,
-    zipf_sizes,
-)
+from fedjax_dp import data, errors
+
+if TYPE_CHECKING:
+    from fedjax_dp.data import Dataset
 
 # The data set, perhaps without some test records, the training rows of each client, and the client of each test record
 # where that is known.
-Divided = tuple[Dataset, list[np.ndarray], np.ndarray | None]
+Divided = tuple["Dataset", list[np.ndarray], np.ndarray | None]
 LABELLED = ("classes", "binary")  # tasks whose targets are labels
 
 
@@ -56,7 +36,7 @@ class Sizes(NamedTuple):
 class Partition(NamedTuple):
     """A way to spread records over clients."""
 
-    divide: Callable[[Dataset, Asked], Divided]
+    divide: Callable[["Dataset", Asked], Divided]
     options: tuple[str, ...]
     by_label: bool = False  # it asks for labels, which some tasks do not have
     natural: bool = False  # its clients are the data set's own
@@ -64,80 +44,80 @@ class Partition(NamedTuple):
 
 
 SIZES: dict[str, Sizes] = {
-    "equal": Sizes(lambda records, asked: equal_sizes(records, asked.num_clients)),
+    "equal": Sizes(lambda records, asked: data.equal_sizes(records, asked.num_clients)),
     "power-law": Sizes(
-        lambda records, asked: power_law_sizes(records, asked.num_clients, asked.min_records, asked.seed),
+        lambda records, asked: data.power_law_sizes(records, asked.num_clients, asked.min_records, asked.seed),
         ("min_records",),
     ),
     "zipf": Sizes(
-        lambda records, asked: zipf_sizes(
+        lambda records, asked: data.zipf_sizes(
             records, asked.num_clients, asked.min_records, asked.zipf_exponent, asked.seed
         ),
         ("min_records", "zipf_exponent"),
     ),
-    "linear": Sizes(lambda records, asked: linear_sizes(records, asked.num_clients)),
-    "square": Sizes(lambda records, asked: square_sizes(records, asked.num_clients)),
-    "exponential": Sizes(lambda records, asked: exponential_sizes(records, asked.num_clients)),
+    "linear": Sizes(lambda records, asked: data.linear_sizes(records, asked.num_clients)),
+    "square": Sizes(lambda records, asked: data.square_sizes(records, asked.num_clients)),
+    "exponential": Sizes(lambda records, asked: data.exponential_sizes(records, asked.num_clients)),
 }
 
 
-def _sizes(dataset: Dataset, asked: Asked) -> np.ndarray:
+def _sizes(dataset: "Dataset", asked: Asked) -> np.ndarray:
     return SIZES[asked.sizes].make(len(dataset.x_train), asked)
 
 
-def _iid(dataset: Dataset, asked: Asked) -> Divided:
-    return dataset, iid(dataset.y_train, _sizes(dataset, asked), asked.seed), None
+def _iid(dataset: "Dataset", asked: Asked) -> Divided:
+    return dataset, data.iid(dataset.y_train, _sizes(dataset, asked), asked.seed), None
 
 
-def _labels(dataset: Dataset, asked: Asked) -> Divided:
+def _labels(dataset: "Dataset", asked: Asked) -> Divided:
     sizes = _sizes(dataset, asked)
-    return dataset, labels_per_client(dataset.y_train, sizes, asked.labels_per_client, asked.seed), None
+    return dataset, data.labels_per_client(dataset.y_train, sizes, asked.labels_per_client, asked.seed), None
 
 
-def _one_class(dataset: Dataset, asked: Asked) -> Divided:
+def _one_class(dataset: "Dataset", asked: Asked) -> Divided:
     labels, equal = dataset.y_train, asked.sizes == "equal"
-    sizes = one_class_sizes(labels, asked.num_clients) if equal else _sizes(dataset, asked)
-    return dataset, one_class_per_client(labels, sizes, asked.seed), None
+    sizes = data.one_class_sizes(labels, asked.num_clients) if equal else _sizes(dataset, asked)
+    return dataset, data.one_class_per_client(labels, sizes, asked.seed), None
 
 
-def _by_dirichlet(draw: Callable[..., list[np.ndarray]]) -> Callable[[Dataset, Asked], Divided]:
-    def divide(dataset: Dataset, asked: Asked) -> Divided:
+def _by_dirichlet(name: str) -> Callable[["Dataset", Asked], Divided]:
+    def divide(dataset: "Dataset", asked: Asked) -> Divided:
         sizes, scale = _sizes(dataset, asked), asked.concentration_scale
-        return dataset, draw(dataset.y_train, sizes, asked.concentration, asked.seed, scale), None
+        return dataset, getattr(data, name)(dataset.y_train, sizes, asked.concentration, asked.seed, scale), None
 
     return divide
 
 
-def _class_dirichlet(dataset: Dataset, asked: Asked) -> Divided:
+def _class_dirichlet(dataset: "Dataset", asked: Asked) -> Divided:
     drawn = asked.num_clients, asked.concentration, asked.seed, asked.balance, asked.min_records
-    return dataset, class_dirichlet(dataset.y_train, *drawn), None
+    return dataset, data.class_dirichlet(dataset.y_train, *drawn), None
 
 
-def _shards(dataset: Dataset, asked: Asked) -> Divided:
+def _shards(dataset: "Dataset", asked: Asked) -> Divided:
     cut = {name: asked.values.get(name) for name in ("shards_per_client", "shard_size")}
-    return dataset, shards(dataset.y_train, asked.num_clients, asked.seed, **cut), None
+    return dataset, data.shards(dataset.y_train, asked.num_clients, asked.seed, **cut), None
 
 
-def _pathological(dataset: Dataset, asked: Asked) -> Divided:
+def _pathological(dataset: "Dataset", asked: Asked) -> Divided:
     drawn = asked.num_clients, asked.labels_per_client, asked.seed, asked.assignment
-    return dataset, pathological(dataset.y_train, *drawn), None
+    return dataset, data.pathological(dataset.y_train, *drawn), None
 
 
-def _similarity(dataset: Dataset, asked: Asked) -> Divided:
+def _similarity(dataset: "Dataset", asked: Asked) -> Divided:
     """Test labels are cut alike, so that each client has its own part of them."""
     drawn = asked.num_clients, asked.similarity, asked.seed
     test_clients = np.empty(len(dataset.y_test), np.int32)
-    for client, rows in enumerate(similarity(dataset.y_test, *drawn)):
+    for client, rows in enumerate(data.similarity(dataset.y_test, *drawn)):
         test_clients[rows] = client
-    return dataset, similarity(dataset.y_train, *drawn), test_clients
+    return dataset, data.similarity(dataset.y_train, *drawn), test_clients
 
 
-def _continuous(dataset: Dataset, asked: Asked) -> Divided:
+def _continuous(dataset: "Dataset", asked: Asked) -> Divided:
     values = _column(dataset, asked.column)
-    return dataset, continuous(values, asked.num_clients, asked.column_strength, asked.seed), None
+    return dataset, data.continuous(values, asked.num_clients, asked.column_strength, asked.seed), None
 
 
-def _column(dataset: Dataset, column: str) -> np.ndarray:
+def _column(dataset: "Dataset", column: str) -> np.ndarray:
     """The column `3` of the flattened features, `target`, or `target:3` of several numbers."""
     whose, _, told = column.rpartition(":") if column != "target" else ("target", "", "")
     of_target = whose == "target"
@@ -154,8 +134,8 @@ def _column(dataset: Dataset, column: str) -> np.ndarray:
     return found
 
 
-def _given(dataset: Dataset, asked: Asked) -> Divided:
-    return dataset, given_parts(asked.client_ids, len(dataset.x_train)), None
+def _given(dataset: "Dataset", asked: Asked) -> Divided:
+    return dataset, data.given_parts(asked.client_ids, len(dataset.x_train)), None
 
 
 _SIZED = ("num_clients", "sizes")
@@ -166,8 +146,8 @@ PARTITIONS: dict[str, Partition] = {
     "pathological": Partition(_pathological, ("num_clients", "labels_per_client", "assignment"), by_label=True),
     "shards": Partition(_shards, ("num_clients", "shards_per_client", "shard_size"), by_label=True),
     "one-class": Partition(_one_class, _SIZED, by_label=True),
-    "dirichlet": Partition(_by_dirichlet(dirichlet), _DRAWN, by_label=True),
-    "inner-dirichlet": Partition(_by_dirichlet(inner_dirichlet), _DRAWN, by_label=True),
+    "dirichlet": Partition(_by_dirichlet("dirichlet"), _DRAWN, by_label=True),
+    "inner-dirichlet": Partition(_by_dirichlet("inner_dirichlet"), _DRAWN, by_label=True),
     "class-dirichlet": Partition(
         _class_dirichlet,
         ("num_clients", "concentration", "balance", "min_records"),
@@ -177,13 +157,13 @@ PARTITIONS: dict[str, Partition] = {
     "similarity": Partition(_similarity, ("num_clients", "similarity"), by_label=True),
     "continuous": Partition(_continuous, ("num_clients", "column", "column_strength")),
     "natural": Partition(
-        lambda dataset, asked: natural_parts(dataset, asked.min_records),
+        lambda dataset, asked: data.natural_parts(dataset, asked.min_records),
         ("min_records",),
         natural=True,
         brings={"min_records": 1},  # everybody
     ),
     "grouped-natural": Partition(
-        lambda dataset, asked: grouped_parts(dataset, asked.group_size, asked.seed, asked.remainder),
+        lambda dataset, asked: data.grouped_parts(dataset, asked.group_size, asked.seed, asked.remainder),
         ("group_size", "remainder"),
         natural=True,
     ),
@@ -193,7 +173,7 @@ _TAKEN = [way.options for way in PARTITIONS.values()] + [sizes.options for sizes
 OPTIONS = sorted({name for options in _TAKEN for name in options})
 
 
-def divide(partition: str, dataset: Dataset, values: Mapping[str, Any]) -> Divided:
+def divide(partition: str, dataset: "Dataset", values: Mapping[str, Any]) -> Divided:
     """Spread a data set's records; `values` are the options by name, and the seed."""
     way = PARTITIONS[partition]
     if way.by_label and dataset.task not in LABELLED:

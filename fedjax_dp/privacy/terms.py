@@ -7,10 +7,12 @@ from typing import Annotated, TypedDict
 import numpy as np
 
 from fedjax_dp import errors, validation
-from fedjax_dp.options import Names, about, of_class
+from fedjax_dp.options import about, of_class
 from fedjax_dp.privacy.hooks import NOISE_RULES
 
-VIEWS = Names("fedjax_dp.accounting.views", "VIEWS")
+# Names of tables which load SciPy.
+ACCOUNTANTS = ("pld", "rdp", "gaussian", "zcdp", "tcdp")
+VIEWS = ("uploads", "secure_sum", "broadcast", "final_model", "owner", "deployed")
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
     "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
@@ -44,7 +46,7 @@ class PrivacyTerms:
 
     epsilon: Budget | None = None
     delta: float | None = None
-    accountant: Annotated[str, about("", choices=Names("fedjax_dp.accounting", "ACCOUNTANTS"))] = "pld"
+    accountant: Annotated[str, about("", choices=ACCOUNTANTS)] = "pld"
     participation: Annotated[str, about("", choices=PARTICIPATION)] = "schedule"
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None

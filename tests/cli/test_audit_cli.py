@@ -1,6 +1,7 @@
 """`fedjax-dp audit` as a user meets it, in a terminal and in a pipeline, and the picture of an audit."""
 
 import dataclasses
+import inspect
 import json
 import math
 import pathlib
@@ -13,8 +14,11 @@ from helpers import ragged_data
 
 import fedjax_dp as fdp
 from fedjax_dp import accounting, cli
+from fedjax_dp.audits.audit import audit
+from fedjax_dp.audits.setup import CANARY_NAMES
 from fedjax_dp.cli.audit import AuditOptions
 from fedjax_dp.experiments.groups import GROUPS, options_of
+from fedjax_dp.options import of_class
 
 RUN = ["--batches", "full", "--rounds", "2", "--local-steps", "1", "--cohort-size", "10", "--parameters", "8"]
 SMALL = [*RUN, "--trials", "1200", "--lanes", "64"]
@@ -105,6 +109,10 @@ def test_help_lists_the_options_of_run_and_those_of_the_audit(capsys, monkeypatc
     for name in names:
         assert f"--{name.replace('_', '-')}" in out
     assert all(group in out for group in GROUPS)
+    signature = inspect.signature(audit).parameters
+    for field in dataclasses.fields(AuditOptions):  # written out, so that help loads no JAX
+        assert field.name not in signature or field.default == signature[field.name].default
+    assert of_class(AuditOptions)["canary"].choices == list(CANARY_NAMES)
     own = set(names)
     assert {"trials", "canary", "record", "client", "significance", "claim", "parameters", "lanes", "plot"} <= own
     assert not own & set(options_of())

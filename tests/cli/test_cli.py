@@ -14,6 +14,7 @@ from helpers import usual
 
 import fedjax_dp
 from fedjax_dp import algorithms, cli
+from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.run import RunOptions
 from fedjax_dp.experiments import build, config, environment, groups, population
 from fedjax_dp.options import of_class
@@ -25,6 +26,23 @@ OWN = of_class(RunOptions)
 
 def command(*words):
     return [sys.executable, "-m", "fedjax_dp", *map(str, words)]
+
+
+def test_help_and_typing_errors_load_no_jax():
+    """Two seconds of every one: nothing of this needs a device."""
+    lines = [["run", "--epsilonn", "1"], ["run", "--rounds", "x"], ["help"], ["run", "--algorithm", "dpnfl", "--help"]]
+    lines += [[name, "--help"] for name in COMMANDS]
+    program = f"""
+import sys
+from fedjax_dp import cli
+for words in {lines}:
+    try:
+        cli.main(words)
+    except SystemExit:
+        pass
+    late = [name for name in ("jax", "optax", "flax", "matplotlib", "pandas") if name in sys.modules]
+    assert not late, (words, late)"""
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
 
 
 def test_default_run_trains_privately_well_above_chance(capsys):

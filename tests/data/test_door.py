@@ -11,7 +11,8 @@ import fedjax_dp as fdp
 from fedjax_dp import errors, models
 from fedjax_dp.data import Dataset, federate, load, save_store
 from fedjax_dp.experiments.groups import PopulationConfig
-from fedjax_dp.experiments.population import build_data, notes, population_of, resolve_population
+from fedjax_dp.experiments.population import build_data, notes
+from fedjax_dp.experiments.presets import population_of, resolve_population
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.rounds.simulation import check
 

@@ -91,7 +91,7 @@ def test_rows_of_any_partitioner_make_clients(clients):
 @pytest.mark.parametrize(
     ("clients", "told"),
     [
-        ("abc", "a dictionary or a list"),
+        ("abc", "lists of training rows"),
         ([[0.5]], "a list of row numbers"),
         ([np.ones(20, bool)], "np.flatnonzero(mask)"),
         (IDS, "fedjax_dp.data.natural(ids)"),

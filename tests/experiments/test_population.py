@@ -13,11 +13,8 @@ from fedjax_dp import cli, data, errors
 from fedjax_dp.experiments import config, plots
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, divide
-from fedjax_dp.experiments.population import (
-    build_data,
-    population_of,
-    resolve_population,
-)
+from fedjax_dp.experiments.population import build_data
+from fedjax_dp.experiments.presets import population_of, resolve_population
 
 
 def resolved(**changes):

@@ -14,13 +14,15 @@ from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, prng
-from fedjax_dp.cli import bench
+from fedjax_dp.cli import bench_outcome
+from fedjax_dp.cli.bench import BenchOptions
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.few import sum_of_few
 from fedjax_dp.forecast import compiled, program_text, targets
 from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.forecast.floor import work_of
+from fedjax_dp.options import of_class
 from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
@@ -174,6 +176,7 @@ def test_what_cannot_be_compiled_for_is_one_line(monkeypatch, capsys):
     assert "pip install" in capsys.readouterr().err
     assert cli.main(["bench", "--compile-for", "v5"]) == 2
     assert "did you mean v5e?" in capsys.readouterr().err
+    assert of_class(BenchOptions)["compile_for"].choices == list(targets.TARGETS)  # written out: help loads no JAX
     monkeypatch.undo()
     assert "multiple of the 2" in refusal(lambda: targets.execution_on(targets.TARGETS["v5e"], 3, model_devices=2))
 
@@ -315,7 +318,7 @@ def test_options_that_mean_nothing_with_a_target_are_refused(here, capsys, monke
     def compiled_round(*given, parts, **rest):
         raise fdp.ConfigurationError(f"in {parts} parts")
 
-    monkeypatch.setattr(bench, "compiled_round", compiled_round)
+    monkeypatch.setattr(bench_outcome, "compiled_round", compiled_round)
     assert "in 2 parts" in told("--cohort-size", "4", "--deterministic", "2")
 
 

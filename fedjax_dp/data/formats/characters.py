@@ -14,9 +14,9 @@ from fedjax_dp.data.formats.sequences import (
     smallest,
 )
 from fedjax_dp.data.formats.splits import TEST_FRACTION, Split, made, whole
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
-from fedjax_dp.reading import Reading
 
 WINDOW_OPTIONS = ("task", "stride", "convention")
 SNIPPET_OPTIONS = ("length", "stride", "convention")

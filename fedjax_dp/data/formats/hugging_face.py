@@ -17,8 +17,8 @@ from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
 from fedjax_dp.data.formats.limits import check_id
 from fedjax_dp.data.formats.splits import Split, as_task, made, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, classified, sentences
+from fedjax_dp.data.reading import COLUMNS, Reading
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.reading import COLUMNS, Reading
 
 TEST = ("test", "validation")  # the first that is there is tested on
 PICTURES = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no format that starts other programs

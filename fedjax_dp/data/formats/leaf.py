@@ -19,8 +19,8 @@ from fedjax_dp.data.formats.json_files import list_of, object_of, read_json, tol
 from fedjax_dp.data.formats.limits import check_id
 from fedjax_dp.data.formats.splits import Numbers, Split, as_task, made, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.reading import Reading
 
 FEMNIST = (784, 62)  # numbers of an image, classes
 WHOLE = ("all_data", "sampled_data")  # folders of files that nobody has split

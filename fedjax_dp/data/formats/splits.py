@@ -15,9 +15,9 @@ from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
+from fedjax_dp.data.reading import shape_of
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import as_arrays, native
-from fedjax_dp.reading import shape_of
 
 TEST_FRACTION = 0.1  # of every client's records, where the files have no test split
 

@@ -18,8 +18,8 @@ from fedjax_dp.data.formats.limits import check_file, check_growth, check_id
 from fedjax_dp.data.formats.splits import Numbers, Split, made, reshaped, whole
 from fedjax_dp.data.formats.tf_example import ExampleError, features_of
 from fedjax_dp.data.formats.words import SENTENCE_OPTIONS, sentences
+from fedjax_dp.data.reading import NAMES, Reading
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.reading import NAMES, Reading
 
 EXAMPLES = ("split_name", "client_id", "serialized_example_proto")
 METADATA = ("client_id", "split_name", "num_examples")

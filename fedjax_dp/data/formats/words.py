@@ -21,10 +21,10 @@ from fedjax_dp.data.formats.sequences import (
     smallest,
 )
 from fedjax_dp.data.formats.splits import Part, Split, made, whole
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 from fedjax_dp.data.text import words_of
-from fedjax_dp.reading import Reading
 
 CLASSIFIED_OPTIONS = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
 SENTENCE_OPTIONS = (*CLASSIFIED_OPTIONS, "convention")

@@ -1,0 +1,160 @@
+"""What `fedjax-dp audit` does once its options are known, and how its result is printed."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedjax_dp import devices
+from fedjax_dp.accounting import Guarantee, Unit
+from fedjax_dp.audits.audit import audit, require_sane
+from fedjax_dp.audits.hypothesis_test import Outcome
+from fedjax_dp.audits.verdict import Audit
+from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail
+from fedjax_dp.cli.output import INDENT, tell
+from fedjax_dp.experiments import environment
+from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
+from fedjax_dp.experiments.config import Overrides, RunSpec
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.population import build_data
+from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.planned_run import plan_run
+
+if TYPE_CHECKING:
+    from fedjax_dp.cli.audit import AuditOptions
+    from fedjax_dp.pictures import Look
+
+OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
+_IF = f"{INDENT}if noise and sampling are as described, and only the amount of noise is in doubt"
+_UNTESTED = "your model, which is not run: this canary chooses gradients, and all that is done to them is run"
+
+
+def carry_out(
+    overrides: Overrides, options: "AuditOptions", detail: Detail, look: "Look", idle: Sequence[str], repeat: str
+) -> int:
+    """The exit code; `idle` are flags without an effect, `repeat` the command that does the same again."""
+    require_sane(
+        options.canary, options.claim, options.significance, trials=options.trials, lanes=options.lanes
+    )  # before minutes of calibration
+    screen = Screen(quiet=detail is Detail.QUIET)
+    if idle:
+        screen.say(f"of no effect on an audit: {', '.join(idle)}")
+    devices.cache_programs()
+    config = RunSpec.of(overrides)
+    with config.naming_defaults():
+        found, promise = _audited(config, options, screen)
+    found = dataclasses.replace(found, repeat=repeat)
+    if options.plot:
+        from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
+
+        plot_audit(found, options.plot, **look)
+        screen.say(f"picture in {options.plot}")
+    if options.json:
+        content = found.to_dict() | {
+            "options": {name: value for name, value in vars(options).items() if name not in SWITCHES},
+            "config": config.to_dict(),
+            "versions": environment.versions(),
+            "device": environment.device(),
+        }
+        print(json.dumps(content, allow_nan=False))
+    else:
+        _print(found, promise, options, config.privacy.participation, detail)
+    return int(found.violated)
+
+
+def _audited(config: RunSpec, options: "AuditOptions", screen: Screen) -> tuple[Audit, Guarantee]:
+    """The audit of a configuration, and the Guarantee of its run."""
+    data = build_data(config.data)
+    model, algorithm = build_model(config, data), build_algorithm(config, data)
+    rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
+    with screen.counter("calibrating noise") as count:
+        planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+        algorithm, promise = prepared(planned, count)
+    attack = {name: value for name, value in vars(options).items() if name not in OUTPUT}
+    with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
+        found = audit(
+            algorithm,
+            data,
+            rounds=rounds,
+            seed=seed,
+            model=model,
+            delta=terms.delta,
+            accountant=terms.accountant,
+            view=terms.view,
+            participation=terms.participation,
+            colluders=terms.colluders,
+            progress=lambda done, total: show(done, ""),
+            **attack,
+        )
+    return found, promise
+
+
+def _print(found: Audit, promise: Guarantee, options: "AuditOptions", participation: str, detail: Detail) -> None:
+    sure = f"with confidence {found.confidence}"
+    noise = f"at most {found.noise:.3g} times what is stated" if found.noise < 1e3 else "nothing is proved about it"
+    if not found.violated:
+        noise += f"; half the stated noise would {'' if found.noise < 2 else 'not '}have been noticed"
+    told = [
+        ("", found.verdict),
+        ("stated", str(found.guarantee)),
+        *_own_statement(found, promise, participation),
+        *([] if found.claim is None else [("claimed", f"epsilon {found.claim:g}, which is what was tested")]),
+        ("proved", f"{_at_least(found.lower)} {sure}; {_runs(found)}"),
+        *([("", _IF)] if found.lower > found.of_any else []),
+        *(("warning", text) for text in found.guarantee.warnings),
+        *(("REFUTED" if str(claim) in found.refuted else "paper", str(claim)) for claim in found.guarantee.claims),
+    ]
+    rests_on = [
+        ("always", f"{_at_least(found.of_any)} {sure}, whatever the mechanism is"),
+        ("noise", noise),
+        ("attack", _attack(found, options)),
+        *([("untested", _UNTESTED)] if found.canary == "gradient" else []),
+    ]
+    tell(told, rests_on, [*_errors(found), ("time", f"{found.seconds:.1f} s")], detail)
+
+
+def _own_statement(found: Audit, promise: Guarantee, participation: str) -> list[tuple[str, str]]:
+    """What the run itself states of the audited client, where that is another number."""
+    own = promise.epsilons[found.client]
+    if abs(own - found.epsilon) <= 1e-6 * own:
+        return []
+    told = f"its own model and participation {participation}"
+    return [("", f"{INDENT}the run itself states {own:.4g} of client {found.client}, for {told}")]
+
+
+def _runs(found: Audit) -> str:
+    """How many runs say so."""
+    if isinstance(found.outcome, Outcome):
+        return f"{found.outcome.evidence} counted, {found.outcome.pilot:,} more used to choose the attack"
+    return found.outcome.evidence
+
+
+def _at_least(epsilon: float) -> str:
+    return f"epsilon at least {epsilon:.4g}" if epsilon > 0 else "nothing"
+
+
+def _attack(found: Audit, options: "AuditOptions") -> str:
+    """`score summed; planted (the canary): gradient in record 0 of client 2, all other gradients zero`."""
+    by_record, where = found.guarantee.unit is Unit.RECORD, f"client {found.client}"
+    if not isinstance(found.outcome, Outcome):
+        count = found.outcome.canaries
+        where = f"{count} records of {where}" if by_record else f"{count} clients"
+    elif by_record:
+        where = f"record {options.record} of {where}"
+    others = ""
+    if found.canary == "gradient":
+        others = f", all other gradients {OTHERS[found.outcome.game]}"
+    return f"score {found.outcome.attack}; planted (the canary): {found.canary} in {where}{others}"
+
+
+def _errors(found: Audit) -> list[tuple[str, str]]:
+    """How often the attack erred."""
+    if not isinstance(found.outcome, Outcome):
+        return []
+    bounds = found.outcome.bounds
+    if bounds.mean is None:
+        most = f"rates at most {bounds.false_positive:.3g} and {bounds.false_negative:.3g}"
+    else:
+        most = f"mean of both rates at most {bounds.mean:.3g}"
+    seen = f"canary seen in {bounds.false_positives:,} of {bounds.negatives:,} runs without it, missed in"
+    return [("errors", f"{seen} {bounds.false_negatives:,} of {bounds.positives:,} with it; {most}")]

@@ -1,0 +1,199 @@
+"""What `fedjax-dp bench` does once its options are known, and how its result is printed."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from fedjax_dp import devices, errors
+from fedjax_dp.cli.options import Detail
+from fedjax_dp.cli.output import page, tell
+from fedjax_dp.experiments import environment
+from fedjax_dp.experiments.build import (
+    build_algorithm,
+    build_execution,
+    build_model,
+    check_execution,
+    records_on_host,
+)
+from fedjax_dp.experiments.config import Overrides, RunSpec
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.population import build_data
+from fedjax_dp.forecast.compiled import Compiled, compiled_round
+from fedjax_dp.forecast.latency import Latency, latency
+from fedjax_dp.forecast.targets import LAUNCH_US, target_of
+from fedjax_dp.gradients import Explanation
+from fedjax_dp.models import explain_gradients
+from fedjax_dp.pictures import Look
+
+if TYPE_CHECKING:
+    from fedjax_dp.cli.bench import BenchOptions
+
+SHOWN_CHANGES = 2
+PARTS_TOLD = (
+    "clipping, noise, sampling, gradient and gather: the time saved by leaving it out too, in this order; server: "
+    "measured alone; aggregation: the rest, with the loop over steps; what is small or negative is measurement noise"
+)
+WAYS_TOLD = (
+    "a record's gradient of a weight is the sum, over the positions where the weight is used, of its input u times the "
+    "gradient v of its output; factored: the norm is found from u and v; direct: the gradient is built for every record"
+)
+
+
+def measure(overrides: Overrides, options: "BenchOptions", look: Look) -> int:
+    """Measure and print."""
+    devices.cache_programs()
+    config = RunSpec.of(overrides)
+    with config.naming_defaults():
+        data = build_data(config.data)
+        model, algorithm = build_model(config, data), build_algorithm(config, data)
+    with config.naming_defaults(), Screen().bar("measuring", total=1) as show:
+        found = latency(
+            algorithm,
+            data,
+            model,
+            evaluate_every=config.output.evaluate_every,
+            seed=config.data.seed,
+            turns=options.turns,
+            execution=build_execution(config, algorithm, data),
+            show=show,
+        )
+    how = explain_gradients(model, data)
+    name = f"{config.algorithm} on {config.data.dataset}"
+    if options.plot:
+        from fedjax_dp.forecast import plots
+
+        plots.plot_latency(found, name, options.plot, **look)
+    if options.json:
+        print(json.dumps(to_dict(found, config) | {"gradients": how.to_dict()}, allow_nan=False))
+    else:
+        _print(found, how, config.options.get("batch_size"), name)
+    return 0
+
+
+def compile_for(overrides: Overrides, options: "BenchOptions", look: Look) -> int:
+    """Compile for a target and print."""
+    target = target_of(str(options.compile_for))
+    jax.config.update("jax_platforms", "cpu")  # nothing runs on what else may be here
+    config = RunSpec.of(overrides)
+    execution = config.execution
+    with config.naming_defaults(), Screen().bar(f"compiling for {target.name}", total=1):
+        data = build_data(config.data)
+        algorithm = build_algorithm(config, data)
+        check_execution(execution, algorithm, data)
+        if records_on_host(config, algorithm):
+            wanted = "devices with --compile-for, which compiles no other round"
+            raise errors.refuse("records", "host", wanted, "add --records devices")
+        found = compiled_round(
+            algorithm,
+            data,
+            build_model(config, data),
+            target=target.name,
+            devices=1 if execution.devices == "auto" else int(execution.devices),
+            model_devices=execution.model_devices,
+            chunk_size=execution.chunk_size,
+            parts=execution.deterministic,
+        )
+    name = f"{config.algorithm} on {config.data.dataset}"
+    if options.plot:
+        from fedjax_dp.forecast import plots
+
+        plots.plot_compiled(found, name, options.plot, **look)
+    if options.json:
+        print(json.dumps(found.to_dict() | {"config": config.to_dict(), "versions": environment.versions()}))
+    else:
+        _print_compiled(found, name)
+    if not found.fits:
+        needed, there = f"{found.needed_bytes:,} bytes", f"at most the {target.memory:,} of a {target.name}"
+        remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
+        raise errors.refuse("memory of a device", needed, there, remedy)
+    return 0
+
+
+def _print_compiled(found: Compiled, name: str) -> None:
+    console = page()
+    target, times = found.target, found.times_ms
+    unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
+    step = found.step_cycles if found.cycles else found.step_launches
+    several = "" if found.devices == 1 else f" on each of {found.devices} devices"
+    told = {
+        "launches": f"{sum(found.launches.values()):,} launches x {LAUNCH_US:g} us, which is assumed",
+        "cycles": f"{sum(found.cycles.values()):,} cycles, as the compiler estimates, at {target.clock_hz / 1e9:g} GHz",
+        "operations": f"{found.work.flops:.3g} operations at {target.flops_per_s / 1e12:g} Tflop/s",
+        "memory": f"{found.work.bytes:.3g} bytes at {target.bytes_per_s / 1e12:g} TB/s",
+    }
+    lines = [
+        f"{name}, compiled for {target.name}, nothing is measured: about {found.predicted_ms:.3g} ms a round{several}, "
+        f"bound by {found.bound}",
+        *(f"  {what:<12}{ms:9.3f} ms  {told[what]}" for what, ms in times.items()),
+        f"{unit}: {sum(counts.values()):,} a round, {step:,} a local step",
+        *(f"  {part:<12}{count:12,}  {count / sum(counts.values()):5.0%}" for part, count in counts.items()),
+        f"memory    {found.needed_bytes / 1e9:.3g} GB of {target.memory / 1e9:.3g}: records and state "
+        f"{found.argument_bytes / 1e9:.3g}, temporary {found.temporary_bytes / 1e9:.3g}; at once {found.at_once:,} of "
+        "a cohort's clients",
+    ]
+    if found.devices > 1:
+        listed = ", ".join(f"{one.times} x {one.kind} of {one.bytes:,} bytes" for one in found.collectives)
+        lines.append(f"exchanges {listed or 'none'}")
+    for line in lines:
+        console.print(line)
+
+
+def to_dict(found: Latency, config: RunSpec) -> dict[str, Any]:
+    """The JSON object of a measurement."""
+    return found._asdict() | {
+        "total_ms": found.total_ms,
+        "disturbed": found.disturbed,
+        "floor": found.floor._asdict() | {"ms": found.floor.ms},
+        "changes": [change._asdict() for change in found.changes],
+        "config": config.to_dict(),
+        "device": environment.device(),
+        "versions": environment.versions(),
+    }
+
+
+def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
+    console = page()
+    floor, device, told = found.floor, environment.device(), found.told
+    first = f"{name}: {found.headline}"
+    if not found.disturbed:
+        first += f"; {found.devices} {device['platform']} devices ({device['processor']})"
+    console.print(first)
+    for part, ms in found.parts.items():
+        if part != "evaluation":
+            console.print(f"  {part:<12}{told(ms):>12}  {ms / found.round_ms:5.0%} of a round")
+    if found.parts["evaluation"]:
+        console.print(
+            f"  {'evaluation':<12}{told(found.parts['evaluation']):>12}  a round on top, as the mean over rounds"
+        )
+    noise = f" + noise {told(floor.normals_ms)} ({_number(floor.normals)} normals)" if floor.normals else ""
+    lines = [
+        (
+            "floor",
+            f"at least {told(floor.ms)} a round by this machine's speeds, {floor.ms / found.round_ms:.0%} of it: "
+            f"gradients {told(floor.flops_ms)} ({_number(floor.flops)} operations){noise}; memory traffic "
+            f"{told(floor.bytes_ms)} ({_number(floor.bytes)} bytes) overlaps",
+        ),
+        *(
+            ("change", f"{change.setting}: {change.told}; saves about {told(change.saves_ms)}")
+            for change in found.changes[:SHOWN_CHANGES]
+        ),
+        ("gradients", how.summary + (f"; {how.cost(batch):,} bytes a batch" if batch else "")),
+    ]
+    tell(lines, (), (), Detail.USUAL)
+    for line in how.table:
+        console.print(f"  {line}")
+    rest = [
+        ("", WAYS_TOLD),
+        ("compile", f"{found.compile_s:.1f} s; a second process finds the program on disk"),
+        ("parts", PARTS_TOLD),
+    ]
+    tell(rest, (), (), Detail.USUAL)
+
+
+def _number(count: float) -> str:
+    """A count that need not be exact: 32,500 or 2.72 million."""
+    for size, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+        if count >= size:
+            return f"{count / size:.3g}{word}"
+    return f"{count:,.0f}"
