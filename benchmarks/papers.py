@@ -22,9 +22,9 @@ import time
 import fedjax_dp as fdp
 from fedjax_dp.papers.reproductions import figure
 from fedjax_dp.papers.reproductions.cells import CellKey
-from fedjax_dp.papers.reproductions.found import Reproduction
 from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe
-from fedjax_dp.papers.reproductions.rows import Found, Row
+from fedjax_dp.papers.reproductions.reproduction import Reproduction
+from fedjax_dp.papers.reproductions.rows import ReadingResult, ResultRow
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "papers"
 KEPT = ("table.md", "table.json", "figure.png")
@@ -72,9 +72,9 @@ def redraw(folder):
         readings = {}
         for reading in READINGS:
             fields = {name: value for name, value in row[reading].items() if name != "private"}
-            readings[reading] = Found(**fields | {"curve": tuple(map(tuple, fields["curve"]))})
+            readings[reading] = ReadingResult(**fields | {"curve": tuple(map(tuple, fields["curve"]))})
         place = CellKey(row["panel"], row["line"], row["x"])
-        bare = Row(place, row["metric"], row["published"], row["published_std"], readings, row["verdicts"])
+        bare = ResultRow(place, row["metric"], row["published"], row["published_std"], readings, row["verdicts"])
         rows.append(dataclasses.replace(bare, why=row["verdict"].removeprefix(bare.verdict).removeprefix(": ")))
     scale = recipe.scales[told["scale"]]
     done = Reproduction(recipe, scale, tuple(told["seeds"]), tuple(rows), (), tuple(told["notes"]), folder)

@@ -1,11 +1,11 @@
-"""All CPU cores, without being asked, and how rounds are compiled for them."""
+"""All CPU cores by default, and how rounds are compiled for them."""
 
 import os
 import pathlib
 import sys
 
-ASKED = "JAX_NUM_CPU_DEVICES"  # what JAX reads when it is imported
-_asked = False  # whether ASKED in the environment is ours, not the user's
+CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # what JAX reads when it is imported
+_ours = False  # whether CPU_DEVICES in the environment is ours, not the user's
 
 # Noise is a long chain of integer operations for every number; the widest vectors hide their latency best. On CPUs
 # with vectors of 512 bits normals take 0.6 of the time that they take with the 256 of XLA; elsewhere it is nothing.
@@ -24,12 +24,12 @@ def use_all_cores() -> None:
     JAX itself is not imported for that: it may be wanted for accounting that it is not, and may be used before anything
     of the simulator is.
     """
-    global _asked
-    if ASKED in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    global _ours
+    if CPU_DEVICES in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     jax = sys.modules.get("jax")
     if jax is None:
-        os.environ[ASKED], _asked = str(cores()), True
+        os.environ[CPU_DEVICES], _ours = str(cores()), True
         return
     try:
         jax.config.update("jax_num_cpu_devices", cores())
@@ -38,11 +38,11 @@ def use_all_cores() -> None:
 
 
 def leave_children_alone() -> None:
-    """Take back what the environment was told, now that JAX has read it: other programs choose for themselves."""
-    global _asked
-    if _asked:
-        os.environ.pop(ASKED, None)
-    _asked = False
+    """Take back what was put into the environment, now that JAX has read it: other programs choose for themselves."""
+    global _ours
+    if _ours:
+        os.environ.pop(CPU_DEVICES, None)
+    _ours = False
 
 
 def cache_folder() -> pathlib.Path:

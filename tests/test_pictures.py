@@ -27,9 +27,9 @@ from fedjax_dp.forecast.latency import PARTS, Latency
 from fedjax_dp.papers import plots as paper_plots
 from fedjax_dp.papers.reproductions import figure as reproduction_figure
 from fedjax_dp.papers.reproductions.cells import CellKey
-from fedjax_dp.papers.reproductions.found import Reproduction
 from fedjax_dp.papers.reproductions.recipe import read_recipe
-from fedjax_dp.papers.reproductions.rows import Found, Row
+from fedjax_dp.papers.reproductions.reproduction import Reproduction
+from fedjax_dp.papers.reproductions.rows import ReadingResult, ResultRow
 from fedjax_dp.papers.row import PaperRow
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps.sweep import Sweep
@@ -142,9 +142,9 @@ def reproduction(name="cpfed/fig8", values=(1.0, 3.0)):
     recipe = read_recipe(name)
     metric = recipe.metrics[0]
     curve = tuple((at, 50.0 + at, 1.0) for at in range(1, 20))
-    one = Found(70.0, 1.0, 3, 1.0, None, 1e-4, "one record", curve=curve)
+    one = ReadingResult(70.0, 1.0, 3, 1.0, None, 1e-4, "one record", curve=curve)
     rows = tuple(
-        Row(CellKey(recipe.panels[0].key, line.key, x), metric, 75.0, None, {"literal": one, "correct": one}, {})
+        ResultRow(CellKey(recipe.panels[0].key, line.key, x), metric, 75.0, None, {"literal": one, "correct": one}, {})
         for line in recipe.lines
         for x in values
     )

@@ -172,10 +172,10 @@ def epsilons_of(
     kinds, done = len(distinct(ledger)), itertools.count(1)
 
     def price(event: Event) -> float:
-        found = epsilon_of(event, delta, accountant)
+        epsilon = epsilon_of(event, delta, accountant)
         if progress:
             progress(next(done), kinds)
-        return found
+        return epsilon
 
     return each(ledger, price)
 

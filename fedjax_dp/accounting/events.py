@@ -66,8 +66,8 @@ class Composed:
     def __post_init__(self) -> None:
         kinds = {(step.adjacency, step.unit) for step, _ in self.leaves()}
         if len(kinds) > 1:
-            told = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for adjacency, unit in kinds))
-            raise errors.refuse("composed events", told, "of one unit and adjacency", "account for them separately")
+            got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for adjacency, unit in kinds))
+            raise errors.refuse("composed events", got, "of one unit and adjacency", "account for them separately")
 
     def scaled(self, factor: float) -> "Composed":
         """The same with `factor` times the noise everywhere."""

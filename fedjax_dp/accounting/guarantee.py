@@ -47,15 +47,15 @@ class Claim:
     rounds: int | None = None  # how many of a client's rounds it is about, where not about all
 
     def __str__(self) -> str:
-        said = "says nothing here" if self.epsilon is None else f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
-        return f"{self.source}: {said} ({self.verdict}: {self.reason})"
+        text = "says nothing here" if self.epsilon is None else f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
+        return f"{self.source}: {text} ({self.verdict}: {self.reason})"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return dataclasses.asdict(self) | {"statement": str(self)}
 
 
-OF_MODELS = (View.OWNER, View.DEPLOYED)  # of clients' own models, beside which other views may be told of
+OF_MODELS = (View.OWNER, View.DEPLOYED)  # of clients' own models, beside which other views may be named
 
 
 @displayed
@@ -87,9 +87,9 @@ class Guarantee:
             "warning": self.warnings,
         }
         facts = {
-            f"{name} {number}" if len(told) > 1 else name: text
-            for name, told in lists.items()
-            for number, text in enumerate(told, 1)
+            f"{name} {number}" if len(texts) > 1 else name: text
+            for name, texts in lists.items()
+            for number, text in enumerate(texts, 1)
         }
         return Card(str(self), facts)
 
@@ -160,7 +160,7 @@ class Guarantee:
         """
         try:
             claims = ({key: value for key, value in claim.items() if key != "statement"} for claim in saved["claims"])
-            told: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
+            plain: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
             return cls(
                 tuple(math.inf if value is None else value for value, count in saved["epsilons"] for _ in range(count)),
                 unit=Unit(saved["unit"]),
@@ -171,7 +171,7 @@ class Guarantee:
                 warnings=tuple(saved["warnings"]),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
-                **told,
+                **plain,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise errors.refuse("a saved Guarantee", repr(error), "as `Guarantee.saved` wrote it") from None

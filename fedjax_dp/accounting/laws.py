@@ -23,7 +23,7 @@ class Cells(NamedTuple):
     below: float
 
 
-class Pair(Protocol):
+class LawPair(Protocol):
     """Two laws, by the loss between them: the logarithm of the ratio of their densities.
 
     Where `symmetrised`, only the losses above zero are the pair's own: the mass at -l is e^-l times the mass at l.
@@ -217,15 +217,15 @@ class BoundedLosses:
     def sampled(self, rate: float) -> "BoundedLosses":
         """With probability `rate` the first law, else the second; against the second."""
 
-        def whole(losses: np.ndarray) -> np.ndarray:  # the loss of the first law whose mixture has this one
+        def unmixed(losses: np.ndarray) -> np.ndarray:  # the loss of the first law whose mixture has this one
             with np.errstate(over="ignore", divide="ignore"):
-                found: np.ndarray = np.log1p(np.maximum(np.expm1(losses) / rate, -1.0))
-            return found
+                whole: np.ndarray = np.log1p(np.maximum(np.expm1(losses) / rate, -1.0))
+            return whole
 
         low, high = (math.log1p(rate * math.expm1(end)) for end in (self.lowest, self.highest))
         return BoundedLosses(
-            lambda losses: rate * self._up_to(whole(losses)) + (1 - rate) * self._up_to(whole(losses), self.lower),
-            lambda losses: self._up_to(whole(losses), self.lower),
+            lambda losses: rate * self._up_to(unmixed(losses)) + (1 - rate) * self._up_to(unmixed(losses), self.lower),
+            lambda losses: self._up_to(unmixed(losses), self.lower),
             low,
             high,
         )
@@ -272,8 +272,8 @@ class BoundedLosses:
     def _up_to(self, losses: np.ndarray, law: Distribution | None = None) -> np.ndarray:
         """Distribution of the loss, by default of the first law; rounding takes no mass off the ends."""
         inside = np.where(losses >= self.highest, 1.0, (law or self.upper)(losses))
-        found: np.ndarray = np.where(losses < self.lowest, 0.0, inside)
-        return found
+        up_to: np.ndarray = np.where(losses < self.lowest, 0.0, inside)
+        return up_to
 
     def _edges(self) -> np.ndarray:
         edges = np.linspace(self.lowest, self.highest, CELLS + 1)

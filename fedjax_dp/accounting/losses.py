@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 from scipy import fft
 
-from fedjax_dp.accounting.laws import TAIL_MASS, Pair
+from fedjax_dp.accounting.laws import TAIL_MASS, LawPair
 from fedjax_dp.accounting.pairs import Dominating
 
 ROUNDING = 1e-17  # and per copy, for the rounding errors of a power in Fourier space: ten times what was seen
@@ -127,7 +127,7 @@ def discretise(dominating: Dominating, spacing: float, count: int) -> LossDistri
     return LossDistribution(spacing, low, masses, infinite)
 
 
-def _of_pair(pair: Pair, spacing: float, count: int) -> LossDistribution:
+def _of_pair(pair: LawPair, spacing: float, count: int) -> LossDistribution:
     lowest, highest = pair.reach(count)
     most = math.floor(LARGEST_LOSS / spacing)  # of a coarse grid
     bottom, top = max(math.floor(lowest / spacing), -most), min(math.ceil(highest / spacing), most)

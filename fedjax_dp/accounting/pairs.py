@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from scipy.special import logsumexp
 
-from fedjax_dp.accounting.laws import GaussianPair, Pair
+from fedjax_dp.accounting.laws import GaussianPair, LawPair
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
 from fedjax_dp.accounting.sampling import AnyStep, Poisson, Sampling, WithoutReplacement, WithReplacement
 
@@ -24,7 +24,7 @@ class Dominating:
     """What dominates one release in one direction: a public draw of a pair, and the chance of a total loss."""
 
     weights: tuple[float, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[LawPair, ...]
     lost: float = 0.0
 
 

@@ -75,11 +75,11 @@ def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], Ren
 def best_epsilon(curve_at: Callable[[np.ndarray | None], RenyiCurve], delta: float) -> float:
     """Epsilon at the best order: of the grid (None), then of finer orders around it."""
     curve = curve_at(None)
-    found = curve.epsilon(delta)
-    for _ in range(2 if 0 < found < math.inf else 0):
+    epsilon = curve.epsilon(delta)
+    for _ in range(2 if 0 < epsilon < math.inf else 0):
         curve = curve_at(curve.around(delta))
-        found = min(found, curve.epsilon(delta))
-    return found
+        epsilon = min(epsilon, curve.epsilon(delta))
+    return epsilon
 
 
 def wang_price(event: Event) -> Callable[[Release], RenyiCurve]:

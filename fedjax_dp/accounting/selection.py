@@ -98,24 +98,24 @@ class SelectionCost:
         scope = f"at delta {self.delta:g}{whom}"
         published = (
             f"by composition, accountant {self.accountant}, if every run draws its noise afresh; "
-            f"one run costs at most {_said(self.single)}"
+            f"one run costs at most {_in_words(self.single)}"
         )
         if self.moving:
             published += "; records change clients from run to run, so the worst client of each run is counted"
         if self.drawn and self.repetition is not None:
             return (
-                f"The best of randomly many trials ({self.trials}) costs {_said(self.repetition)} {scope}, "
+                f"The best of randomly many trials ({self.trials}) costs {_in_words(self.repetition)} {scope}, "
                 f"accountant rdp, provided that {CONDITIONS}. Publishing all {self.runs} runs would cost "
-                f"{_said(self.composition)}, {published}."
+                f"{_in_words(self.composition)}, {published}."
             )
         fixed = (
             f"Choosing among {self.runs} fixed runs costs as much as publishing them all, whoever sees them: "
-            f"{_said(self.composition)} {scope}, {published}."
+            f"{_in_words(self.composition)} {scope}, {published}."
         )
         if self.repetition is None:
             return fixed
         return (
-            f"{fixed} Random repetition (number of trials {self.trials}) would cost {_said(self.repetition)} "
+            f"{fixed} Random repetition (number of trials {self.trials}) would cost {_in_words(self.repetition)} "
             f"(accountant rdp), but that holds only if {CONDITIONS}: not for a fixed grid or list."
         )
 
@@ -198,7 +198,7 @@ def _moving_epsilon(ledgers: Ledgers, delta: float) -> float:
     return _epsilon([frozenset(ledger) for ledger in ledgers], delta)
 
 
-def _said(epsilon: float) -> str:
+def _in_words(epsilon: float) -> str:
     return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
@@ -207,8 +207,8 @@ def _checked(ledgers: Ledgers, same: bool = True) -> Ledgers:
     ledgers = [list(ledger) for ledger in ledgers]
     sizes = {len(ledger) for ledger in ledgers}
     if not sizes or (same and len(sizes) != 1) or 0 in sizes:
-        told = f"{len(ledgers)} runs of {sorted(sizes)} clients" if ledgers else "no run"
-        raise errors.refuse("ledgers", told, "at least one run, all of the same clients")
+        got = f"{len(ledgers)} runs of {sorted(sizes)} clients" if ledgers else "no run"
+        raise errors.refuse("ledgers", got, "at least one run, all of the same clients")
     return ledgers
 
 
@@ -294,7 +294,7 @@ def _epsilon(
             [total(e, lambda step: of(step.once())) for e in events if any(True for _ in e.leaves())]
             for events in groups
         ]
-        return changed(functools.reduce(lambda a, b: a.plus(b), (_largest(found) for found in curves if found)))
+        return changed(functools.reduce(lambda a, b: a.plus(b), (_largest(each) for each in curves if each)))
 
     return rdp.best_epsilon(curve_at, delta)
 

@@ -178,8 +178,8 @@ def assemble(
     if np.any(np.asarray(given["dropout"]) != 0):
         cohort = parts.Dropout(cohort=cohort, rate=given["dropout"])
     rule = parts.LOCAL_RULES[given["local_rule"]]
-    said = {name: given[f"local_{name}"] for name in rule.hyperparameters}
-    numbers = {name: value for name, value in said.items() if value is not None}
+    numbers = {name: given[f"local_{name}"] for name in rule.hyperparameters}
+    numbers = {name: value for name, value in numbers.items() if value is not None}
     if given["microbatch"] is not None:
         errors.require_count("microbatch", given["microbatch"])
         bound = getattr(privatizer, "bound", None)

@@ -44,8 +44,8 @@ class Entry(Generic[P]):
     defaults  of the common options, where they are others than `Common`'s;
     presets   what a run has where nothing is said, over what its data set brings;
     fixes     common options that it decides itself;
-    prepare   asks clients something before training: `prepare(beforehand, options, *, ...)` finds more arguments of the
-              constructor, its own keyword arguments are options too.
+    prepare   finds out something of clients before training: `prepare(beforehand, options, *, ...)` returns more
+              arguments of the constructor; its own keyword arguments are options too.
     `defaults` and `presets` may be functions of the options that are given; `presets` sees the data set's beside them.
     """
 
@@ -62,8 +62,8 @@ class Entry(Generic[P]):
             if not (callable(values) or isinstance(values, Mapping)):
                 raise errors.refuse(f"{name} of {self.name}", repr(values), "a mapping, or a function that makes one")
         made = self.constructor  # looks like it: name, documentation, signature
-        told = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__", "__doc__")}
-        vars(self).update(told, __wrapped__=made)
+        texts = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__", "__doc__")}
+        vars(self).update(texts, __wrapped__=made)
 
     def __reduce__(self) -> Any:
         home = sys.modules.get(self.constructor.__module__)
@@ -118,14 +118,14 @@ class Entry(Generic[P]):
         return dict(_of(self.presets, known))
 
     def of_run(self, given: Values, known: Beforehand) -> "Algorithm":
-        """The algorithm of a run, after its clients were asked what `prepare` asks them."""
+        """The algorithm of a run, with what `prepare` finds out of its clients."""
         if self.prepare is None:
             return self.of(given)
         own = options.of_function(self.prepare)
         mine = {name: value for name, value in given.items() if name not in own}
-        asked = {name: value for name, value in given.items() if name in own}
-        found = self.prepare(known, self._filled(mine), **asked)
-        return self.of(mine | dict(_of(found, mine)))
+        of_prepare = {name: value for name, value in given.items() if name in own}
+        more = self.prepare(known, self._filled(mine), **of_prepare)
+        return self.of(mine | dict(_of(more, mine)))
 
     def __call__(self, *args: P.args, **given: P.kwargs) -> "Algorithm":
         """The algorithm of some options.
@@ -159,20 +159,18 @@ class Entry(Generic[P]):
         except Exception as error:
             if isinstance(error, errors.ConfigurationError) or make.__module__.startswith("fedjax_dp."):
                 raise
-            told = own_code.told(error)  # of a stranger's code, whatever it is
-            raise errors.refuse(
-                self.name, told, "made without an error", validation.undecorated(error, make)
-            ) from error
+            got = own_code.told(error)  # of a stranger's code, whatever it is
+            raise errors.refuse(self.name, got, "made without an error", validation.undecorated(error, make)) from error
 
     def _filled(self, given: Values) -> dict[str, Any]:
         return {**_of(self.defaults, given), **given}
 
 
 def _of(values: Values | Callable[[Values], Values], given: Values) -> Values:
-    found = values(given) if callable(values) else values
-    if not isinstance(found, Mapping):
-        raise errors.refuse("defaults, presets and what prepare finds", repr(found), "mappings of options to values")
-    return found
+    mapping = values(given) if callable(values) else values
+    if not isinstance(mapping, Mapping):
+        raise errors.refuse("defaults, presets and what prepare finds", repr(mapping), "mappings of options to values")
+    return mapping
 
 
 def entry(

@@ -84,7 +84,7 @@ def _of_all() -> "parts.Aggregate":
 def _beside(
     common: Mapping[str, Any], steps: int | None, noise: float, rate: float | None, unit: str
 ) -> dict[str, Any]:
-    """What is said of personal steps; where whole clients are noised, nothing is noised there."""
+    """What options say of personal steps; where whole clients are noised, nothing is noised there."""
     errors.require_not_negative("personal_noise", noise)
     clean = unit == "client" or noise == 0
     if unit == "client" and noise != 1:
@@ -238,8 +238,10 @@ def apfl(
     **common: Unpack[Common],
 ) -> "Algorithm":
     """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
-    told = _beside(common, None, personal_noise, None, unit)
-    models = parts.MixedModels(alpha=alpha, alpha_speed=alpha_learning_rate, noise=told["noise"], clean=told["clean"])
+    beside = _beside(common, None, personal_noise, None, unit)
+    models = parts.MixedModels(
+        alpha=alpha, alpha_speed=alpha_learning_rate, noise=beside["noise"], clean=beside["clean"]
+    )
     return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
 
 

@@ -27,7 +27,7 @@ FEW = 0.1  # of the gradients
 def carry_out(
     overridden: Callable[[], dict[str, Any]],
     *,
-    group: distributed.Group | None,
+    group: distributed.ProcessGroup | None,
     resume: str | None,
     track: TrackOptions,
     detail: Detail,

@@ -10,7 +10,7 @@ from fedjax_dp.cli.tracking import TrackOptions
 from fedjax_dp.options import about, of_class
 
 if TYPE_CHECKING:
-    from fedjax_dp.execution.distributed import Group
+    from fedjax_dp.execution.distributed import ProcessGroup
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
@@ -39,7 +39,7 @@ class RunOptions(DetailOptions, TrackOptions):
     process: Annotated[int | None, about("", default="as the cluster says")] = None
     timeout: int = 300
 
-    def group(self) -> "Group | None":
+    def group(self) -> "ProcessGroup | None":
         """The processes that share the run.
 
         Raises: ConfigurationError.

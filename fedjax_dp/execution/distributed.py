@@ -24,7 +24,7 @@ LOST_WORDS = ("Gloo", "NCCL", "oordination", "arrier")  # in messages about othe
 OPEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)  # why a port cannot be opened
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """How the processes of a run find each other; None is left to JAX, which knows SLURM, Kubernetes, Open MPI, TPUs.
 
     coordinator  HOST:PORT where process 0 is reached;
@@ -37,12 +37,12 @@ class Group(NamedTuple):
     timeout: int = 300
 
 
-def group_of(coordinator: str, processes: int | None, process: int | None, timeout: int = 300) -> Group:
+def group_of(coordinator: str, processes: int | None, process: int | None, timeout: int = 300) -> ProcessGroup:
     """`auto` for the coordinator leaves all that is not given to JAX.
 
     Raises: ConfigurationError.
     """
-    group = Group(None if coordinator == "auto" else coordinator, processes, process, timeout)
+    group = ProcessGroup(None if coordinator == "auto" else coordinator, processes, process, timeout)
     if group.coordinator is not None:
         host, _, port = group.coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -62,7 +62,7 @@ def group_of(coordinator: str, processes: int | None, process: int | None, timeo
 
 
 @contextlib.contextmanager
-def joined(group: Group | None) -> Iterator[None]:
+def joined(group: ProcessGroup | None) -> Iterator[None]:
     """Work that several processes share, or one alone if there is no group. Must begin before JAX is first used.
 
     Raises: ConfigurationError if nothing says who the others are, or the port is taken; errors.LostError if another
@@ -92,7 +92,7 @@ def joined(group: Group | None) -> Iterator[None]:
     jax.distributed.shutdown()
 
 
-def _join(group: Group) -> None:
+def _join(group: ProcessGroup) -> None:
     """Wait for the other processes."""
     if group.process == 0 and group.coordinator is not None:
         _check_port(int(group.coordinator.rpartition(":")[2]))
@@ -130,10 +130,10 @@ def together(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> 
     mine: errors.ConfigurationError | errors.StorageError | None = None
     try:
         made = prepare()
-        told = facts(made)
+        stated = facts(made)
     except (errors.ConfigurationError, errors.StorageError) as error:
-        mine, told = error, {"refused": str(error)}
-    everyone = _gathered(told)
+        mine, stated = error, {"refused": str(error)}
+    everyone = _gathered(stated)
     if mine is not None:
         raise mine
     for process, other in enumerate(everyone):
@@ -157,11 +157,11 @@ def code() -> str:
     return f"{total:08x}"
 
 
-def _gathered(told: dict[str, str]) -> list[dict[str, str]]:
-    """What every process tells, in their order."""
+def _gathered(stated: dict[str, str]) -> list[dict[str, str]]:
+    """What every process states, in their order."""
     from jax.experimental import multihost_utils
 
-    words = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    words = np.frombuffer(json.dumps(stated).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.int32(words.size))
     padded = np.zeros(lengths.max(), np.uint8)
     padded[: words.size] = words

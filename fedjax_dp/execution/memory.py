@@ -19,9 +19,9 @@ SHARE_OF_MEMORY = 0.8  # of what is free
 
 def free_memory(devices: Sequence[jax.Device]) -> float:
     """Bytes that a device may use."""
-    told = [device.memory_stats() for device in devices]
-    if all(stats and "bytes_limit" in stats for stats in told):
-        return SHARE_OF_MEMORY * float(min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in told))
+    stats_of = [device.memory_stats() for device in devices]
+    if all(stats and "bytes_limit" in stats for stats in stats_of):
+        return SHARE_OF_MEMORY * float(min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in stats_of))
     return SHARE_OF_MEMORY * _free_on_host() / len(devices)
 
 
@@ -70,7 +70,7 @@ def most_at_once(
     first  is tried first, and kept whatever it needs where it is `given`, then as many as should fit by what the last
            try needed;
     needs  bytes of a program;
-    what   they are, for whoever is told that not even one fits.
+    what   they are, for the refusal where not even one fits.
     Raises: ConfigurationError, with the bytes needed and there, where not even one fits.
     """
     at_once = first
@@ -81,9 +81,9 @@ def most_at_once(
             if given or needed <= memory:
                 return at_once, program
         except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
-            if (told := _told_bytes(str(error))) is None:
+            if (in_message := _bytes_in(str(error))) is None:
                 raise
-            needed = max(told, 1.1 * memory, 1.0)
+            needed = max(in_message, 1.1 * memory, 1.0)
         if given or at_once == 1:
             raise no_room(memory, needed, f"{at_once} at once of its {what} need")
         at_once = fewer(at_once, share, memory / needed)
@@ -91,9 +91,9 @@ def most_at_once(
 
 def no_room(memory: float, needed: float, of: str) -> errors.ConfigurationError:
     """The error to raise where a device has `memory` bytes and `of`, such as `a model needs`, takes more."""
-    told = f"at least the {needed / 1e9:.3g} GB that" if needed > memory else "more than there is for what"
+    wanted = f"at least the {needed / 1e9:.3g} GB that" if needed > memory else "more than there is for what"
     remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
-    return errors.refuse("memory of a device", f"{memory / 1e9:.3g} GB", f"{told} {of}", remedy)
+    return errors.refuse("memory of a device", f"{memory / 1e9:.3g} GB", f"{wanted} {of}", remedy)
 
 
 def fewer(at_once: int, share: int, room: float) -> int:
@@ -109,7 +109,7 @@ def bytes_of(program: Any, placed: bool) -> int:
     return beside if placed else beside + plan.argument_size_in_bytes
 
 
-def _told_bytes(error: str) -> float | None:
+def _bytes_in(error: str) -> float | None:
     """Bytes that a compiler found no room for, as it says; None where it failed for another reason."""
     if "RESOURCE_EXHAUSTED" not in error:
         return None

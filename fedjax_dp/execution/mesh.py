@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors
-from fedjax_dp.devices import ASKED
+from fedjax_dp.devices import CPU_DEVICES
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.pytrees import at_once_on_a_core
 
@@ -206,7 +206,9 @@ def some_devices(
     errors.require_count("model_devices", model_devices)
     found, processes = jax.devices(), jax.process_count()
     if count > len(found):
-        remedy = f"${ASKED} sets how many a CPU shows" if found[0].platform == "cpu" else "leave them out to use all"
+        remedy = (
+            f"${CPU_DEVICES} sets how many a CPU shows" if found[0].platform == "cpu" else "leave them out to use all"
+        )
         raise errors.refuse("devices", count, f"at most the {len(found)} {found[0].platform} devices here", remedy)
     if count % model_devices:
         raise errors.refuse(
@@ -285,13 +287,13 @@ def sum_over_clients(
             ((shared, its part), member).
     """
     count = jax.tree.leaves(members)[0].shape[0]
-    deal = CohortLayout(count, execution, size, usual, needed is not None)
-    chunk = deal.chunk
-    counts = jnp.arange(count + deal.short) < count
+    layout = CohortLayout(count, execution, size, usual, needed is not None)
+    chunk = layout.chunk
+    counts = jnp.arange(count + layout.short) < count
     if needed is not None:
-        counts = counts & jnp.pad(needed, (0, deal.short))
-    counts = jnp.pad(deal.dealt(counts), ((0, deal.spare), (0, 0), (0, 0)))
-    table = execution.everywhere((jax.tree.map(deal.out, members), counts))
+        counts = counts & jnp.pad(needed, (0, layout.short))
+    counts = jnp.pad(layout.dealt(counts), ((0, layout.spare), (0, 0), (0, 0)))
+    table = execution.everywhere((jax.tree.map(layout.out, members), counts))
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         portion, counts = row
@@ -346,7 +348,7 @@ def sum_over_clients(
             check_vma=False,
         )
     total, rows = one_device(shared, table, own)
-    return total, jax.tree.map(deal.back, rows)
+    return total, jax.tree.map(layout.back, rows)
 
 
 def _one_after_another(

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_dp import errors, gradients
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.devices import ASKED
+from fedjax_dp.devices import CPU_DEVICES
 from fedjax_dp.display import count
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
@@ -212,7 +212,7 @@ def _devices(execution: Execution) -> str:
     if device["processes"] > 1:
         told += f" in {device['processes']} processes"
     late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
-    if late and ASKED not in os.environ:
+    if late and CPU_DEVICES not in os.environ:
         told += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
     return told
 

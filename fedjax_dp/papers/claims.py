@@ -190,8 +190,8 @@ def _acs_pldp(run: Subject) -> tuple[Claim, ...]:
         verdict, reason = Verdict.CONDITIONAL, f"{proved[client]:.4g} is proved for client {client}"
     else:
         verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {proved[client]:.4g}"
-    told = f"acs_pldp, Theorem 1 with constant 1, client {client}"
-    return (Claim(told, claimed, run.delta, verdict, reason, client),)
+    source = f"acs_pldp, Theorem 1 with constant 1, client {client}"
+    return (Claim(source, claimed, run.delta, verdict, reason, client),)
 
 
 def _moments(run: Subject) -> tuple[Claim, ...]:

@@ -30,7 +30,7 @@ def plot_claims(
         if row.noise_ratio:
             groups.setdefault((row.paper, row.claim.source), []).append(row)
     if not groups:
-        wanted, remedy = "asked for a paper with calibrated noise", "use dpnfl, cpfed, acs_pldp or dp_fedavg_output"
+        wanted, remedy = "drawn for a paper with calibrated noise", "use dpnfl, cpfed, acs_pldp or dp_fedavg_output"
         raise errors.refuse("plot", path or "none", wanted, remedy)
     shown = sum(map(len, groups.values()))
     pitch = 0.17 if shown <= SETTINGS else 0.1  # inches from setting to setting
@@ -53,9 +53,9 @@ def plot_claims(
         pictures.plain_log(panel.xaxis)
         panel.grid(alpha=0.25, axis="x")
         panel.spines[["top", "right"]].set_visible(False)
-        told = {row.claim.verdict.value for row in rows if row.noise_ratio}
+        present = {row.claim.verdict.value for row in rows if row.noise_ratio}
         for verdict, (color, marker) in VERDICTS.items():
-            if verdict in told:
+            if verdict in present:
                 panel.plot([], [], marker, color=color, label=verdict)
         pictures.legend_below(panel, len(VERDICTS))
         page.note("of one record of one client, replace-one")

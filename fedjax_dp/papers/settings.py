@@ -42,7 +42,7 @@ def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | 
 Tasks = Iterator[Callable[[], PaperRow]]
 
 
-def _told(epsilon: float) -> str:
+def _in_words(epsilon: float) -> str:
     """An attained epsilon in words; losses above 700 are not resolved."""
     return f"{epsilon:.4g}" if math.isfinite(epsilon) else "more than 700"
 
@@ -292,7 +292,7 @@ def _output_theorem1(data: str, records: int, epsilon: float) -> PaperRow:
     reason = f"not met, needs epsilon / (2q) <= 1, got {inner:.3g}"
     if least > epsilon:
         verdict = Verdict.WRONG
-        reason += f"; even a release of sensitivity 2 Q G eta attains {_told(least)}"
+        reason += f"; even a release of sensitivity 2 Q G eta attains {_in_words(least)}"
     else:
         verdict = Verdict.CONDITIONAL
         if provable > epsilon:
@@ -310,7 +310,7 @@ def _output_theorem2(data: str, records: int, epsilon: float) -> PaperRow:
     provable, least = epsilon_of(spent, DELTA_OUTPUT), _output_least(spent)
     reason = (
         f"c0 is not given; {ROUNDS_OUTPUT} rounds need c0 = {provable / claimed:.3g}; even releases of sensitivity "
-        f"2 Q G eta attain {_told(least)}"
+        f"2 Q G eta attain {_in_words(least)}"
     )
     verdict = Verdict.WRONG if least > claimed else Verdict.HEURISTIC
     claim = Claim("Theorem 2 (all rounds) with c0 = 1", claimed, DELTA_OUTPUT, verdict, reason)
@@ -334,7 +334,7 @@ def _output_literal(data: str, records: int, epsilon: float) -> PaperRow:
     provable, least = epsilon_of(spent, DELTA_OUTPUT), _output_least(spent)
     reason = (
         f"the noise is multiplied by the learning rate {rate_of_learning:g}: even a release of sensitivity 2 Q G eta "
-        f"attains {_told(least)}"
+        f"attains {_in_words(least)}"
     )
     claim = Claim("equation (13) as printed (one round)", epsilon, DELTA_OUTPUT, Verdict.WRONG, reason)
     tight = noise_multiplier_for(_output_event(records, 1), epsilon, DELTA_OUTPUT) / 2

@@ -110,7 +110,7 @@ class ClientPrivacy(UpdatePrivatizer, Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """What its event is asked for: noise on the mean, over what a client of norm `clip_norm` can move it."""
+        """What its event is priced by: noise on the mean, over what a client of norm `clip_norm` can move it."""
         ...
 
 
@@ -254,7 +254,7 @@ class AdaptiveClientGaussian:
 
     Each client also sends whether its update was within the clip norm C; the noised fraction b moves it:
     C <- C exp(-rate (b - quantile)). The noise on the bits, `bit_noise` on their sum, is paid from the same z: updates
-    get z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, because a bit, told as +-1/2, has sensitivity 1/2.
+    get z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, because a bit, sent as +-1/2, has sensitivity 1/2.
     clip_norm  of the first round.
     """
 

@@ -116,10 +116,11 @@ class ClipBatch:
         mean = ravel(batch.total)[0] / records.divisor
         squared = jnp.sum(mean * mean)
         factor = gradients.clip_factors(squared, jnp.bool_(True), clip_norm)
-        told = report(batch, records)._replace(
+        probes = report_of(batch, records)._replace(
             clipped=(factor < 1).astype(jnp.float32), signal=jnp.where(factor > 0, squared, 0.0) * factor**2
         )
-        return Bounded(jnp.where(jnp.isfinite(squared), mean, 0.0) * factor, jnp.asarray(clip_norm, jnp.float32), told)
+        bounded = jnp.where(jnp.isfinite(squared), mean, 0.0) * factor
+        return Bounded(bounded, jnp.asarray(clip_norm, jnp.float32), probes)
 
     def check(self) -> None:
         pass
@@ -174,7 +175,7 @@ class ClipTensorsAtMedian:
     """Each record's gradient of each parameter tensor is scaled down to the batch's median norm of that tensor.
 
     As in the published code of DP-SCAFFOLD; `clip_norm` is not used. The unit is the median over B, by tensor. The
-    median depends on the records, so the noise tells of them: nothing is proved.
+    median depends on the records, so the noise depends on them: nothing is proved.
     """
 
     equation = (
@@ -183,7 +184,7 @@ class ClipTensorsAtMedian:
     )
 
     no_epsilon_reason = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
-    varies = True  # so does the unit, which no public number tells
+    varies = True  # so does the unit, which no public number gives
     assumption = None
     per_record = True
 
@@ -207,14 +208,15 @@ class ClipTensorsAtMedian:
         mean, unit = (jax.tree.map(lambda pair, at=at: pair[at], pairs, is_leaf=is_pair) for at in (0, 1))
         present = jnp.maximum(records.mask.sum(), 1)
         flat = ravel(mean)[0]
-        told = StepReport(jnp.where(records.mask, losses, 0.0).sum() / present, jnp.float32(0.5), jnp.vdot(flat, flat))
-        return Bounded(flat, ravel(unit)[0], told)
+        loss = jnp.where(records.mask, losses, 0.0).sum() / present
+        probes = StepReport(loss, jnp.float32(0.5), jnp.vdot(flat, flat))
+        return Bounded(flat, ravel(unit)[0], probes)
 
     def check(self) -> None:
         pass
 
 
-def report(batch: gradients.BatchGradient, records: Records) -> StepReport:
+def report_of(batch: gradients.BatchGradient, records: Records) -> StepReport:
     """The probes of a batch."""
     present = jnp.maximum(records.mask.sum(), 1)
     return StepReport(batch.losses.sum() / present, batch.clipped.sum() / present)
@@ -228,5 +230,5 @@ def _mean(
     The probe looks at the total, so that the division still fuses with noise and step: it costs 2% of a round.
     """
     total = ravel(batch.total)[0]
-    told = report(batch, records)._replace(signal=jnp.vdot(total, total) / divisor**2)
-    return Bounded(total / divisor, clip_norm / records.divisor, told)
+    report = report_of(batch, records)._replace(signal=jnp.vdot(total, total) / divisor**2)
+    return Bounded(total / divisor, clip_norm / records.divisor, report)

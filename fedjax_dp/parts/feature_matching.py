@@ -137,8 +137,8 @@ class FeatureMatching(Correction):
         target, exists = client.received.extra
 
         def distance(params: jax.Array) -> jax.Array:
-            found = gradients.features(client.model, client.unravel(params), records.x)
-            mean = jnp.where(records.mask[:, None], found, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
+            features = gradients.features(client.model, client.unravel(params), records.x)
+            mean = jnp.where(records.mask[:, None], features, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
             return jnp.sum((mean - target) ** 2)
 
         pull: jax.Array = self.strength * exists * jax.grad(distance)(params)
@@ -161,8 +161,10 @@ class FeatureMatching(Correction):
     ) -> LocalState:
         if self.when != "global_after":
             return state
-        asked = upcoming() if self.scope == "participants" else members  # rfedavg's code asks those who train next
-        return LocalState(clients=kept(state.clients, asked.ids, asked.present, look(self._mean_features, asked.ids)))
+        senders = upcoming() if self.scope == "participants" else members  # rfedavg's code takes those who train next
+        return LocalState(
+            clients=kept(state.clients, senders.ids, senders.present, look(self._mean_features, senders.ids))
+        )
 
     def _mean_features(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp import errors
-from fedjax_dp.parts.transformations import Variance, asks_for_noise, require_variance
+from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
 from fedjax_dp.pytrees import structure, value
 
 
@@ -55,8 +55,8 @@ class LocalRule:
 
     @property
     def corrects(self) -> bool:
-        """Whether it asks for the variance of the noise; of concrete numbers."""
-        return asks_for_noise(self.factory, self.hyperparameters, "local rule")
+        """Whether it uses the variance of the noise; of concrete numbers."""
+        return uses_noise_variance(self.factory, self.hyperparameters, "local rule")
 
 
 ADVICE = "take the part of it that has none, such as optax.scale_by_adam instead of optax.adam"

@@ -11,7 +11,7 @@ from fedjax_dp import errors, gradients
 from fedjax_dp.accounting import events
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
-from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report
+from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.pytrees import changed, of_clients, ravel, structure, value
@@ -24,7 +24,7 @@ class Privatizer(Protocol):
 
     Implementations are made with `fedjax_dp.value`. One that hides records has a field `noise_multiplier`, a number
     or one per client `(num_clients,)`; one with a `clip_norm` is a `ClippingPrivatizer`; one that draws its noise from
-    a `NoiseSource` calls it `source`; one that tells how much noise that is is a `MeasuredPrivatizer`.
+    a `NoiseSource` calls it `source`; one that states how much noise that is is a `MeasuredPrivatizer`.
     """
 
     def gradient(
@@ -76,7 +76,7 @@ class Privatizer(Protocol):
 
 
 class ClippingPrivatizer(Privatizer, Protocol):
-    """One whose bound is a number that it tells."""
+    """One whose bound is a number that it states."""
 
     @property
     def clip_norm(self) -> float:
@@ -85,30 +85,30 @@ class ClippingPrivatizer(Privatizer, Protocol):
 
 
 def clips(privatizer: Privatizer) -> TypeGuard[ClippingPrivatizer]:
-    """Whether a privatizer tells its clip norm."""
+    """Whether a privatizer states its clip norm."""
     return getattr(privatizer, "clip_norm", None) is not None
 
 
 class MeasuredPrivatizer(Privatizer, Protocol):
-    """One that tells how much noise it adds, for rules that take the noise's own part off a second moment."""
+    """One that states how much noise it adds, for rules that take the noise's own part off a second moment."""
 
     def noise_variance(self, step: StepContext, divisor: Any) -> Any:
         """Of each coordinate of the noise in the gradient of a step over `divisor` records, a number; traced.
 
-        Of public numbers alone, as no records are at hand. NaN, whatever the arguments, where none tells it.
+        Of public numbers alone, as no records are at hand. NaN, whatever the arguments, where none gives it.
         """
         ...
 
 
 def measured(privatizer: Privatizer) -> TypeGuard[MeasuredPrivatizer]:
-    """Whether a privatizer has a member that tells how much noise it adds."""
+    """Whether a privatizer has a member that states how much noise it adds."""
     return getattr(privatizer, "noise_variance", None) is not None
 
 
 def variance_of(privatizer: Privatizer, step: StepContext, divisor: Any) -> jax.Array:
     """Of each coordinate of the noise in a gradient, a float32 scalar.
 
-    Raises: ConfigurationError in one line where the privatizer does not tell.
+    Raises: ConfigurationError in one line where the privatizer does not state it.
     """
     if not measured(privatizer):
         raise _unmeasured(privatizer)
@@ -116,7 +116,7 @@ def variance_of(privatizer: Privatizer, step: StepContext, divisor: Any) -> jax.
 
 
 def require_measured(privatizer: Privatizer) -> None:
-    """Refuse a privatizer that does not tell how much noise it adds. Numbers are concrete here."""
+    """Refuse a privatizer that does not state how much noise it adds. Numbers are concrete here."""
     one, first = jnp.float32(1), jnp.int32(0)
     step = StepContext(first, first, first.astype(jnp.uint32), one, one, jnp.bool_(True))
     if bool(jnp.isnan(variance_of(privatizer, step, one))):
@@ -127,7 +127,7 @@ def _unmeasured(privatizer: Privatizer) -> errors.ConfigurationError:
     name = type(privatizer).__name__
     return errors.refuse(
         "privatizer",
-        f"{name}, which does not tell how much noise it adds" if not measured(privatizer) else f"{name} by the median",
+        f"{name}, which does not state how much noise it adds" if not measured(privatizer) else f"{name} by the median",
         "one whose noise has a variance of public numbers, for rules that take it off",
         "implement noise_variance, or use one that takes nothing off, such as local_rule adam",
     )
@@ -147,7 +147,7 @@ class NonPrivate:
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
-        return ravel(batch.total)[0] / records.divisor, report(batch, records)
+        return ravel(batch.total)[0] / records.divisor, report_of(batch, records)
 
     def noise_variance(self, step: StepContext, divisor: Any) -> float:
         return 0.0
@@ -192,8 +192,8 @@ class RecordGaussian:
     ) -> tuple[jax.Array, StepReport]:
         bounded = self.bound.apply(model, params, records, self.clip_norm)
         std, size = of_client(self.noise_multiplier, step.client) * bounded.unit, bounded.mean.size
-        told = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(step.number))
-        return bounded.mean + std * self.source.draw(key, step, size), told
+        report = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(step.number))
+        return bounded.mean + std * self.source.draw(key, step, size), report
 
     def noise_variance(self, step: StepContext, divisor: Any) -> Any:
         """(z C / B)^2 where records are clipped, (z C)^2 where batches are, times the variance of the source's."""
@@ -228,7 +228,7 @@ class RecordGaussian:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return () if self.bound.assumption is None else (self.bound.assumption,)
+        return tuple(filter(None, (self.bound.assumption,)))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -275,8 +275,8 @@ class OutputGaussian:
         expected = std**2 * bounded.mean.size * self.source.variance(step.number)
         if self.every_step:
             return noisy(), bounded.report._replace(noise=expected)
-        told = bounded.report._replace(noise=jnp.where(step.is_last, expected, 0.0))
-        return jnp.where(step.is_last, noisy(), bounded.mean), told
+        report = bounded.report._replace(noise=jnp.where(step.is_last, expected, 0.0))
+        return jnp.where(step.is_last, noisy(), bounded.mean), report
 
     def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
         """(z D / rate)^2, or (z D)^2 where that is literal, in the steps that have noise."""
@@ -313,11 +313,11 @@ class OutputGaussian:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        told = (
+        literal = (
             "noise is multiplied by the learning rate (dp_fedavg_output as printed) and counted at the run's smallest "
-            "rate",
+            "rate"
         )
-        return (*(told if self.literal else ()), *(() if self.bound.assumption is None else (self.bound.assumption,)))
+        return tuple(filter(None, (literal if self.literal else None, self.bound.assumption)))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
-from fedjax_dp.parts.transformations import Variance, asks_for_noise, informed, require_variance
+from fedjax_dp.parts.transformations import Variance, informed, require_variance, uses_noise_variance
 from fedjax_dp.pytrees import structure, value
 
 
@@ -82,8 +82,8 @@ class Server:
 
     def check(self) -> None:
         if "learning_rate" not in self.hyperparameters:
-            told = dict(self.hyperparameters)
-            raise errors.refuse("hyperparameters of the server", told, "with a learning_rate", "add one")
+            got = dict(self.hyperparameters)
+            raise errors.refuse("hyperparameters of the server", got, "with a learning_rate", "add one")
         for name, given in self.hyperparameters.items():
             for leaf in jax.tree.leaves(given):
                 if np.ndim(leaf):
@@ -101,8 +101,8 @@ class Server:
 
     @property
     def corrects(self) -> bool:
-        """Whether it asks for the variance of the noise; of concrete numbers."""
-        return asks_for_noise(self.factory, self.hyperparameters, "server")
+        """Whether it uses the variance of the noise; of concrete numbers."""
+        return uses_noise_variance(self.factory, self.hyperparameters, "server")
 
 
 class AdaptiveState(NamedTuple):

@@ -1,4 +1,4 @@
-"""Optax transformations, made inside the compiled round of their numbers, that may be told how noisy a gradient is.
+"""Optax transformations, made inside the compiled round of their numbers, that may be given how noisy a gradient is.
 
 Optax hands further arguments by name through a chain to those updates that take them; here there is one, `variance`.
 """
@@ -13,22 +13,22 @@ import optax
 
 from fedjax_dp import errors
 
-Variance = Callable[[], jax.Array]  # of each coordinate of the noise, a float32 scalar; found where it is asked for
+Variance = Callable[[], jax.Array]  # of each coordinate of the noise, a float32 scalar; computed where it is called
 
 
-def asks_for_noise(
+def uses_noise_variance(
     factory: Callable[..., optax.GradientTransformation], hyperparameters: dict[str, Any], whose: str
 ) -> bool:
-    """Whether an update of `factory(**hyperparameters)` asks for the variance of the noise; nothing is computed.
+    """Whether an update of `factory(**hyperparameters)` uses the variance of the noise; nothing is computed.
 
     Raises: ConfigurationError in one line for what makes no optax transformation of a vector.
     """
-    name, asked = getattr(factory, "__name__", "factory"), []
+    name, calls = getattr(factory, "__name__", "factory"), []
     # Numbers of the host, as operations on a device's would be compiled one by one.
     numbers = jax.tree.map(lambda n: np.asarray(n)[()] if isinstance(n, jax.Array) else n, hyperparameters)
 
     def variance() -> jax.Array:
-        asked.append(True)
+        calls.append(True)
         return jnp.zeros(())
 
     def update(vector: jax.Array) -> Any:
@@ -42,15 +42,15 @@ def asks_for_noise(
     except errors.ConfigurationError:
         raise
     except Exception as error:  # of whoever's function
-        told = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise errors.refuse(
-            f"factory of the {whose}", f"{name}, which fails: {told}", "a function of its hyperparameters"
+            f"factory of the {whose}", f"{name}, which fails: {message}", "a function of its hyperparameters"
         ) from error
-    return bool(asked)
+    return bool(calls)
 
 
 def informed(transform: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The same, to whose update anything may be told by name; one that takes no such words does not hear them."""
+    """The same, to whose update anything may be given by name; one that does not take it is called without."""
     known: optax.GradientTransformationExtraArgs = optax.with_extra_args_support(transform)
     return known
 
@@ -58,5 +58,5 @@ def informed(transform: optax.GradientTransformation) -> optax.GradientTransform
 def require_variance(variance: Variance | None) -> jax.Array:
     """The variance of the noise, by a rule that cannot do without."""
     if variance is None:
-        raise errors.refuse("rule", "nothing", "told the variance of the noise", "make it a local or server's rule")
+        raise errors.refuse("rule", "nothing", "given the variance of the noise", "make it a local or server's rule")
     return variance()

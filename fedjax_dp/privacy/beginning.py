@@ -33,7 +33,7 @@ class Beginning(NamedTuple):
 class _Sign(NamedTuple):
     """What speaks for a start being made of these clients' records, and whether a word to the contrary outweighs it."""
 
-    told: str
+    reason: str
     deniable: bool = True
 
 
@@ -72,11 +72,11 @@ def _one(origin: Origin, records: _Records) -> Beginning:
     signs.sort(key=lambda sign: sign.deniable)
     if signs and not (origin.public and signs[0].deniable):
         remedy = f": {SAY_SO}" if signs[0].deniable else ""
-        return Beginning(f"training begins with {origin.name}, {signs[0].told}{remedy}")
+        return Beginning(f"training begins with {origin.name}, {signs[0].reason}{remedy}")
     compared = bool(origin.ledger) and origin.public is None
     word = "treated as public" if compared else "public on the word of whoever runs it"
     if signs:
-        return Beginning(caveat=f"{OF} {origin}, {word} although {signs[0].told}")
+        return Beginning(caveat=f"{OF} {origin}, {word} although {signs[0].reason}")
     unnamed = next((phase["name"] for phase in origin.phases if _unnamed(phase)), None)
     if unnamed is not None and origin.trained_on is None and origin.public is None:
         through = "" if unnamed == origin.name else f", through {unnamed}"
@@ -107,8 +107,8 @@ def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
         return _Sign(f"{run}, whose records have another shape and cannot be compared with these clients'")
     both = records.shared(kept)
     if both:
-        told = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
-        return _Sign(f"{told}: {_adds_up(phase)}", both <= COINCIDENCE * len(kept))
+        shared = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
+        return _Sign(f"{shared}: {_adds_up(phase)}", both <= COINCIDENCE * len(kept))
     if records.name and phase["dataset"] == records.name:
         return _Sign(f"{run}, as these clients' data are called: {_adds_up(phase)}")
     return None

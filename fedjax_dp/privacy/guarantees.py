@@ -69,8 +69,8 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
     if terms.sigma_mode in NOISE_RULES:
         return run.with_noise(NOISE_RULES[terms.sigma_mode](algorithm, data, run.rounds, budgets, delta))
     if reason:
-        told = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
-        raise errors.refuse("epsilon", told, "left out where no noise can reach it", reason)
+        got = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
+        raise errors.refuse("epsilon", got, "left out where no noise can reach it", reason)
     unit_noise = run.with_noise(1.0)
     paid = algorithm.cohort.prior_event
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
@@ -227,10 +227,12 @@ def _shared_parts(data: FederatedData, unit: Unit) -> list[str]:
 
 
 def _learnt(data: FederatedData) -> list[str]:
-    told = [f"epsilon does not cover what the features were made with: {told}" for told in data.learnt]
+    lines = [f"epsilon does not cover what the features were made with: {line}" for line in data.learnt]
     if data.test_clients is not None:
-        told.append("epsilon does not cover the accuracy on records that clients hold out: it is told without noise")
-    return told
+        lines.append(
+            "epsilon does not cover the accuracy on records that clients hold out: it is reported without noise"
+        )
+    return lines
 
 
 def _assumptions(
@@ -255,7 +257,7 @@ def _assumptions(
         return [cohorts[participation]]
     if unit is Unit.CLIENT:
         hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
-        told = [
+        lines = [
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
             *_kept(run, hidden),
             "the number of clients, their shares and all divisors are public",
@@ -264,43 +266,43 @@ def _assumptions(
             else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
         ]
         if _correlated(algorithm.upload):
-            told.append("noise is correlated over rounds and counted as one release of the whole run")
-        return told
+            lines.append("noise is correlated over rounds and counted as one release of the whole run")
+        return lines
     if algorithm.cohort.prior_event is not None:
         cohorts["worst"] = (
-            "cohorts follow what clients told of their records, a release that is counted; therefore every client is "
+            "cohorts follow what clients sent of their records, a release that is counted; therefore every client is "
             "accounted for all rounds"
         )
     if algorithm.cohort is not algorithm.cohort.base:
         cohorts[participation] += "; who of them answers does not depend on records"
-    told = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
+    lines = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
     if _correlated(local.privatizer):
-        told[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
-    told.append(
+        lines[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
+    lines.append(
         "the numbers of records of all clients are public"
         if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
         else "each client's sampling rate is a public constant"
     )
-    told += local.privatizer.assumptions
+    lines += local.privatizer.assumptions
     if local.initial_release:
-        told.append("every client's warm start is counted, once")
+        lines.append("every client's warm start is counted, once")
     if run.view is not View.UPLOADS:
         gains = run.gains
         if np.all(gains == 1):
-            told.append("a client's own noise alone is counted: a cohort's adds up for one plain local step only")
+            lines.append("a client's own noise alone is counted: a cohort's adds up for one plain local step only")
         else:
             low, high = (f"{gain:.3g}" for gain in (gains.min(), gains.max()))
             between = low if low == high else f"{low} to {high}"
-            told.append(
+            lines.append(
                 f"what is seen carries {between} times the variance of a client's own noise, with "
                 f"{colluders} of a cohort helping the adversary"
             )
             if algorithm.transport.resolution:
-                told.append(
+                lines.append(
                     "no message overflows the secure sum: it would stop the run, "
                     "which then has the epsilon of view uploads"
                 )
-    return told
+    return lines
 
 
 def _kept(run: PlannedRun, hidden: bool) -> list[str]:

@@ -48,16 +48,16 @@ def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:
 def counted_as(run: PlannedRun) -> str:
     """How rounds are counted: as the terms say, or in the worst case where no less is known.
 
-    Cohorts that follow what clients told of their records are one of the things that were released, and neighbours
+    Cohorts that follow what clients sent of their records are one of the things that were released, and neighbours
     would have had others: what these could have been at most holds for all of them. Hidden cohorts are amplified in
     every round instead of counted. A law is known of records, and of cohorts that are drawn.
     """
-    asked, cohort, by_client = run.terms.participation, run.algorithm.cohort, unit_of(run.algorithm) is Unit.CLIENT
-    if asked == "once":
-        return asked
-    lawless = asked == "law" and (by_client or not cohort.drawn)
+    wanted, cohort, by_client = run.terms.participation, run.algorithm.cohort, unit_of(run.algorithm) is Unit.CLIENT
+    if wanted == "once":
+        return wanted
+    lawless = wanted == "law" and (by_client or not cohort.drawn)
     hidden = by_client and not isinstance(_sampling_of(run)[0], FullBatch)
-    return "worst" if cohort.prior_event is not None or lawless or hidden else asked
+    return "worst" if cohort.prior_event is not None or lawless or hidden else wanted
 
 
 def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:

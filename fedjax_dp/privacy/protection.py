@@ -14,7 +14,7 @@ def unit_of(algorithm: Algorithm) -> Unit:
 
 
 def views_of(algorithm: Algorithm) -> tuple[View, ...]:
-    """The views in which a run is told of: the natural one, and with clients' own models those of server and world."""
+    """The views of a run's Guarantee: the natural one, and with clients' own models those of server and world."""
     natural = natural_view(algorithm)
     if not algorithm.local.personal:
         return (natural,)
@@ -31,7 +31,7 @@ def natural_view(algorithm: Algorithm) -> View:
 
 
 def view_of(algorithm: Algorithm, view: str | None) -> View:
-    """The view asked for, or the natural one; refuses one that the algorithm does not hide from."""
+    """The view of that name, or the natural one; refuses one that the algorithm does not hide from."""
     if view is None:
         return natural_view(algorithm)
     errors.require_choice("view", view, [known.value for known in View])

@@ -90,12 +90,12 @@ class PrivacyOptions(TypedDict, total=False):
     colluders: int
 
 
-def terms_from(said: PrivacyOptions) -> PrivacyTerms:
+def terms_from(options: PrivacyOptions) -> PrivacyTerms:
     """The terms of keyword arguments.
 
     Raises: ConfigurationError for names that are none.
     """
     known = of_class(PrivacyTerms)
-    for name in said:
+    for name in options:
         errors.require_choice("option", name, known)
-    return PrivacyTerms(**said)
+    return PrivacyTerms(**options)

@@ -91,7 +91,7 @@ def _result(content: Mapping[str, Any]) -> Section:
     blocks: list[Block] = [Tiles(items)]
     if claims:
         table = [
-            [claim["told"], claim["reading"], f"{claim['holds']} of {claim['cases']}", claim["verdict"]]
+            [claim["statement"], claim["reading"], f"{claim['holds']} of {claim['cases']}", claim["verdict"]]
             for claim in claims
         ]
         blocks.append(Grid("What the paper claims of the order", ["claim", "reading", "cases", "here"], table))

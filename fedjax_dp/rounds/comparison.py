@@ -8,21 +8,13 @@ import numpy as np
 from fedjax_dp import errors
 
 
-class Fairness(NamedTuple):
-    """How the main metric is spread over the clients that have test records."""
-
-    mean: float
-    worst_tenth: float  # mean over the worst tenth of them, rounded up, so at least one
-    variance: float  # over clients (divided by their number, not one less), squared
-
-
 class Standing(NamedTuple):
     """A metric over the clients that have test records."""
 
     mean: float  # over clients
     pooled: float  # over records
-    worst_tenth: float  # mean over the worst tenth of the clients, rounded up
-    variance: float  # over clients
+    worst_tenth: float  # mean over the worst tenth of the clients, rounded up, so at least one
+    variance: float  # over clients (divided by their number, not one less), squared
 
 
 class Gain(NamedTuple):
@@ -32,23 +24,19 @@ class Gain(NamedTuple):
     regret: float  # mean of how much the better one is better; negative where the own models are
 
 
-def fairness(values: np.ndarray, better: int = 1) -> Fairness:
-    """The spread of a metric `(num_clients,)` over the clients, those with NaN left out; `better` as of `Metric`."""
-    known = np.sort(values[~np.isnan(values)])
-    tenth = math.ceil(known.size / 10)
-    worst = known[:tenth] if better > 0 else known[known.size - tenth :]
-    return Fairness(float(known.mean()), float(worst.mean()), float(known.var()))
-
-
 def standing(values: np.ndarray, records: np.ndarray, better: int = 1) -> Standing:
-    """Of a metric by client `(clients,)` on so many test records each `(clients,)`; those without any are left out.
+    """Of a metric by client `(clients,)` on so many test records each `(clients,)`.
 
+    Clients without records are left out, and those with NaN but of `pooled`.
     better  1 where more is better, -1 where less is.
     """
     there = _tested(records)
     kept, weights = np.asarray(values, float)[there], np.asarray(records, float)[there]
-    spread = fairness(kept, better)
-    return Standing(spread.mean, float(kept @ weights / weights.sum()), spread.worst_tenth, spread.variance)
+    known = np.sort(kept[~np.isnan(kept)])
+    tenth = math.ceil(known.size / 10)
+    worst = known[:tenth] if better > 0 else known[known.size - tenth :]
+    pooled = float(kept @ weights / weights.sum())
+    return Standing(float(known.mean()), pooled, float(worst.mean()), float(known.var()))
 
 
 def gain(personal: np.ndarray, others: list[np.ndarray], records: np.ndarray, better: int = 1) -> Gain:

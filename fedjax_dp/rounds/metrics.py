@@ -14,7 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import rows_of
 from fedjax_dp.display import Table
 from fedjax_dp.models import Model, task_of
-from fedjax_dp.rounds.comparison import fairness, standing
+from fedjax_dp.rounds.comparison import Standing, standing
 from fedjax_dp.rounds.state import RoundReport
 from fedjax_dp.tasks import Seen, Task, quotient
 from fedjax_dp.tasks.measures import TEST, Target
@@ -27,7 +27,7 @@ class Evaluation(NamedTuple):
     """Where training stands after `round` rounds. Fields in `PROBES` are the simulator's view, which nobody else has.
 
     metrics  of the task on public test data, by name, the main one first; also `test_accuracy` and the like as fields.
-    Losses are without penalties. None is what was not asked for, cannot be known, or is not finite.
+    Losses are without penalties. None is what was left out, cannot be known, or is not finite.
     """
 
     round: int
@@ -73,7 +73,7 @@ def table(history: Sequence[Evaluation]) -> Table:
     fields = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
     return Table(
         [name.replace("_", " ") for name in fields],
-        [["" if (told := row[name]) is None else f"{told:.4g}" for name in fields] for row in rows],
+        [["" if (number := row[name]) is None else f"{number:.4g}" for name in fields] for row in rows],
     )
 
 
@@ -112,11 +112,11 @@ class Tested(NamedTuple):
     scores: jax.Array | None  # (test records, ...) where the task keeps them
 
 
-class Look(NamedTuple):
+class Measured(NamedTuple):
     """What is looked at of a model, on the device."""
 
     test: Tested
-    train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, where they are asked for
+    train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, where they are wanted
     personal: Tested | None = None  # of clients' own models, where they have some and test parts
 
 
@@ -268,22 +268,17 @@ def _main(task: Task, seen: Seen) -> np.ndarray:
     return task.metrics[0].of(seen) if task.metrics else quotient(seen.sums["loss"], seen.sums["records"])
 
 
-def look(params: Any, data: FederatedData, *, model: Model, train: bool) -> Look:
+def look(params: Any, data: FederatedData, *, model: Model, train: bool) -> Measured:
     """The part of an evaluation that needs the model."""
     test = evaluate(params, data, model=model)
-    return Look(test, train_metrics(params, data, model=model) if train else None)
+    return Measured(test, train_metrics(params, data, model=model) if train else None)
 
 
-def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData, task: Task) -> Evaluation:
+def evaluation(rounds: int, seen: Measured, report: RoundReport, data: FederatedData, task: Task) -> Evaluation:
     """The rest of an evaluation, on the host."""
     test, (objective, gradient_norm) = seen.test, seen.train or (None, None)
-    spread: tuple[float | None, ...] = (None, None, None)
-    if test.by_client is not None:
-        spread = tuple(map(_finite, fairness(_main(task, _of_clients(test, data)), better_of(task))))
-    own: tuple[float | None, ...] = (None, None, None, None)
-    if seen.personal is not None:
-        of_clients = _of_clients(seen.personal, data)
-        own = tuple(map(_finite, standing(_main(task, of_clients), of_clients.sums["records"], better_of(task))))
+    shared = None if test.by_client is None else _standing(task, test, data)
+    own = None if seen.personal is None else _standing(task, seen.personal, data)
     present = np.asarray(report.present)
     return Evaluation(
         rounds,
@@ -294,9 +289,15 @@ def evaluation(rounds: int, seen: Look, report: RoundReport, data: FederatedData
         noise_to_signal(report.noise, report.signal, present),
         _finite(objective),
         _finite(gradient_norm),
-        *spread,
-        *own,
+        *((None,) * 3 if shared is None else map(_finite, (shared.mean, shared.worst_tenth, shared.variance))),
+        *((None,) * 4 if own is None else map(_finite, own)),
     )
+
+
+def _standing(task: Task, test: Tested, data: FederatedData) -> Standing:
+    """Of the main metric by client."""
+    of_clients = _of_clients(test, data)
+    return standing(_main(task, of_clients), of_clients.sums["records"], better_of(task))
 
 
 def noise_to_signal(noise: Any, signal: Any, present: np.ndarray) -> float | None:

@@ -184,11 +184,11 @@ def without_records(data: FederatedData) -> FederatedData:
 
 def check(algorithm: Algorithm, train_metrics: bool) -> None:
     """Refuse what looks at records that no block holds."""
-    for found, told in (
+    for looks, whose in (
         (algorithm.local.reads_records_outside_round, "this algorithm"),
         (train_metrics, "train_metrics"),
     ):
-        if found:
+        if looks:
             raise errors.refuse(
-                "records", "host", f"devices for {told}", "it looks at clients beside their local steps"
+                "records", "host", f"devices for {whose}", "it looks at clients beside their local steps"
             )

@@ -213,7 +213,7 @@ class Rounds:
                 return state, report
 
     def close(self) -> None:
-        """No records will be asked for any more."""
+        """No more records will be needed."""
         if self.feed is not None:
             self.feed.close()
 

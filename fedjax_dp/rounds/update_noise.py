@@ -1,6 +1,6 @@
 """How much noise there is in a round's mean update, from public numbers alone, for servers that take it off.
 
-Who takes part is no such number: a model that told of it would undo what hidden cohorts are accounted for. So it is the
+Who takes part is no such number: a model that showed it would undo what hidden cohorts are accounted for. So it is the
 mean over the cohorts that might have been drawn: sum_i q_i a_i^2 v_i, where client i takes part with probability q_i,
 a_i is what its update is multiplied by, and v_i the variance of the noise in it. Noise that joins the mean comes alone.
 """

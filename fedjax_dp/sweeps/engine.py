@@ -30,7 +30,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
-from fedjax_dp.rounds.metrics import Evaluation, Look
+from fedjax_dp.rounds.metrics import Evaluation, Measured
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.memory import Shelf as Shelf
 from fedjax_dp.sweeps.memory import base_of, records_of
@@ -390,7 +390,7 @@ def _outcome(job: Job, seen: Seen) -> PointEnd:
     return PointEnd(history, None, False, 0.0, clients=_clients(job, look))
 
 
-def _clients(job: Job, look: Look) -> dict[str, Any] | None:
+def _clients(job: Job, look: Measured) -> dict[str, Any] | None:
     """The main metric of each client on its own test part, of its own model where it has one; None without parts."""
     if job.data.test_clients is None:
         return None

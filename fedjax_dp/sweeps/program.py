@@ -20,7 +20,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import ended
-from fedjax_dp.rounds.metrics import Look
+from fedjax_dp.rounds.metrics import Measured
 from fedjax_dp.rounds.personal import Holder, evaluate_personal
 from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
 from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state
@@ -51,7 +51,7 @@ class Seen(NamedTuple):
     """What a point leaves at a mark."""
 
     round: jax.Array
-    look: Look
+    look: Measured
     report: RoundReport  # of the last round before
 
 

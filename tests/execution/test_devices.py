@@ -19,7 +19,7 @@ CASES = {
 
 
 def child(program, **environment):
-    clean = {name: text for name, text in os.environ.items() if name not in (devices.ASKED, "XLA_FLAGS")}
+    clean = {name: text for name, text in os.environ.items() if name not in (devices.CPU_DEVICES, "XLA_FLAGS")}
     found = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -32,13 +32,15 @@ def child(program, **environment):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_core_is_a_device(case):
-    told = f"{CASES[case]}; import fedjax_dp.pytrees, os; print(len(jax.devices()), '{devices.ASKED}' in os.environ)"
+    told = (
+        f"{CASES[case]}; import fedjax_dp.pytrees, os; print(len(jax.devices()), '{devices.CPU_DEVICES}' in os.environ)"
+    )
     assert child(told) == [str(devices.cores()), "False"]
 
 
 def test_a_choice_of_the_user_stays():
     told = "import fedjax_dp as fdp; fdp.execution.all_devices(); import jax, os; print(len(jax.devices()))"
-    assert child(told, **{devices.ASKED: "3"}) == ["3"]
+    assert child(told, **{devices.CPU_DEVICES: "3"}) == ["3"]
     assert child(told, XLA_FLAGS="--xla_force_host_platform_device_count=4") == ["4"]
 
 
@@ -89,7 +91,7 @@ ON_MANY = {
 def test_one_device_is_as_many(law):
     names = "('dpnfl', 'scaffold')" if "rounded" in law or "host" in law else "cases"
     told = f"{MANY}\nprint([name for name in {names} if not {ON_MANY[law]}])"
-    assert child(told, **{devices.ASKED: "8"}) == ["[]"]
+    assert child(told, **{devices.CPU_DEVICES: "8"}) == ["[]"]
 
 
 PARTS = """
@@ -108,7 +110,7 @@ print(held[1] / held[0] < 0.26, bytes_[1] / bytes_[0] < 0.3, simulation.advance.
 
 @pytest.mark.slow
 def test_devices_that_hold_a_model_together_hold_a_part_each_and_compile_once():
-    assert child(MANY + PARTS, **{devices.ASKED: "4"}) == ["True", "True", "2"]
+    assert child(MANY + PARTS, **{devices.CPU_DEVICES: "4"}) == ["True", "True", "2"]
 
 
 COLLECTIVES = """
@@ -126,7 +128,7 @@ print(sorted(f"{kind}:{name.rsplit('/', 1)[1]}" for kind, name in found))
 def test_a_round_adds_up_its_cohort_by_one_collective():
     """The other one tells the loop whether every client's numbers were finite. What is gathered once, after the last
     round, is not of a round."""
-    found = "".join(child(MANY + COLLECTIVES, **{devices.ASKED: "4"}))
+    found = "".join(child(MANY + COLLECTIVES, **{devices.CPU_DEVICES: "4"}))
     assert found == "['all-reduce:psum','all-reduce:reduce_and']"
 
 

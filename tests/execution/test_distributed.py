@@ -102,8 +102,8 @@ def test_words_that_name_no_process_are_refused(words):
 
 
 def test_words_that_name_a_process():
-    assert distributed.group_of("h:1", 3, 2, 9) == distributed.Group("h:1", 3, 2, 9)
-    assert distributed.group_of("auto", None, None) == distributed.Group()
+    assert distributed.group_of("h:1", 3, 2, 9) == distributed.ProcessGroup("h:1", 3, 2, 9)
+    assert distributed.group_of("auto", None, None) == distributed.ProcessGroup()
 
 
 def test_a_port_in_use_is_refused():

@@ -18,7 +18,6 @@ from fedjax_dp.cli import bench_outcome
 from fedjax_dp.cli.bench import BenchOptions
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
-from fedjax_dp.few import sum_of_few
 from fedjax_dp.forecast import compiled, program_text, targets
 from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.forecast.floor import work_of
@@ -27,6 +26,7 @@ from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.state import initial_state
+from fedjax_dp.small_reductions import sum_of_few
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
@@ -64,7 +64,7 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
         of_shape(4, 3),
     ),
-    "few.py": (sum_of_few, of_shape(3, 10)),
+    "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
     "parts/models_beside.py": (mixture, of_shape(5)),
     "prng.py": (lambda words: prng.without_replacement(words, jnp.int32(100)), of_shape(5, kind=jnp.uint32)),
@@ -232,9 +232,9 @@ def test_what_a_compiler_says_that_it_needs_is_read():
         ("Ran out of memory in memory space hbm. Used 20.5M of 15.75M hbm.", 20.5 * 2**20),
         ("no plan", 0.0),
     ):
-        assert memory_of._told_bytes(f"RESOURCE_EXHAUSTED: {told}") == bytes_
+        assert memory_of._bytes_in(f"RESOURCE_EXHAUSTED: {told}") == bytes_
     assert "more than there is for what a model needs" in str(memory_of.no_room(10, 0, "a model needs"))
-    assert memory_of._told_bytes("INTERNAL: (74.50G) exceeds") is None
+    assert memory_of._bytes_in("INTERNAL: (74.50G) exceeds") is None
 
 
 def test_a_model_that_does_not_fit_is_one_line(here, capsys):

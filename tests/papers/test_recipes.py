@@ -57,11 +57,11 @@ dpnfl = [80.0, 1.0]
 fedavg = 90
 
 [[impossible]]
-told = "nobody knows the rate"
+statement = "nobody knows the rate"
 lines = "dpnfl"
 
 [[claims]]
-told = "FedAvg ends above DPNFL"
+statement = "FedAvg ends above DPNFL"
 better = "fedavg"
 than = "dpnfl"
 
@@ -281,7 +281,7 @@ def test_claims_compare_lines_in_each_reading():
 
 
 def test_claims_may_ask_for_a_distance_and_cross_readings():
-    base = {"told": "so", "better": "fedavg", "than": "dpnfl"}
+    base = {"statement": "so", "better": "fedavg", "than": "dpnfl"}
     claims = [
         base | {"by": 11.0},
         base | {"by": 9.0},
@@ -298,7 +298,7 @@ def test_claims_may_ask_for_a_distance_and_cross_readings():
 
 def test_claims_compare_values_along_an_axis_and_mind_what_is_better():
     along = {"figure": "along", "along": "epsilon", "values": [1.0, 8.0], "metrics": ["test_accuracy", "test_loss"]}
-    claim = {"told": "more budget is better", "better_x": 8.0, "than_x": 1.0, "lines": "dpnfl"}
+    claim = {"statement": "more budget is better", "better_x": 8.0, "than_x": 1.0, "lines": "dpnfl"}
     recipe = tiny(**along, published={}, claims=[claim, claim | {"metric": "test_loss"}])
     means = {
         (CellKey("digits", line, x), reading): [70.0 + x]

@@ -15,7 +15,8 @@ from fedjax_dp import cli
 from fedjax_dp.experiments import plots
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.rounds import metrics
-from fedjax_dp.rounds.metrics import PROBES, Evaluation, fairness, noise_to_signal
+from fedjax_dp.rounds.comparison import standing
+from fedjax_dp.rounds.metrics import PROBES, Evaluation, noise_to_signal
 from fedjax_dp.tasks import Classes, Regression, measures_of_task
 from fedjax_dp.tasks.measures import target_of
 
@@ -85,7 +86,7 @@ def test_a_client_without_test_records_has_no_accuracy_and_is_left_out(data):
         mine = np.flatnonzero(np.asarray(data.test_clients) == client)
         if mine.size:
             known.append(np.mean([np.argmax(softmax(params, data.x_test[r])) == data.y_test[r] for r in mine]))
-    spread = fairness(found)
+    spread = standing(found, np.bincount(data.test_clients, minlength=len(SIZES)))
     assert spread.mean == pytest.approx(np.mean(known))
     assert spread.worst_tenth == pytest.approx(min(known))  # nine clients: one is the worst tenth
     assert spread.variance == pytest.approx(np.mean((np.array(known) - np.mean(known)) ** 2))
@@ -94,12 +95,12 @@ def test_a_client_without_test_records_has_no_accuracy_and_is_left_out(data):
 
 def test_worst_tenth_is_a_mean_over_clients_rounded_up():
     accuracies = np.random.default_rng(0).permutation(np.linspace(0.0, 1.0, 21))
-    spread = fairness(np.concatenate([accuracies, [np.nan] * 5]))
+    spread = standing(np.concatenate([accuracies, [np.nan] * 5]), np.repeat([1, 0], [21, 5]))
     assert spread.worst_tenth == pytest.approx(np.mean([0.0, 0.05, 0.1]))  # 2.1 clients are 3
     assert spread.worst_tenth != pytest.approx(np.quantile(accuracies, 0.1))
     assert spread.variance == pytest.approx(accuracies.var())
     assert spread.variance != pytest.approx(accuracies.var(ddof=1))
-    assert fairness(np.array([0.25])) == (0.25, 0.25, 0.0)
+    assert standing(np.array([0.25]), np.array([3])) == (0.25, 0.25, 0.25, 0.0)
 
 
 def test_without_parts_there_is_no_accuracy_by_client(data):
@@ -158,8 +159,11 @@ def test_evaluations_carry_what_was_asked_and_probes_are_named(data):
     assert point.objective == pytest.approx(np.asarray(data.shares, float) @ losses, rel=1e-5)
     assert point.gradient_norm == pytest.approx(np.linalg.norm(np.asarray(data.shares, float) @ gradients), rel=1e-4)
     assert point.noise_to_signal == 0.0
-    spread = point.client_mean, point.worst_tenth, point.client_variance
-    assert spread == tuple(fairness(metrics.client_metric(run.params, data, model=MODEL)))
+    spread = standing(
+        metrics.client_metric(run.params, data, model=MODEL), np.bincount(data.test_clients, minlength=len(SIZES))
+    )
+    assert (point.client_mean, point.worst_tenth) == (spread.mean, spread.worst_tenth)
+    assert point.client_variance == spread.variance
     assert point.personal_mean is None
 
 

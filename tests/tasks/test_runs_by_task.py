@@ -17,6 +17,7 @@ import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.models import task_of, usual_model
 from fedjax_dp.rounds import metrics
+from fedjax_dp.rounds.comparison import standing
 from fedjax_dp.tasks import LossWords, Metric, measures_of_task, ratio
 
 RUN = ["--rounds", "2", "--algorithm", "fedavg", "--cohort-size", "2", "--batch-size", "4", "--local-steps", "2"]
@@ -193,8 +194,8 @@ def test_metrics_of_blocks_and_clients_are_those_of_all_records(task, monkeypatc
 
 def test_the_worst_tenth_has_the_highest_of_a_metric_that_falls():
     errors_of = np.random.default_rng(0).permutation(np.arange(20.0))
-    assert metrics.fairness(errors_of, better=-1).worst_tenth == 18.5
-    assert metrics.fairness(errors_of).worst_tenth == 0.5
+    assert standing(errors_of, np.ones(20), better=-1).worst_tenth == 18.5
+    assert standing(errors_of, np.ones(20)).worst_tenth == 0.5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data import load
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.groups import options_of
-from fedjax_dp.papers.reproductions.recipe import READINGS, Fields, Group, Recipe, Scale, pairs
+from fedjax_dp.papers.reproductions.recipe import READINGS, Fields, Recipe, RecipePart, RecipeScale, pairs
 from fedjax_dp.sweeps.plan import SweepConfig, identity, taken_by
 
 
@@ -33,10 +33,14 @@ class Cell(NamedTuple):
 
 
 def cells_of(
-    recipe: Recipe, scale: Scale, only: str = "*", chosen: Mapping[str, Any] | None = None, extra: Fields | None = None
+    recipe: Recipe,
+    scale: RecipeScale,
+    only: str = "*",
+    chosen: Mapping[str, Any] | None = None,
+    extra: Fields | None = None,
 ) -> list[Cell]:
     """Every cell at a scale; `only` these panels. `chosen` is what a search chose, `extra` wins over everything."""
-    found = []
+    cells = []
     for panel, line in pairs(recipe, scale, only):
         for x, value in _values(recipe, panel, scale):
             for reading in line.options.get("readings", READINGS):
@@ -52,19 +56,19 @@ def cells_of(
                     | value
                     | (extra or {})
                 )
-                fields = {name: told for name, told in fields.items() if name not in line.options.get("without", ())}
-                found.append(Cell(CellKey(panel.key, line.key, x), reading, _taken(fields)))
-    if not found:
+                fields = {name: field for name, field in fields.items() if name not in line.options.get("without", ())}
+                cells.append(Cell(CellKey(panel.key, line.key, x), reading, _taken(fields)))
+    if not cells:
         raise errors.refuse(
             "panels",
             repr(only),
             "a pattern that a panel of this scale matches",
             "it has " + ", ".join(panel.key for panel in recipe.panels),
         )
-    return found
+    return cells
 
 
-def _values(recipe: Recipe, panel: Group, scale: Scale) -> list[tuple[float | str | None, Fields]]:
+def _values(recipe: Recipe, panel: RecipePart, scale: RecipeScale) -> list[tuple[float | str | None, Fields]]:
     """What varies in a panel: x with the fields it sets; one without any where nothing varies."""
     along = str(panel.options.get("along", recipe.along))
     values: Sequence[Any] = panel.options.get("values", recipe.values)
@@ -74,7 +78,7 @@ def _values(recipe: Recipe, panel: Group, scale: Scale) -> list[tuple[float | st
         last = max(scale.values - 1, 1)
         values = [values[round(at * (len(values) - 1) / last)] for at in range(scale.values)]
     return [
-        (value["x"], {name: told for name, told in value.items() if name != "x"})
+        (value["x"], {name: field for name, field in value.items() if name != "x"})
         if isinstance(value, Mapping)
         else (value, {along: value})
         for value in values
@@ -116,12 +120,12 @@ def unavailable(recipe: Recipe, cells: Sequence[Cell], data_dir: str | None) -> 
                 held[dataset] = len(load(dataset, data_dir).y_train)
             except errors.MissingDataError as error:
                 held[dataset] = str(error)
-        found = held[dataset]
-        if isinstance(found, str):
-            reasons[panel] = found
-        elif found < needed[panel]:
+        records = held[dataset]
+        if isinstance(records, str):
+            reasons[panel] = records
+        elif records < needed[panel]:
             reasons[panel] = (
-                f"dataset {dataset} must be complete, got {found:,} of {needed[panel]:,} training records; put its "
+                f"dataset {dataset} must be complete, got {records:,} of {needed[panel]:,} training records; put its "
                 "whole files into the data folder"
             )
     return reasons

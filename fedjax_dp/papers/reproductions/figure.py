@@ -1,4 +1,4 @@
-"""Figures of a reproduction: what was published beside what was found."""
+"""Figures of a reproduction: what was published beside what came out here."""
 
 import functools
 import os
@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp import pictures
-from fedjax_dp.papers.reproductions.found import Reproduction
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS
-from fedjax_dp.papers.reproductions.rows import Row
+from fedjax_dp.papers.reproductions.reproduction import Reproduction
+from fedjax_dp.papers.reproductions.rows import ResultRow
 from fedjax_dp.pictures import SMALL
 from fedjax_dp.sweeps.plots.looks import PALETTE
 
@@ -54,7 +54,7 @@ def _grid(panels: int, columns: int, figure: Any) -> list[Any]:
     return list(axes[:panels])
 
 
-def _deltas(rows: Sequence[Row]) -> list[str]:
+def _deltas(rows: Sequence[ResultRow]) -> list[str]:
     abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
     return [f"epsilon at delta {delta:g}, {about}" for delta, about in sorted(abouts)]
 
@@ -119,15 +119,15 @@ def _clouds(done: Reproduction, groups: Sequence[Any]) -> Drawing:
     return (len(shown), columns), (4.4 * columns + 1.2, 4.2 * len(shown) / columns + 0.8), fill
 
 
-def _dot_row(axis: Any, row: Row, at: float, color: Any) -> None:
+def _dot_row(axis: Any, row: ResultRow, at: float, color: Any) -> None:
     for reading, shift in zip(READINGS, (0.13, -0.13), strict=True):
-        found = row.readings[reading]
-        if found.mean is not None:
+        result = row.readings[reading]
+        if result.mean is not None:
             look = {"marker": "o", "color": color, "ms": 5, "capsize": 2} | READ[reading]
-            axis.errorbar(found.mean, at + shift, xerr=found.std or 0.0, **look)
+            axis.errorbar(result.mean, at + shift, xerr=result.std or 0.0, **look)
     if row.published is not None:
         axis.errorbar(row.published, at, xerr=row.published_std or 0.0, capsize=2, color=pictures.ink(), **PUBLISHED)
-    if row.why and all(found.mean is None for found in row.readings.values()):
+    if row.why and all(result.mean is None for result in row.readings.values()):
         axis.text(
             0.02,
             at,
@@ -139,7 +139,7 @@ def _dot_row(axis: Any, row: Row, at: float, color: Any) -> None:
         )
 
 
-def _handles(rows: Sequence[Row]) -> list[Line2D]:
+def _handles(rows: Sequence[ResultRow]) -> list[Line2D]:
     handles = [Line2D([], [], color="0.5", marker="o", label=reading, **READ[reading]) for reading in READINGS]
     if any(row.published is not None for row in rows):
         handles.insert(0, Line2D([], [], label="published", color=pictures.ink(), **PUBLISHED))
@@ -177,7 +177,7 @@ def _curve_panel(axis: Any, done: Reproduction, metric: str, group: Any) -> None
     axis.set_title(group.title, fontsize="medium")
     axis.set_ylabel(MEASURES[metric].label, fontsize=SMALL)
     axis.grid(alpha=0.3)
-    if all(found.mean is None for row in rows for found in row.readings.values()):
+    if all(result.mean is None for row in rows for result in row.readings.values()):
         why = "\n".join(textwrap.wrap(rows[0].why, 36))
         axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", va="center", fontsize=SMALL, alpha=0.75)
         axis.set(xticks=[], yticks=[], ylabel="")
@@ -187,7 +187,7 @@ def _curve_panel(axis: Any, done: Reproduction, metric: str, group: Any) -> None
         _against_x(axis, rows, done, group)
 
 
-def _against_rounds(axis: Any, rows: Sequence[Row], done: Reproduction) -> None:
+def _against_rounds(axis: Any, rows: Sequence[ResultRow], done: Reproduction) -> None:
     values = list(dict.fromkeys(row.place.x for row in rows))
     curves = [(row, reading) for row in rows for reading in READINGS if row.readings[reading].curve]
     for rank, (row, reading) in enumerate(curves):
@@ -201,18 +201,18 @@ def _against_rounds(axis: Any, rows: Sequence[Row], done: Reproduction) -> None:
             pictures.interval(axis, at, means, means - stds, means + stds, look["color"], len(curves), every)
         if len(values) > 1 and reading == "correct":
             x = row.place.x
-            told = f"{x:g}" if isinstance(x, float | int) else str(x)
-            axis.annotate(told, (at[-1], means[-1]), fontsize="x-small", color=look["color"])
+            label = f"{x:g}" if isinstance(x, float | int) else str(x)
+            axis.annotate(label, (at[-1], means[-1]), fontsize="x-small", color=look["color"])
     for row in rows:
         if row.published is not None:
-            last = max((point[0] for found in row.readings.values() for point in found.curve), default=1)
+            last = max((point[0] for result in row.readings.values() for point in result.curve), default=1)
             color = _line_look(done, row.place.line)["color"]
             axis.plot([last], [row.published], clip_on=False, color=color, **PUBLISHED)
     axis.set_xlabel("round")
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _against_x(axis: Any, rows: Sequence[Row], done: Reproduction, panel: Any) -> None:
+def _against_x(axis: Any, rows: Sequence[ResultRow], done: Reproduction, panel: Any) -> None:
     places = list(dict.fromkeys(row.place.x for row in rows))
     numbers = [x for x in places if isinstance(x, int | float)]
     numeric = len(numbers) == len(places)
@@ -223,16 +223,16 @@ def _against_x(axis: Any, rows: Sequence[Row], done: Reproduction, panel: Any) -
         own = [row for row in rows if row.place.line == key]
         for reading in READINGS:
             known = [
-                (position[row.place.x], found.mean, found.std or 0.0)
+                (position[row.place.x], result.mean, result.std or 0.0)
                 for row in own
-                if (found := row.readings[reading]).mean is not None
+                if (result := row.readings[reading]).mean is not None
             ]
             if known:
                 at, means, stds = zip(*known, strict=True)
                 axis.errorbar(at, means, yerr=stds, capsize=2, elinewidth=0.9, **look | READ[reading])
-        told = [(position[row.place.x], row.published) for row in own if row.published is not None]
-        if told:
-            axis.plot(*zip(*told, strict=True), color=look["color"], **PUBLISHED)
+        printed = [(position[row.place.x], row.published) for row in own if row.published is not None]
+        if printed:
+            axis.plot(*zip(*printed, strict=True), color=look["color"], **PUBLISHED)
     if spread:
         axis.set_xscale("log")
     if not numeric:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.tasks.measures import measures_of, target_of
 
-if TYPE_CHECKING:  # so that measures are told of without JAX
+if TYPE_CHECKING:  # so that measures are listed without JAX
     from fedjax_dp.rounds.algorithm import Algorithm
 
 LAST = 5  # evaluations
@@ -21,7 +21,7 @@ CLASSES = measures_of(  # the papers classify
 )
 
 
-class Measure(NamedTuple):
+class PaperMeasure(NamedTuple):
     """One number of a run, in the unit of the papers."""
 
     label: str
@@ -63,20 +63,20 @@ def _milliseconds(record: Record) -> float:
     return 1000 * float(record["seconds"]) / int(record["config"]["rounds"])
 
 
-MEASURES: dict[str, Measure] = {
-    name: Measure(one.label, one.better, _last(name), 2 if one.share else 3, name)
+MEASURES: dict[str, PaperMeasure] = {
+    name: PaperMeasure(one.label, one.better, _last(name), 2 if one.share else 3, name)
     for name, one in CLASSES.by_name.items()
 } | {
-    "last5_accuracy": Measure(
+    "last5_accuracy": PaperMeasure(
         f"test accuracy (%), mean of the last {LAST} evaluations", 1, _last("test_accuracy", LAST), 2, "test_accuracy"
     ),
-    "rounds_to_target": Measure("rounds to the target accuracy", -1, _rounds_to_target, 1),
-    "milliseconds_per_round": Measure("time per round (ms, this machine)", -1, _milliseconds, 1),
+    "rounds_to_target": PaperMeasure("rounds to the target accuracy", -1, _rounds_to_target, 1),
+    "milliseconds_per_round": PaperMeasure("time per round (ms, this machine)", -1, _milliseconds, 1),
 }
 SEPARATION = "feature_separation"  # see `features`
-MEASURES[SEPARATION] = Measure("variance of features between clients (%)", -1, lambda _: None, 1)
+MEASURES[SEPARATION] = PaperMeasure("variance of features between clients (%)", -1, lambda _: None, 1)
 BYTES = "feature_bytes"  # counted from the parts of an algorithm, nothing is run
-MEASURES[BYTES] = Measure("mean features that one client receives in a round (bytes)", -1, lambda _: None, 0)
+MEASURES[BYTES] = PaperMeasure("mean features that one client receives in a round (bytes)", -1, lambda _: None, 0)
 
 
 def counted(algorithm: "Algorithm", params: int, features: int, members: int, clients: int) -> float:

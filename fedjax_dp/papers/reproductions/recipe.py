@@ -12,8 +12,9 @@
     [lines.KEY]        a method: `title`, fields, `literal`, `correct`, `chosen` (takes what the search chose),
                        `without` (fields that it leaves out), and `panels`, `readings`: only these
     [published.PANEL]  LINE = mean, [mean, standard deviation], or a table by x
-    [[impossible]]     told, and the `panels` and `lines` that it is about: why a number cannot be reached
-    [[claims]]         told, with lines `better` and `than`: what the paper says of their order, by the first metric;
+    [[impossible]]     `statement`, and the `panels` and `lines` that it is about: why a number cannot be reached
+    [[claims]]         `statement`, with lines `better` and `than`: what the paper says of their order, by its first
+                       metric;
                        or `better_x` and `than_x` of the same line. `by` is the least distance, `metric`, `panels` and
                        `lines` narrow it, `reading` and `than_reading` (or "published") compare across
                        readings
@@ -46,7 +47,7 @@ _OF_SCALE = ("seeds", "values", "search", "panels", "lines")
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RecipePart:
     """A panel or a line."""
 
     key: str
@@ -57,7 +58,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
+class RecipeScale:
     """How much of a recipe is run."""
 
     name: str
@@ -81,23 +82,23 @@ class Recipe:
     open: str
     base: Fields
     readings: Mapping[str, Fields]
-    panels: tuple[Group, ...]
-    lines: tuple[Group, ...]
+    panels: tuple[RecipePart, ...]
+    lines: tuple[RecipePart, ...]
     published: Mapping[str, Mapping[str, Any]]
     impossible: tuple[Fields, ...]
     claims: tuple[Fields, ...]
     search: Fields
-    scales: Mapping[str, Scale]
+    scales: Mapping[str, RecipeScale]
     along: str | None = None
     values: tuple[Any, ...] = ()
 
-    def changed(self, scale: Scale) -> Fields:
+    def changed(self, scale: RecipeScale) -> Fields:
         """What a scale sets otherwise than the paper."""
         papers = self.scales["full"].fields
         return {name: value for name, value in scale.fields.items() if papers.get(name) != value}
 
-    def comparable(self, scale: Scale) -> bool:
-        """Whether what is found at a scale can be held against what was published."""
+    def comparable(self, scale: RecipeScale) -> bool:
+        """Whether results at a scale can be held against what was published."""
         return not self.changed(scale).keys() - {"evaluate_every"}
 
 
@@ -107,14 +108,14 @@ _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "reading
 def recipes() -> list[str]:
     """All recipes, by paper, tables after figures; those of BEST at the end."""
     folder = importlib.resources.files("fedjax_dp.papers.reproductions") / "recipes"
-    found = [
+    names = [
         f"{paper.name}/{file.name.removesuffix('.toml')}"
         for paper in folder.iterdir()
         if paper.is_dir()
         for file in paper.iterdir()
         if file.name.endswith(".toml")
     ]
-    return sorted(found, key=_order)
+    return sorted(names, key=_order)
 
 
 def _order(name: str) -> tuple[int, str, int]:
@@ -139,31 +140,31 @@ def read_recipe(name: str) -> Recipe:
     return parse(name, tomllib.loads(text))
 
 
-def parse(name: str, told: Mapping[str, Any]) -> Recipe:
+def parse(name: str, tables: Mapping[str, Any]) -> Recipe:
     """A recipe from its TOML tables; refuses keys that mean nothing."""
-    for key in told:
+    for key in tables:
         errors.require_choice(f"{name}: a key", key, sorted(_KEYS))
-    errors.require_choice(f"{name}: figure", told["figure"], FIGURES)
-    panels = tuple(_group(key, table, _OF_PANEL) for key, table in told["panels"].items())
-    lines = tuple(_group(key, table, _OF_LINE) for key, table in told["lines"].items())
+    errors.require_choice(f"{name}: figure", tables["figure"], FIGURES)
+    panels = tuple(_group(key, table, _OF_PANEL) for key, table in tables["panels"].items())
+    lines = tuple(_group(key, table, _OF_LINE) for key, table in tables["lines"].items())
     recipe = Recipe(
         name=name,
-        title=told["title"],
-        source=told["source"],
-        figure=told["figure"],
-        metrics=tuple(told.get("metrics", ["test_accuracy"])),
-        open=told.get("open", ""),
-        base=told.get("base", {}),
-        readings={reading: told.get(reading, {}) for reading in READINGS},
+        title=tables["title"],
+        source=tables["source"],
+        figure=tables["figure"],
+        metrics=tuple(tables.get("metrics", ["test_accuracy"])),
+        open=tables.get("open", ""),
+        base=tables.get("base", {}),
+        readings={reading: tables.get(reading, {}) for reading in READINGS},
         panels=panels,
         lines=lines,
-        published=told.get("published", {}),
-        impossible=tuple(told.get("impossible", ())),
-        claims=tuple(told.get("claims", ())),
-        search=told.get("search", {}),
-        scales={scale: _scale(scale, told[scale]) for scale in SCALES},
-        along=told.get("along"),
-        values=tuple(told.get("values", ())),
+        published=tables.get("published", {}),
+        impossible=tuple(tables.get("impossible", ())),
+        claims=tuple(tables.get("claims", ())),
+        search=tables.get("search", {}),
+        scales={scale: _scale(scale, tables[scale]) for scale in SCALES},
+        along=tables.get("along"),
+        values=tuple(tables.get("values", ())),
     )
     for panel, lines_of in recipe.published.items():
         errors.require_choice(f"{name}: published panel", panel, [group.key for group in panels])
@@ -172,8 +173,8 @@ def parse(name: str, told: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def _group(key: str, table: Mapping[str, Any], options: tuple[str, ...]) -> Group:
-    return Group(
+def _group(key: str, table: Mapping[str, Any], options: tuple[str, ...]) -> RecipePart:
+    return RecipePart(
         key,
         table.get("title", key),
         {name: value for name, value in table.items() if name not in options},
@@ -182,17 +183,17 @@ def _group(key: str, table: Mapping[str, Any], options: tuple[str, ...]) -> Grou
     )
 
 
-def _scale(name: str, table: Mapping[str, Any]) -> Scale:
+def _scale(name: str, table: Mapping[str, Any]) -> RecipeScale:
     taken = {key: table[key] for key in _OF_SCALE if key in table}
-    return Scale(name=name, fields={key: value for key, value in table.items() if key not in _OF_SCALE}, **taken)
+    return RecipeScale(name=name, fields={key: value for key, value in table.items() if key not in _OF_SCALE}, **taken)
 
 
-def matching(told: Mapping[str, Any], panel: str, line: str) -> bool:
+def matching(remark: Mapping[str, Any], panel: str, line: str) -> bool:
     """Whether a remark is about this panel and line."""
-    return fnmatchcase(panel, told.get("panels", "*")) and fnmatchcase(line, told.get("lines", "*"))
+    return fnmatchcase(panel, remark.get("panels", "*")) and fnmatchcase(line, remark.get("lines", "*"))
 
 
-def pairs(recipe: Recipe, scale: Scale, only: str = "*") -> Iterator[tuple[Group, Group]]:
+def pairs(recipe: Recipe, scale: RecipeScale, only: str = "*") -> Iterator[tuple[RecipePart, RecipePart]]:
     """Panels with their lines, as far as a scale takes them."""
     for panel in recipe.panels:
         if fnmatchcase(panel.key, only) and fnmatchcase(panel.key, scale.panels):

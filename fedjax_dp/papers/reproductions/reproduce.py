@@ -15,10 +15,10 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.papers.reproductions import features, tables
 from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
 from fedjax_dp.papers.reproductions.features import Cloud
-from fedjax_dp.papers.reproductions.found import Reproduction
 from fedjax_dp.papers.reproductions.measures import BYTES, SEPARATION, counted
-from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, Scale, read_recipe
-from fedjax_dp.papers.reproductions.rows import Row, claims_of, rows_of
+from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
+from fedjax_dp.papers.reproductions.reproduction import Reproduction
+from fedjax_dp.papers.reproductions.rows import ResultRow, claims_of, rows_of
 from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
@@ -126,7 +126,7 @@ def _records(
 
 
 def _searched(
-    recipe: Recipe, scale: Scale, folder: pathlib.Path, data_dir: str | None, screen: Screen
+    recipe: Recipe, scale: RecipeScale, folder: pathlib.Path, data_dir: str | None, screen: Screen
 ) -> tuple[dict[str, Any], list[str]]:
     """What a search chooses on seeds of its own, and what choosing costs."""
     if not recipe.search:
@@ -145,11 +145,11 @@ def _searched(
     )
     found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
     best = found.best()
-    told = ", ".join(f"{name} {_short(value)}" for name, value in best.values.items())
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in best.values.items())
     cost = found.choosing["short"] if found.choosing else "nothing private was chosen"
     return best.values, [
         f"chosen among {best.considered} settings drawn at random, by test accuracy on seeds "
-        f"{', '.join(map(str, sweep.seeds))}, which the table does not use: {told}",
+        f"{', '.join(map(str, sweep.seeds))}, which the table does not use: {settings}",
         f"what choosing costs: {cost}; {SEARCH}/selection.json says more",
     ]
 
@@ -239,7 +239,7 @@ def _clouds(
     return found
 
 
-def _notes(recipe: Recipe, scale: Scale, seeds: Sequence[int], rows: Sequence[Row]) -> list[str]:
+def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Sequence[ResultRow]) -> list[str]:
     """What is to be known to read the table."""
     notes = []
     changed = dict(recipe.changed(scale))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.papers.reproductions.cells import Cell, CellKey
 from fedjax_dp.papers.reproductions.measures import MEASURES
-from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, Scale, matching
+from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, RecipeScale, matching
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import interval, proved
 
@@ -16,7 +16,7 @@ NOT_COMPARED = "not compared: another setting at this scale"
 TEXT_SPREAD = 0.5  # in the unit of the table: of a published number without a standard deviation
 
 
-class Found(NamedTuple):
+class ReadingResult(NamedTuple):
     """One reading of one number, over its seeds."""
 
     mean: float | None  # None: nothing to show, `reason` says why
@@ -31,26 +31,26 @@ class Found(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One number of a table or figure."""
 
     place: CellKey
     metric: str
     published: float | None
     published_std: float | None
-    readings: Mapping[str, Found]
+    readings: Mapping[str, ReadingResult]
     verdicts: Mapping[str, str]
     why: str = ""
 
     @property
     def verdict(self) -> str:
         """Both verdicts in words."""
-        known = {reading: told for reading, told in self.verdicts.items() if told}
+        known = {reading: verdict for reading, verdict in self.verdicts.items() if verdict}
         if len(set(known.values())) == 1 and len(known) == len(READINGS):
-            told = next(iter(known.values()))
+            words = next(iter(known.values()))
         else:
-            told = ", ".join(f"{reading} {told}" for reading, told in known.items())
-        return ": ".join(filter(None, (told, self.why)))
+            words = ", ".join(f"{reading} {verdict}" for reading, verdict in known.items())
+        return ": ".join(filter(None, (words, self.why)))
 
 
 def rows_of(
@@ -61,8 +61,8 @@ def rows_of(
     round_epsilons: Mapping[tuple[CellKey, str], float],
     schedule_epsilons: Mapping[tuple[CellKey, str], float],
     numbers: Mapping[tuple[CellKey, str], float],
-    scale: Scale,
-) -> list[Row]:
+    scale: RecipeScale,
+) -> list[ResultRow]:
     """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run.
 
     schedule_epsilons  where runs were counted otherwise than by the rounds that clients were drawn for.
@@ -82,34 +82,38 @@ def rows_of(
                 elif key in numbers:
                     readings[reading] = _nothing("")._replace(mean=numbers[key], std=0.0, seeds=1)
                 else:
-                    readings[reading] = found(records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key))
+                    readings[reading] = result_of(
+                        records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key)
+                    )
             rows.append(_row(recipe, place, metric, readings, comparable))
     return rows
 
 
-def found(records: Sequence[Record], metric: str, round_epsilon: float | None, epsilon: float | None = None) -> Found:
+def result_of(
+    records: Sequence[Record], metric: str, round_epsilon: float | None, epsilon: float | None = None
+) -> ReadingResult:
     """What the seeds of one cell say; `epsilon` of the worst, unless it is the one of their Guarantees."""
     measure = MEASURES[metric]
     done = [record for record in records if record["status"] == "done"]
     numbers = [number for record in done if (number := measure.of(record)) is not None]
     score = interval(numbers)
     epsilons = [proved(record) for record in records]
-    told: Record = max(records, key=proved)["guarantee"] if records else {}
-    private = told.get("delta") is not None
-    about = f"one {told['unit']}, {told['adjacency']}, {told['view']}" if private else ""
+    guarantee: Record = max(records, key=proved)["guarantee"] if records else {}
+    private = guarantee.get("delta") is not None
+    about = f"one {guarantee['unit']}, {guarantee['adjacency']}, {guarantee['view']}" if private else ""
     lost = len(records) - len(done)
     reason = ""
     if lost:
         reason = f"{lost} of {len(records)} seeds lost: " + next(r["reason"] for r in records if r["status"] != "done")
     elif len(numbers) < len(done):
         reason = f"{NOT_REACHED} by {len(done) - len(numbers)} of {len(done)} seeds"
-    return Found(
+    return ReadingResult(
         None if reason else score.mean,
         score.std if score.seeds > 1 else None,
         score.seeds,
         max(epsilons, default=None) if epsilon is None else epsilon,
         round_epsilon,
-        told.get("delta"),
+        guarantee.get("delta"),
         about,
         reason,
         () if lost else _curve([dict(measure.curve(record)) for record in done]),
@@ -122,51 +126,55 @@ def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, flo
     return tuple((at, s.mean, 0.0 if math.isnan(s.std) else s.std) for at, s in zip(rounds, scores, strict=True))
 
 
-def _nothing(reason: str) -> Found:
-    return Found(None, None, 0, None, None, None, "", reason)
+def _nothing(reason: str) -> ReadingResult:
+    return ReadingResult(None, None, 0, None, None, None, "", reason)
 
 
-def _row(recipe: Recipe, place: CellKey, metric: str, readings: Mapping[str, Found], comparable: bool) -> Row:
+def _row(
+    recipe: Recipe, place: CellKey, metric: str, readings: Mapping[str, ReadingResult], comparable: bool
+) -> ResultRow:
     mean, std = published(recipe, place) if metric == recipe.metrics[0] else (None, None)
-    told = mean if comparable else None
-    verdicts = {reading: _verdict(told, std, found) for reading, found in readings.items()}
-    short = any(told in ("lower", "higher") for told in verdicts.values())
-    remarks = [told["told"] for told in recipe.impossible if matching(told, place.panel, place.line)]
-    missing = {found.reason for found in readings.values() if found.reason}
+    target = mean if comparable else None
+    verdicts = {reading: _verdict(target, std, result) for reading, result in readings.items()}
+    short = any(verdict in ("lower", "higher") for verdict in verdicts.values())
+    remarks = [remark["statement"] for remark in recipe.impossible if matching(remark, place.panel, place.line)]
+    missing = {result.reason for result in readings.values() if result.reason}
     why = "; ".join(sorted(missing)) or ("impossible because " + "; ".join(remarks) if short and remarks else "")
     if not (why or comparable or mean is None):
         why = NOT_COMPARED
-    return Row(place, metric, mean, std, readings, verdicts, why)
+    return ResultRow(place, metric, mean, std, readings, verdicts, why)
 
 
 def published(recipe: Recipe, place: CellKey) -> tuple[float | None, float | None]:
     """Mean and standard deviation as printed; None where the paper prints none."""
-    told: Any = recipe.published.get(place.panel, {}).get(place.line)
-    if isinstance(told, Mapping):
-        told = told.get(str(place.x) if isinstance(place.x, str) else f"{place.x:g}" if place.x is not None else "")
-    if isinstance(told, list):
-        return float(told[0]), float(told[1])
-    return (None, None) if told is None else (float(told), None)
+    printed: Any = recipe.published.get(place.panel, {}).get(place.line)
+    if isinstance(printed, Mapping):
+        printed = printed.get(
+            str(place.x) if isinstance(place.x, str) else f"{place.x:g}" if place.x is not None else ""
+        )
+    if isinstance(printed, list):
+        return float(printed[0]), float(printed[1])
+    return (None, None) if printed is None else (float(printed), None)
 
 
-def _verdict(published: float | None, std: float | None, found: Found) -> str:
+def _verdict(published: float | None, std: float | None, result: ReadingResult) -> str:
     """Reproduced: nearer than two standard deviations of what the paper prints and of the mean over seeds together."""
-    if found.mean is None:
-        if not found.reason or found.reason.startswith(NOT_REACHED):
+    if result.mean is None:
+        if not result.reason or result.reason.startswith(NOT_REACHED):
             return ""
-        return "failed" if found.epsilon is not None else "skipped"
+        return "failed" if result.epsilon is not None else "skipped"
     if published is None:
         return ""
-    spread = 2 * math.hypot(TEXT_SPREAD if std is None else std, (found.std or 0.0) / math.sqrt(found.seeds))
-    if abs(found.mean - published) <= spread:
+    spread = 2 * math.hypot(TEXT_SPREAD if std is None else std, (result.std or 0.0) / math.sqrt(result.seeds))
+    if abs(result.mean - published) <= spread:
         return "reproduced"
-    return "higher" if found.mean > published else "lower"
+    return "higher" if result.mean > published else "lower"
 
 
 class Claimed(NamedTuple):
     """What a paper says of the order of two lines, and where it is so."""
 
-    told: str
+    statement: str
     reading: str
     holds: int
     cases: int
@@ -180,31 +188,31 @@ class Claimed(NamedTuple):
         return "holds" if self.holds == self.cases else f"holds in {self.holds} of {self.cases} cases"
 
 
-def claims_of(recipe: Recipe, rows: Sequence[Row]) -> list[Claimed]:
+def claims_of(recipe: Recipe, rows: Sequence[ResultRow]) -> list[Claimed]:
     """Every claim of the recipe, in both readings unless it names them."""
-    found: list[Claimed] = []
+    claims: list[Claimed] = []
     for claim in recipe.claims:
         readings = [claim["reading"]] if "reading" in claim else READINGS
-        found += [_claimed(claim, reading, claim.get("than_reading", reading), rows) for reading in readings]
-    return found
+        claims += [_claimed(claim, reading, claim.get("than_reading", reading), rows) for reading in readings]
+    return claims
 
 
-def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[Row]) -> Claimed:
+def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[ResultRow]) -> Claimed:
     metric = claim.get("metric", rows[0].metric)
-    told = {
-        row.place: {one: found.mean for one, found in row.readings.items()} | {"published": row.published}
+    by_place = {
+        row.place: {one: result.mean for one, result in row.readings.items()} | {"published": row.published}
         for row in rows
         if row.metric == metric
     }
     sign, holds, cases = MEASURES[metric].better, 0, 0
-    for place, means in told.items():
+    for place, means in by_place.items():
         ours = means[reading] if _is_about(claim, place) else None
-        theirs = told.get(_against(claim, place), {}).get(other)
+        theirs = by_place.get(_against(claim, place), {}).get(other)
         if ours is not None and theirs is not None:
             cases += 1
             holds += sign * (ours - theirs) > claim.get("by", 0.0)
     words = reading if other == reading else f"{reading} against {other}"
-    return Claimed(claim["told"], words, holds, cases)
+    return Claimed(claim["statement"], words, holds, cases)
 
 
 def _is_about(claim: Mapping[str, Any], place: CellKey) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe
-from fedjax_dp.papers.reproductions.rows import Claimed, Found, Row
+from fedjax_dp.papers.reproductions.rows import Claimed, ReadingResult, ResultRow
 
 HEADER = ("published", "literal", "literal's epsilon", "correct", "correct's epsilon", "verdict")
 
 
-def titles(recipe: Recipe, row: Row) -> tuple[str, str, str]:
+def titles(recipe: Recipe, row: ResultRow) -> tuple[str, str, str]:
     """Panel, line and x of a row in words; x is empty where nothing varies."""
     panel = next(group.title for group in recipe.panels if group.key == row.place.panel)
     line = next(group.title for group in recipe.lines if group.key == row.place.line)
@@ -21,13 +21,13 @@ def titles(recipe: Recipe, row: Row) -> tuple[str, str, str]:
     return panel, line, "" if x is None else x if isinstance(x, str) else f"{x:g}"
 
 
-def texts(recipe: Recipe, row: Row) -> list[str]:
+def texts(recipe: Recipe, row: ResultRow) -> list[str]:
     """A row in words: panel, line, x, and what HEADER names."""
     digits = MEASURES[row.metric].digits
     cells = []
     for reading in READINGS:
-        found = row.readings[reading]
-        cells += [_number(found.mean, found.std, digits), _epsilon(found)]
+        result = row.readings[reading]
+        cells += [_number(result.mean, result.std, digits), _epsilon(result)]
     return [*titles(recipe, row), _number(row.published, row.published_std, digits), *cells, row.verdict]
 
 
@@ -37,16 +37,16 @@ def _number(mean: float | None, std: float | None, digits: int) -> str:
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std else "")
 
 
-def _epsilon(found: Found) -> str:
-    if found.epsilon is None or found.mean is None or math.isnan(found.epsilon):
+def _epsilon(result: ReadingResult) -> str:
+    if result.epsilon is None or result.mean is None or math.isnan(result.epsilon):
         return "-"
-    if math.isinf(found.epsilon):
+    if math.isinf(result.epsilon):
         return "none"
-    once = "" if found.round_epsilon is None else f" ({found.round_epsilon:.3g} a round)"
-    return f"{found.epsilon:.3g}{once}"
+    once = "" if result.round_epsilon is None else f" ({result.round_epsilon:.3g} a round)"
+    return f"{result.epsilon:.3g}{once}"
 
 
-def markdown(recipe: Recipe, rows: Sequence[Row], claims: Sequence[Claimed], notes: Sequence[str]) -> str:
+def markdown(recipe: Recipe, rows: Sequence[ResultRow], claims: Sequence[Claimed], notes: Sequence[str]) -> str:
     """The table, one per metric, with what is to be known about it underneath."""
     parts = [f"# {recipe.source}: {recipe.title}"]
     along = any(row.place.x is not None for row in rows)
@@ -57,13 +57,13 @@ def markdown(recipe: Recipe, rows: Sequence[Row], claims: Sequence[Claimed], not
         lines = [header, ["---"] * len(header), *body]
         parts.append(f"{MEASURES[metric].label}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     if claims:
-        told = [f"| {claim.told} | {claim.reading} | {claim.verdict} |" for claim in claims]
-        parts.append("\n".join(["| claim | reading | here |", "| --- | --- | --- |", *told]))
+        claimed = [f"| {claim.statement} | {claim.reading} | {claim.verdict} |" for claim in claims]
+        parts.append("\n".join(["| claim | reading | here |", "| --- | --- | --- |", *claimed]))
     parts.append("\n".join(f"- {note}" for note in notes))
     return "\n\n".join(parts) + "\n"
 
 
-def comma_separated(recipe: Recipe, rows: Sequence[Row]) -> str:
+def comma_separated(recipe: Recipe, rows: Sequence[ResultRow]) -> str:
     """Every row with all its numbers."""
     header = ["panel", "line", "x", "metric", "published", "published_std"]
     parts = ("mean", "std", "seeds", "epsilon", "round_epsilon", "delta", "about", "verdict")
@@ -79,20 +79,20 @@ def comma_separated(recipe: Recipe, rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def to_dict(row: Row) -> dict[str, Any]:
+def to_dict(row: ResultRow) -> dict[str, Any]:
     """For JSON: an infinite epsilon is null, and `private` says so."""
 
-    def told(found: Found) -> dict[str, Any]:
-        one = found._asdict()
-        finite = found.epsilon is not None and math.isfinite(found.epsilon)
-        return one | {"epsilon": found.epsilon if finite else None, "private": finite}
+    def to_dict_of(result: ReadingResult) -> dict[str, Any]:
+        one = result._asdict()
+        finite = result.epsilon is not None and math.isfinite(result.epsilon)
+        return one | {"epsilon": result.epsilon if finite else None, "private": finite}
 
     return {
         **row.place._asdict(),
         "metric": row.metric,
         "published": row.published,
         "published_std": row.published_std,
-        **{reading: told(found) for reading, found in row.readings.items()},
+        **{reading: to_dict_of(result) for reading, result in row.readings.items()},
         "verdicts": dict(row.verdicts),
         "verdict": row.verdict,
     }

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from fedjax_dp.papers.reproductions import tables
 from fedjax_dp.papers.reproductions.cells import CellKey
 from fedjax_dp.papers.reproductions.features import Cloud
-from fedjax_dp.papers.reproductions.recipe import Recipe, Scale
-from fedjax_dp.papers.reproductions.rows import Claimed, Row
+from fedjax_dp.papers.reproductions.recipe import Recipe, RecipeScale
+from fedjax_dp.papers.reproductions.rows import Claimed, ResultRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Reproduction:
     """A table or figure of a paper, run."""
 
     recipe: Recipe
-    scale: Scale
+    scale: RecipeScale
     seeds: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     claims: tuple[Claimed, ...]
     notes: tuple[str, ...]
     folder: pathlib.Path

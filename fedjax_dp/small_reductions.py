@@ -21,8 +21,8 @@ def sum_of_few(a: jax.Array) -> jax.Array:
 
     if not 1 < a.shape[-1] <= FEW:
         return at_once(a)
-    found: jax.Array = lax.platform_dependent(a, cuda=written_sum, default=at_once)
-    return found
+    total: jax.Array = lax.platform_dependent(a, cuda=written_sum, default=at_once)
+    return total
 
 
 def written_sum(a: jax.Array) -> jax.Array:
