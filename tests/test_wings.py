@@ -15,7 +15,7 @@ from fedjax_dp.options import Names
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
-    {"devices", "display", "errors", "few", "prng", "schedules"},
+    {"devices", "display", "errors", "prng", "schedules", "small_reductions"},
     {"doors", "folders", "own_code", "pictures"},
     {"accounting", "arguments"},
     {"options", "pytrees"},

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_dp.few import sum_of_few
 from fedjax_dp.gradients import program
 from fedjax_dp.gradients.analysis import Unit
 from fedjax_dp.gradients.walls import finite
+from fedjax_dp.small_reductions import sum_of_few
 
 ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
 EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.few import FEW, written_log_sum_exp, written_sum
+from fedjax_dp.small_reductions import FEW, written_log_sum_exp, written_sum
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:

@@ -17,7 +17,6 @@ from fedjax_dp import cli, prng
 from fedjax_dp.cli import bench
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
-from fedjax_dp.few import sum_of_few
 from fedjax_dp.forecast import compiled, program_text, targets
 from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.forecast.floor import work_of
@@ -25,6 +24,7 @@ from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.state import initial_state
+from fedjax_dp.small_reductions import sum_of_few
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
@@ -62,7 +62,7 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
         of_shape(4, 3),
     ),
-    "few.py": (sum_of_few, of_shape(3, 10)),
+    "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
     "parts/models_beside.py": (mixture, of_shape(5)),
     "prng.py": (lambda words: prng.without_replacement(words, jnp.int32(100)), of_shape(5, kind=jnp.uint32)),
