@@ -23,21 +23,23 @@ class Attack(Protocol):
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None: ...
 
 
-class Scale(NamedTuple):
+class Standardizer(NamedTuple):
     """The centre and spread of every number in the world without the canary."""
 
     centre: np.ndarray
     spread: np.ndarray
-    told: np.ndarray  # bool: whether a number tells anything
+    informative: np.ndarray  # bool: whether a number depends on the run or the world
 
     @staticmethod
-    def of(absent: np.ndarray, present: np.ndarray) -> "Scale":
+    def of(absent: np.ndarray, present: np.ndarray) -> "Standardizer":
         size = np.maximum(np.abs(absent).max(0), np.abs(present).max(0))
         spread = np.maximum(absent.std(0), LEAST_SPREAD * np.maximum(size, 1e-30))
-        return Scale(absent.mean(0), spread, (absent.std(0) > 0) | (present.std(0) > 0) | (absent[0] != present[0]))
+        return Standardizer(
+            absent.mean(0), spread, (absent.std(0) > 0) | (present.std(0) > 0) | (absent[0] != present[0])
+        )
 
     def __call__(self, received: np.ndarray) -> np.ndarray:
-        return np.where(self.told, (received - self.centre) / self.spread, 0.0)
+        return np.where(self.informative, (received - self.centre) / self.spread, 0.0)
 
 
 def _discriminant(absent: np.ndarray, present: np.ndarray, ridge: float) -> np.ndarray:
@@ -69,8 +71,8 @@ class Summed(NamedTuple):
             numbers = np.concatenate([received, received.cumsum(1)], -1) if self.changes else received
             return numbers[:, self.times]
 
-        scale = Scale.of(seen(absent), seen(present))
-        if scale.told.any(0).sum() * PER_NUMBER > len(absent) + len(present):
+        scale = Standardizer.of(seen(absent), seen(present))
+        if scale.informative.any(0).sum() * PER_NUMBER > len(absent) + len(present):
             return None
 
         def summed(received: np.ndarray) -> np.ndarray:
@@ -88,13 +90,13 @@ class Weighed(NamedTuple):
     ridge: float = RIDGE
 
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
-        scale = Scale.of(absent[..., : self.short], present[..., : self.short])
-        count = int(scale.told.sum())
+        scale = Standardizer.of(absent[..., : self.short], present[..., : self.short])
+        count = int(scale.informative.sum())
         if not 0 < count <= (len(absent) + len(present)) / PER_NUMBER:
             return None
 
         def flat(received: np.ndarray) -> np.ndarray:
-            return scale(received[..., : self.short])[:, scale.told]
+            return scale(received[..., : self.short])[:, scale.informative]
 
         weights = _discriminant(flat(absent), flat(present), self.ridge)
         return lambda received: flat(received) @ weights
@@ -114,7 +116,7 @@ class LikelihoodRatio(NamedTuple):
     rate: float
 
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
-        scale = Scale.of(absent[..., : self.short], present[..., : self.short])
+        scale = Standardizer.of(absent[..., : self.short], present[..., : self.short])
 
         def by_time(received: np.ndarray) -> np.ndarray:
             return scale(received[..., : self.short]).reshape(*received.shape[:2], -1)[:, self.times]

@@ -15,10 +15,10 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
 from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.game import Game
-from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, duel
+from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, run_hypothesis_test
 from fedjax_dp.audits.one_run import Guesses, guess
-from fedjax_dp.audits.setup import CANARY_NAMES, Scene, staged
-from fedjax_dp.audits.trials import Trials
+from fedjax_dp.audits.setup import CANARY_NAMES, AuditSetup, prepare
+from fedjax_dp.audits.trials import TrialRunner
 from fedjax_dp.audits.verdict import Audit, judged
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
@@ -33,7 +33,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
 TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
-LEAST_CLAIM = 1e-3  # an epsilon that is told from 0
+LEAST_CLAIM = 1e-3  # an epsilon that differs from 0
 MOST_CLAIM = 500.0  # exp of it is a number still
 LEAST_TRACE = 1e-5  # of the largest number that is received
 
@@ -61,7 +61,7 @@ def audit(
 
     The worlds are neighbours under unit and adjacency of the algorithm's Guarantee. The cohorts are those of `seed`
     where the adversary of the view knows them; all else is fresh in every trial.
-    privacy     `delta`, `view`, ...: the fields of `PrivacyTerms`; with an `epsilon` its noise is found first. The
+    privacy     `delta`, `view`, ...: the fields of `PrivacyTerms`; with an `epsilon` its noise is calibrated first. The
                 `participation` is schedule or worst;
     canary      "gradient": the worst case. Records are gradients of a linear model of `parameters` parameters: the
                 canary's is C e, that of what it replaces -C e, in every step; what the others' are is chosen to tell
@@ -78,47 +78,47 @@ def audit(
     lanes       trials at once on a device;
     progress    called with (runs done, runs in all).
     Parts that are not the project's own are inspected too, as a Guarantee does (`privacy.guarantees`).
-    Not heard: the noised bits of an adaptive clip norm, and warm starts in view broadcast.
+    Not observed: the noised bits of an adaptive clip norm, and warm starts in view broadcast.
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.
     """
-    asked, began = {**locals(), **privacy}, time.perf_counter()
+    options, began = {**locals(), **privacy}, time.perf_counter()
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     own = model if model is not None else usual_model(data)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=terms_from(privacy))
-    run, scene = staged(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
+    run, setup = prepare(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     algorithm, accountant = run.algorithm, run.terms.accountant
-    curve = _tested(scene, claim, accountant)
+    curve = _tested(setup, claim, accountant)
     if one_run is None:
-        _require_trials(trials, len(scene.games), curve, scene.epsilon if claim is None else claim, significance)
-    found = contradiction(run)
-    field = Trials(next(iter(scene.games.values())), seed, lanes, scene.bits)
-    traces = {name: _trace(field, game) for name, game in scene.games.items()}
+        _require_trials(trials, len(setup.games), curve, setup.epsilon if claim is None else claim, significance)
+    contradicted = contradiction(run)
+    runner = TrialRunner(next(iter(setup.games.values())), seed, lanes, setup.bits)
+    traces = {name: _trace(runner, game) for name, game in setup.games.items()}
     times = np.any(list(traces.values()), axis=0)
-    short = next(iter(scene.games.values())).ear.short(field.numbers)
+    short = next(iter(setup.games.values())).observation.short(runner.numbers)
     if not times.any():
         raise errors.refuse(
             "canary",
-            f"{canary} at client {scene.client}",
+            f"{canary} at client {setup.client}",
             "one that leaves a trace once gradients are clipped",
-            found or "take another canary, record or client",
+            contradicted or "take another canary, record or client",
         )
     outcome: Outcome | Guesses
     if one_run is None:
-        outcome = duel(
-            {name: functools.partial(field.run, game) for name, game in scene.games.items() if traces[name].any()},
-            _attacks(algorithm, data, scene, times, short),
+        outcome = run_hypothesis_test(
+            {name: functools.partial(runner.run, game) for name, game in setup.games.items() if traces[name].any()},
+            _attacks(algorithm, data, setup, times, short),
             curve,
             trials=trials,
             significance=significance,
             progress=progress,
         )
     else:
-        name, game = next(iter(scene.games.items()))
+        name, game = next(iter(setup.games.items()))
         progress(0, 1)
-        outcome = guess(field, game, name, scene.epsilon if claim is None else claim, scene.delta, seed, significance)
+        outcome = guess(runner, game, name, setup.epsilon if claim is None else claim, setup.delta, seed, significance)
     return judged(
-        scene,
+        setup,
         outcome,
         accountant,
         claim=claim,
@@ -127,8 +127,8 @@ def audit(
         significance=significance,
         seed=seed,
         seconds=time.perf_counter() - began,
-        repeat=_call(audit, asked),
-        contradiction=found,
+        repeat=_call(audit, options),
+        contradiction=contradicted,
     )
 
 
@@ -148,18 +148,18 @@ def audit_mechanism(
 
     mechanism  jax code, vmapped over trials; `there` is a traced bool, for `jnp.where`. It returns numbers in any
                arrays; if it is one matrix, its rows are releases that follow one another;
-    event      what it is said to release, made of the values in `fedjax_dp.accounting`. VIOLATED says that the function
-               does not release that; what epsilon it has instead is told for the same kind of noise, or for any.
+    event      what it is stated to release, made of the values in `fedjax_dp.accounting`. VIOLATED says that the
+               function does not release that; what epsilon it has instead is proved for the same kind of noise, or any.
     The other options are those of `audit`. Raises: ConfigurationError as there.
 
     >>> from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps
-    >>> def mean(key, there):  # of records in [-1, 1], whose noise was found for a sensitivity of 1 instead of 2
+    >>> def mean(key, there):  # of records in [-1, 1], whose noise was calibrated for a sensitivity of 1 instead of 2
     ...     return jnp.where(there, 1.0, -1.0) + 2.0 * jax.random.normal(key, (1, 1))
     >>> claimed = GaussianSteps(4.0, FullBatch(), Adjacency.REPLACE_ONE, 1)
     >>> audit_mechanism(mean, claimed, delta=1e-5).violated
     True
     """
-    asked, began = dict(locals()), time.perf_counter()
+    options, began = dict(locals()), time.perf_counter()
     require_sane("gradient", None, significance, trials=trials, lanes=lanes)
     if not callable(mechanism):
         raise errors.refuse("mechanism", repr(mechanism), "a function of a key and of whether the canary is there")
@@ -179,7 +179,7 @@ def audit_mechanism(
         accounting.ACCOUNTANTS[accountant].about,
         (f"the function releases {event}",),
     )
-    scene = Scene(promise, delta, 0, epsilon, event, {"function": None}, ())
+    setup = AuditSetup(promise, delta, 0, epsilon, event, {"function": None}, ())
     curve = accounting.trade_off(event, accountant)
     _require_trials(trials, 1, curve, epsilon, significance)
     key = role_key(run_key(seed), "audit")
@@ -187,24 +187,24 @@ def audit_mechanism(
     @jax.jit
     def received(numbers: jax.Array, worlds: jax.Array) -> jax.Array:
         def one(number: jax.Array, there: jax.Array) -> jax.Array:
-            found = mechanism(jax.random.fold_in(key, number), there)
-            if isinstance(found, jax.Array) and found.ndim == 2:
-                return found
-            return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(found)])[None]
+            released = mechanism(jax.random.fold_in(key, number), there)
+            if isinstance(released, jax.Array) and released.ndim == 2:
+                return released
+            return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(released)])[None]
 
         return jax.vmap(one)(numbers, worlds)[:, :, None]
 
-    def play(first: int, worlds: np.ndarray, told: Callable[[int], None]) -> np.ndarray:
-        found = []
+    def play(first: int, worlds: np.ndarray, done: Callable[[int], None]) -> np.ndarray:
+        parts = []
         for at in range(0, len(worlds), lanes):
             numbers = np.arange(first + at, first + at + lanes, dtype=np.int32)
-            found.append(np.asarray(received(numbers, np.resize(worlds[at : at + lanes], lanes))))
-            told(min(at + lanes, len(worlds)))
-        return np.concatenate(found)[: len(worlds)]
+            parts.append(np.asarray(received(numbers, np.resize(worlds[at : at + lanes], lanes))))
+            done(min(at + lanes, len(worlds)))
+        return np.concatenate(parts)[: len(worlds)]
 
     shape = jax.eval_shape(received, np.zeros(1, np.int32), np.zeros(1, bool)).shape
     times = np.ones(shape[1], bool)
-    outcome = duel(
+    outcome = run_hypothesis_test(
         {"function": play},
         _attacks_on(event, times, 1, shape[3]),
         curve,
@@ -213,7 +213,7 @@ def audit_mechanism(
         progress=progress,
     )
     return judged(
-        scene,
+        setup,
         outcome,
         accountant,
         claim=None,
@@ -222,20 +222,20 @@ def audit_mechanism(
         significance=significance,
         seed=seed,
         seconds=time.perf_counter() - began,
-        repeat=_call(audit_mechanism, asked),
+        repeat=_call(audit_mechanism, options),
     )
 
 
-def _call(function: Callable[..., Any], asked: dict[str, Any]) -> str:
+def _call(function: Callable[..., Any], options: dict[str, Any]) -> str:
     """The call with all options that are plain values and not the default."""
     usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     usual |= {name: option.default for name, option in of_class(PrivacyTerms).items() if name not in usual}
-    told = [
+    explicit = [
         f"{name}={value!r}"
-        for name, value in asked.items()
+        for name, value in options.items()
         if isinstance(value, int | float | str) and value != usual[name]
     ]
-    return f"{function.__name__}({', '.join(['...', *told])})"
+    return f"{function.__name__}({', '.join(['...', *explicit])})"
 
 
 def require_sane(canary: str, claim: float | None, significance: float, **counts: int | None) -> None:
@@ -249,22 +249,24 @@ def require_sane(canary: str, claim: float | None, significance: float, **counts
         return
     errors.require_not_negative("claim", claim)
     if claim > MOST_CLAIM:
-        raise errors.refuse("claim", claim, f"from 0 to {MOST_CLAIM}", "no audit tells larger ones from infinity")
+        raise errors.refuse(
+            "claim", claim, f"from 0 to {MOST_CLAIM}", "no audit distinguishes larger ones from infinity"
+        )
 
 
-def _tested(scene: Scene, claim: float | None, accountant: str) -> TradeOff:
+def _tested(setup: AuditSetup, claim: float | None, accountant: str) -> TradeOff:
     """The curve against which attacks are chosen: what is stated, or what would have to be true for the claim.
 
     That is the same kind of mechanism with the noise at which two real neighbours attain the claim; where no such pair
     is known, the claim itself.
     """
     if claim is None:
-        return accounting.trade_off(scene.event, accountant)
+        return accounting.trade_off(setup.event, accountant)
     try:
-        factor = accounting.noise_factor_for(scene.event, max(claim, LEAST_CLAIM), scene.delta, accounting.ATTAINED)
-        return accounting.trade_off(scene.event.scaled(factor), accountant)
+        factor = accounting.noise_factor_for(setup.event, max(claim, LEAST_CLAIM), setup.delta, accounting.ATTAINED)
+        return accounting.trade_off(setup.event.scaled(factor), accountant)
     except errors.ConfigurationError:  # no such pair, or no such noise
-        return TradeOff(None, np.array([claim]), np.array([scene.delta]))
+        return TradeOff(None, np.array([claim]), np.array([setup.delta]))
 
 
 def _require_trials(trials: int, games: int, curve: TradeOff, epsilon: float, significance: float) -> None:
@@ -281,35 +283,35 @@ def _require_trials(trials: int, games: int, curve: TradeOff, epsilon: float, si
         )
 
 
-def _trace(field: Trials, game: Game) -> np.ndarray:
+def _trace(runner: TrialRunner, game: Game) -> np.ndarray:
     """When the canary changes what the adversary receives, the noise left out `(times,)`."""
     algorithm = game.algorithm
     quiet = changed(game, algorithm=with_noise(algorithm, np.zeros_like(np.asarray(noise_of(algorithm)))))
-    trials = 1 if field.bits else TRACED  # with many canaries one run is enough
-    worlds = (np.full((trials, *field.bits), there) for there in (False, True))
-    absent, present = (field.run(quiet, TRACE, world)[:, :, ::2] for world in worlds)  # the target's roles
+    trials = 1 if runner.bits else TRACED  # with many canaries one run is enough
+    worlds = (np.full((trials, *runner.bits), there) for there in (False, True))
+    absent, present = (runner.run(quiet, TRACE, world)[:, :, ::2] for world in worlds)  # the target's roles
     size = max(np.abs(absent).max(), np.abs(present).max())
     changes: np.ndarray = np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2, 3))
     return changes
 
 
 def _attacks(
-    algorithm: Algorithm, data: FederatedData, scene: Scene, times: np.ndarray, short: int
+    algorithm: Algorithm, data: FederatedData, setup: AuditSetup, times: np.ndarray, short: int
 ) -> dict[str, Attack]:
-    """Those that may tell something here."""
-    local, unit = algorithm.local, scene.guarantee.unit
-    tau = local.batches.count(local.steps, int(data.sizes[scene.client])) if unit is Unit.RECORD else 1
-    released = sum(count for _, count in scene.event.leaves())
-    steps = released if scene.guarantee.view is View.FINAL_MODEL else tau
-    found = _attacks_on(scene.event, times, steps, short)
+    """Those that may show something here."""
+    local, unit = algorithm.local, setup.guarantee.unit
+    tau = local.batches.count(local.steps, int(data.sizes[setup.client])) if unit is Unit.RECORD else 1
+    released = sum(count for _, count in setup.event.leaves())
+    steps = released if setup.guarantee.view is View.FINAL_MODEL else tau
+    attacks = _attacks_on(setup.event, times, steps, short)
     if local.has_client_state:
-        found["summed changes"] = Summed(times, short, changes=True)
-    return found
+        attacks["summed changes"] = Summed(times, short, changes=True)
+    return attacks
 
 
 def _attacks_on(event: Event, times: np.ndarray, steps: int, short: int) -> dict[str, Attack]:
     """Those that suit releases of this kind, `steps` of them at a time; the first `short` numbers say the most."""
-    found: dict[str, Attack] = {
+    attacks: dict[str, Attack] = {
         "summed": Summed(times, short),
         "weighed": Weighed(short),
         "weighed, shrunk": Weighed(short, 0.1),
@@ -317,5 +319,5 @@ def _attacks_on(event: Event, times: np.ndarray, steps: int, short: int) -> dict
     }
     sampled = [step.sampling.rate for step, _ in event.leaves() if step.sampling.rate < 1]
     if sampled:
-        found["likelihood ratio"] = LikelihoodRatio(times, short, steps, sampled[-1])
-    return found
+        attacks["likelihood ratio"] = LikelihoodRatio(times, short, steps, sampled[-1])
+    return attacks

@@ -84,7 +84,7 @@ def gradient_game(
         data=linear_data(data, records, labels),
         model=model,
         canary=Canary(place.slots, place.owners, place.coins, present, absent),
-        ear=_ear(widths, along),
+        observation=_observation(widths, along),
         **common,
     )
 
@@ -123,7 +123,7 @@ def input_game(
         data=store,
         model=model,
         canary=Canary(place.slots, place.owners, place.coins, present, absent),
-        ear=Alignment(canary=present, others=absent, apart=bool(several)),
+        observation=Alignment(canary=present, others=absent, apart=bool(several)),
         **common,
     )
 
@@ -150,11 +150,11 @@ def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client:
     """The first records of a client, or the first clients with all they have, a coin for each."""
     offsets, sizes = np.asarray(data.offsets), np.asarray(data.sizes)
     if unit_of(algorithm) is Unit.RECORD:
-        found = np.arange(min(canaries, int(sizes[client])))
-        return _place(offsets[client] + found, np.full(len(found), client), found, step)
-    found = np.arange(min(canaries, data.num_clients))
-    owners = np.repeat(found, sizes[found])
-    slots = np.concatenate([offsets[i] + np.arange(sizes[i]) for i in found])
+        some = np.arange(min(canaries, int(sizes[client])))
+        return _place(offsets[client] + some, np.full(len(some), client), some, step)
+    some = np.arange(min(canaries, data.num_clients))
+    owners = np.repeat(some, sizes[some])
+    slots = np.concatenate([offsets[i] + np.arange(sizes[i]) for i in some])
     return _place(slots, owners, owners, step)
 
 
@@ -163,7 +163,7 @@ def _place(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step: Relea
     return CanaryRows(slots.astype(np.int32), owners.astype(np.int32), coins.astype(np.int32), withdrawn)
 
 
-def staging(seed: int, client: int, step: Release) -> dict[str, Any]:
+def target_of(seed: int, client: int, step: Release) -> dict[str, Any]:
     """Of a game: who the target is, and whether the adversary knows when it takes part."""
     of_client = step.unit is Unit.CLIENT
     hidden = of_client and not isinstance(step.sampling, FullBatch)
@@ -193,7 +193,7 @@ def _gradients(model: Model, records: np.ndarray) -> np.ndarray:
     return directions
 
 
-def _ear(widths: tuple[int, ...], along: np.ndarray) -> Directions:
+def _observation(widths: tuple[int, ...], along: np.ndarray) -> Directions:
     """For one canary its part in each tensor, and the first coordinates of each; for several, each one's direction."""
     if len(along) > 1:
         return Directions(along=along, single=np.zeros(0, np.int32))
@@ -214,8 +214,8 @@ Inputs = tuple[np.ndarray, Any]
 
 
 def _next_label(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
-    found: np.ndarray = (y + step) % data.classes
-    return found
+    labels: np.ndarray = (y + step) % data.classes
+    return labels
 
 
 def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
@@ -227,8 +227,8 @@ def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
 def _turned(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
     """On the other side of the middle of all training targets."""
     every = np.asarray(data.y)
-    found: np.ndarray = (every.max(0) + every.min(0) - y).astype(y.dtype)
-    return found
+    targets: np.ndarray = (every.max(0) + every.min(0) - y).astype(y.dtype)
+    return targets
 
 
 ANOTHER: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]] = {  # a wrong target, `step` places on
@@ -243,7 +243,9 @@ ANOTHER: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]] = {  
 def _another(data: FederatedData, y: Any, step: Any = 1) -> Any:
     if data.task not in ANOTHER:
         remedy = "take gradient, or blank"
-        raise errors.refuse("canary", "one with another target", "made for a task that tells what a target is", remedy)
+        raise errors.refuse(
+            "canary", "one with another target", "made for a task that names its kind of target", remedy
+        )
     return ANOTHER[data.task](data, y, step)
 
 

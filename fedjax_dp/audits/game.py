@@ -8,8 +8,8 @@ from jax import lax
 
 from fedjax_dp.accounting import View
 from fedjax_dp.audits import own_models
-from fedjax_dp.audits.observations import Ear
-from fedjax_dp.audits.wrappers import StagedCohort, StagedPrivatizer
+from fedjax_dp.audits.observations import Observation
+from fedjax_dp.audits.wrappers import CanaryCohort, CanaryPrivatizer
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
@@ -47,7 +47,7 @@ class Game:
     algorithm   numbers as arrays;
     data        the store with the records of both worlds;
     client      whose messages, and model, the adversary looks at, in views uploads and deployed;
-    schedule    words of the key of the cohorts, or None, see `StagedCohort`;
+    schedule    words of the key of the cohorts, or None, see `CanaryCohort`;
     leaves      owners are not there at all in the world without the canary (add-remove, whole clients);
     view        what the adversary receives;
     execution   how the clients of a run are computed.
@@ -58,7 +58,7 @@ class Game:
     canary: Canary
     client: Array
     schedule: jax.Array | None
-    ear: Ear
+    observation: Observation
     model: Model = structure()
     rounds: int = structure()
     view: View = structure()
@@ -70,7 +70,7 @@ class Game:
 
         key    of the run;
         there  bool: the canary is; or `(bits,)` where there are several canaries.
-        Times are rounds, and one before where clients tell something first, and one after where steps follow the last.
+        Times are rounds, and one before where clients release something first, and one after where steps follow.
         Roles are the target and another client of its cohort, in view uploads; one in views of sums; one time and role
         where a shared model is given away. In view deployed those of uploads are followed by those of clients' own
         models, see `own_models.Moves`. Zeros where the target does not take part.
@@ -81,42 +81,43 @@ class Game:
         gone = jnp.zeros(data.num_clients, bool)
         if self.leaves:
             gone = gone.at[self.canary.owners].set(~there)
-        cohort = StagedCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
+        cohort = CanaryCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
         local = self.algorithm.local
-        local = changed(local, privatizer=StagedPrivatizer(base=local.privatizer))
+        local = changed(local, privatizer=CanaryPrivatizer(base=local.privatizer))
         algorithm = changed(self.algorithm, cohort=cohort, local=local)
 
         def observe(params: Any, flat: jax.Array) -> jax.Array:
-            return self.ear.message(self.model, data, params, flat)
+            return self.observation.message(self.model, data, params, flat)
 
         def one_round(before: ServerState, _: None) -> tuple[ServerState, jax.Array]:
             after, report = run_round(algorithm, self.model, data, key, before, self.execution, observe)
             received = self._received(report)
             if self.gives_away_models:
-                told = jnp.zeros((own_models.ROLES, received.shape[-1]))
+                models = jnp.zeros((own_models.ROLES, received.shape[-1]))
                 if not own_models.has_last_steps(local):
                     pair = self.client, report.clients[self._other(report)]
                     moves = own_models.in_round(local, self.model, data, key, (before, after), pair)
-                    told = moves.heard(observe, before.params, told.shape[1])
-                    told = jnp.where(jnp.any(self._own(report)), told, 0.0)
-                received = jnp.concatenate([received, told])
+                    models = moves.as_messages(observe, before.params, models.shape[1])
+                    models = jnp.where(jnp.any(self._own(report)), models, 0.0)
+                received = jnp.concatenate([received, models])
             return after, received
 
         start = initial_state(algorithm, self.model, data, key)
         if self.view is View.FINAL_MODEL or (self.view is View.DEPLOYED and not self.gives_away_models):
             end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
-            return self.ear.model(self.model, data, final_model(self.algorithm, end))[None, None]
+            return self.observation.model(self.model, data, final_model(self.algorithm, end))[None, None]
         end, received = lax.scan(one_round, start, length=self.rounds)
         numbers, pair = received.shape[-1], (self.client, (self.client + 1) % data.num_clients)
         more = received.shape[1] - 2
         if self.view in (View.UPLOADS, View.DEPLOYED) and local.initial_release:
             warm = [own_models.of_numbers(self._warm(start, who), observe, start.params, numbers) for who in pair]
-            told = jnp.stack([observe(start.params, flat) for flat in warm])
-            received = jnp.concatenate([jnp.pad(told, ((0, more), (0, 0)))[None], received])
+            first = jnp.stack([observe(start.params, flat) for flat in warm])
+            received = jnp.concatenate([jnp.pad(first, ((0, more), (0, 0)))[None], received])
         if self.gives_away_models and own_models.has_last_steps(local):
             end = ended(self.algorithm, end)
-            told = own_models.at_the_end(local, self.model, data, key, end, pair).heard(observe, end.params, numbers)
-            received = jnp.concatenate([received, jnp.pad(told, ((2, 0), (0, 0)))[None]])
+            moves = own_models.at_the_end(local, self.model, data, key, end, pair)
+            last = moves.as_messages(observe, end.params, numbers)
+            received = jnp.concatenate([received, jnp.pad(last, ((2, 0), (0, 0)))[None]])
         return received
 
     @property
@@ -125,22 +126,22 @@ class Game:
         return self.view is View.DEPLOYED and self.algorithm.local.personal
 
     def _warm(self, start: ServerState, client: Array) -> jax.Array:
-        """What a client told before the first round, as the change that its messages tell later."""
+        """What a client released before the first round, as the change that its messages hold later."""
         kept = [table[client].ravel() for table in jax.tree.leaves(start.clients)]
         return jnp.concatenate([jnp.zeros_like(ravel(start.params)[0]), *kept])
 
     def _received(self, report: RoundReport) -> jax.Array:
         """Of a round's messages, `(roles, numbers)`."""
-        heard: Transcript = report.transcript
+        transcript: Transcript = report.transcript
         if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_beside):
-            total: jax.Array = heard.total
+            total: jax.Array = transcript.total
             return total[None]
         if self.view in MODELS:
-            update: jax.Array = heard.update
+            update: jax.Array = transcript.update
             return update[None]
         own = self._own(report)
-        other = heard.uploads[self._other(report)]
-        target = jnp.sum(jnp.where(own[:, None], heard.uploads, 0.0), 0)
+        other = transcript.uploads[self._other(report)]
+        target = jnp.sum(jnp.where(own[:, None], transcript.uploads, 0.0), 0)
         among = jnp.any(own)
         alone = ~jnp.any(report.present & (report.clients != self.client))
         return jnp.where(among, jnp.stack([target, jnp.where(alone, 0.0, other)]), 0.0)

@@ -62,16 +62,16 @@ class Outcome(NamedTuple):
 
 
 def pilot_trials(trials: int, games: int) -> int:
-    """Trials of each game that are learnt from, an even number."""
+    """TrialRunner of each game that are learnt from, an even number."""
     return max(LEAST_PILOT, int(trials * PILOT)) // 2 * 2 if games else 0
 
 
 def counted_trials(trials: int, games: int) -> int:
-    """Trials of each world that are counted."""
+    """TrialRunner of each world that are counted."""
     return (trials - games * pilot_trials(trials, games)) // 2
 
 
-def duel(
+def run_hypothesis_test(
     games: Mapping[str, Play],
     attacks: Mapping[str, Attack],
     curve: TradeOff,
@@ -82,7 +82,7 @@ def duel(
 ) -> Outcome:
     """Play `trials` runs in all, half of them with the canary, and count the errors of the best attack.
 
-    games    ways to place the canary; each is tried, the most telling is counted;
+    games    ways to place the canary; each is tried, the one that shows most is counted;
     attacks  each learns on one half of a game's pilot trials and is judged on the other, and the best learns again
              from both. The threshold is chosen on the same trials: none of them is counted.
     """
@@ -106,12 +106,12 @@ def duel(
     plan = choose_test(scores[~worlds], scores[worlds], counted, significance, curve)
     each = max(2, BLOCK // max(received[0].nbytes, 1) // 2 * 2)
     fresh = np.arange(2 * counted) % 2 == 1
-    found = []
+    scored = []
     for at in range(0, fresh.size, each):
         part = games[game](pilot + at, fresh[at : at + each], lambda now: progress(done + now, trials))  # noqa: B023
-        found.append(score(_tame(part)))
+        scored.append(score(_tame(part)))
         done += len(part)
-    counted_scores = np.concatenate(found)
+    counted_scores = np.concatenate(scored)
     absent, present = counted_scores[~fresh], counted_scores[fresh]
     bounds = plan.judge(absent, present)
     return Outcome(game, label, plan.threshold, bounds, absent, present, pilot * len(games))
@@ -127,7 +127,7 @@ def _promise(
 ) -> Sequence[tuple[str, float]]:
     """How well each attack does on the half of the pilot that it has not learnt from."""
     half = np.arange(len(worlds)) % 4 < 2
-    found = []
+    promises = []
     for label, attack in attacks.items():
         values = []
         for learnt, judged in ((half, ~half), (~half, half)):
@@ -138,8 +138,8 @@ def _promise(
             plan = choose_test(scores[judged & ~worlds], scores[judged & worlds], counted, significance, curve)
             values.append(plan.promise)
         if len(values) == 2:
-            found.append((label, float(np.mean(values))))
-    return found
+            promises.append((label, float(np.mean(values))))
+    return promises
 
 
 def _tame(received: np.ndarray) -> np.ndarray:

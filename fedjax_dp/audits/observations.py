@@ -13,7 +13,7 @@ from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import ravel, structure, value
 
 
-class Ear(Protocol):
+class Observation(Protocol):
     """From what is received to `(numbers,)`."""
 
     def message(self, model: Model, data: FederatedData, params: Any, flat: jax.Array) -> jax.Array: ...
@@ -36,16 +36,16 @@ class Directions:
 
     def message(self, model: Model, data: FederatedData, params: Any, flat: jax.Array) -> jax.Array:
         size = self.along.shape[1]
-        return self._told(flat[: flat.size // size * size].reshape(-1, size))
+        return self._numbers(flat[: flat.size // size * size].reshape(-1, size))
 
     def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array:
-        return self._told(ravel(params)[0][None])
+        return self._numbers(ravel(params)[0][None])
 
     def short(self, numbers: int) -> int:
         """How many of the numbers of a message are along directions."""
         return numbers * self.along.shape[0] // (self.along.shape[0] + self.single.shape[0])
 
-    def _told(self, parts: jax.Array) -> jax.Array:
+    def _numbers(self, parts: jax.Array) -> jax.Array:
         return jnp.concatenate(
             [(parts @ jnp.asarray(self.along).T).ravel(), parts[:, jnp.asarray(self.single)].ravel()]
         )
@@ -71,16 +71,16 @@ class Alignment:
             products: jax.Array = jax.jvp(lambda p: self._losses(model, data, p), (params,), (unravel(part),))[1]
             return products
 
-        return self._told(jax.vmap(along)(parts)).ravel()
+        return self._numbers(jax.vmap(along)(parts)).ravel()
 
     def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array:
         """Losses on the canary less those on what it replaces."""
-        return self._told(self._losses(model, data, params))
+        return self._numbers(self._losses(model, data, params))
 
     def short(self, numbers: int) -> int:
         return numbers
 
-    def _told(self, numbers: jax.Array) -> jax.Array:
+    def _numbers(self, numbers: jax.Array) -> jax.Array:
         return numbers if self.apart else numbers.sum(-1, keepdims=True)
 
     def _losses(self, model: Model, data: FederatedData, params: Any) -> jax.Array:

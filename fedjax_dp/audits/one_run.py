@@ -8,7 +8,7 @@ import scipy
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Event, Gdp, TradeOff
 from fedjax_dp.audits.game import Game
-from fedjax_dp.audits.trials import Trials
+from fedjax_dp.audits.trials import TrialRunner
 
 LEAST = 20  # canaries
 
@@ -44,7 +44,7 @@ class Guesses(NamedTuple):
         return accounting.one_run_contradicts(self.correct, self.guesses, self.canaries, curve, self.significance)
 
     def noise_at_most(self, event: Event, accountant: str) -> float:
-        """As `accounting.noise_at_most`, closed form for Gaussian curves and else not told (inf)."""
+        """As `accounting.noise_at_most`, closed form for Gaussian curves and else unknown (inf)."""
         mu = accounting.one_run_mu(self.correct, self.guesses, self.canaries, self.significance)
         stated = accounting.trade_off(event, accountant).mu
         return float("inf") if stated is None or mu == 0 else stated / mu
@@ -62,16 +62,16 @@ class Guesses(NamedTuple):
 
 
 def guess(
-    field: Trials, game: Game, name: str, epsilon: float, delta: float, seed: int, significance: float
+    runner: TrialRunner, game: Game, name: str, epsilon: float, delta: float, seed: int, significance: float
 ) -> Guesses:
     """Play `game` once with a coin for each canary and guess about the most and the least suspicious.
 
     The number of guesses is fixed beforehand, by the epsilon that is stated.
     """
-    (canaries,) = field.bits
+    (canaries,) = runner.bits
     number = accounting.choose_guesses(canaries, _mu_of(epsilon, delta), significance)
     coins = np.random.default_rng([seed, canaries]).random(canaries) < 0.5
-    received = field.run(game, 0, coins[None])[0, :, :3:2, :canaries]  # the target's messages and models
+    received = runner.run(game, 0, coins[None])[0, :, :3:2, :canaries]  # the target's messages and models
     scores = _scores(received.reshape(-1, canaries))
     order = np.argsort(scores, kind="stable")
     right = int(np.sum(~coins[order[: number // 2]]) + np.sum(coins[order[-(number // 2) :]]))

@@ -13,7 +13,7 @@ from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.personal import Holder, model_of
 from fedjax_dp.rounds.state import Observer, ServerState
 
-ROLES = 4  # of `Moves.heard`
+ROLES = 4  # of `Moves.as_messages`
 
 
 def has_last_steps(local: LocalTraining) -> bool:
@@ -29,7 +29,7 @@ class Moves(NamedTuple):
     received: jax.Array  # the shared model before
     moved: jax.Array  # how that has moved
 
-    def heard(self, observe: Observer, params: Any, numbers: int) -> jax.Array:
+    def as_messages(self, observe: Observer, params: Any, numbers: int) -> jax.Array:
         """As messages of so many numbers `(ROLES, numbers)`: how both models moved, and then what pulled the target's.
 
         A pull to the shared model, or a mixture with it, moves the target's by what the adversary knows, who sees all
@@ -37,13 +37,13 @@ class Moves(NamedTuple):
         """
         _, unravel = ravel(params)
         target, other = self.before
-        ways = ((target, self.after[0]), (other, self.after[1]), (target, self.received))
-        told = [(start, end - start) for start, end in ways] + [(target, self.moved)]
-        return jnp.stack([observe(unravel(at), of_numbers(flat, observe, params, numbers)) for at, flat in told])
+        displacements = ((target, self.after[0]), (other, self.after[1]), (target, self.received))
+        moved = [(start, end - start) for start, end in displacements] + [(target, self.moved)]
+        return jnp.stack([observe(unravel(at), of_numbers(flat, observe, params, numbers)) for at, flat in moved])
 
 
 def of_numbers(flat: jax.Array, observe: Observer, params: Any, numbers: int) -> jax.Array:
-    """What tells so many numbers: the vector with zeros behind it, or without its end."""
+    """A vector of which so many numbers are observed: the vector with zeros behind it, or without its end."""
     size = ravel(params)[0].size
     one = jax.eval_shape(observe, params, jax.ShapeDtypeStruct((size,), flat.dtype)).shape[0]
     length = numbers // one * size

@@ -18,7 +18,7 @@ from fedjax_dp.audits.canaries import (
     others_for,
     place_many,
     place_one,
-    staging,
+    target_of,
     tensors_of,
 )
 from fedjax_dp.audits.game import Game
@@ -38,7 +38,7 @@ CANARY_NAMES = ("gradient", *CANARIES)
 PLAYED = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
 
 
-class Scene(NamedTuple):
+class AuditSetup(NamedTuple):
     """`epsilon` is the client's at `delta`, `event` what is released of it; games differ in numbers only."""
 
     guarantee: Guarantee
@@ -50,10 +50,10 @@ class Scene(NamedTuple):
     bits: tuple[int, ...]  # shape of the coins of a run: () for one canary, else (canaries,)
 
 
-def staged(
+def prepare(
     run: PlannedRun, *, canary: str, client: int | None, record: int, one_run: int | None, parameters: int
-) -> tuple[PlannedRun, Scene]:
-    """A run with the noise of its budget, and its scene; see `audit` for the options."""
+) -> tuple[PlannedRun, AuditSetup]:
+    """A run with the noise of its budget, and its setup; see `audit` for the options."""
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",
@@ -62,12 +62,12 @@ def staged(
             f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
         )
     run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(epsilon=None)
-    return run, set_scene(
+    return run, audit_setup(
         run, run.model, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters
     )
 
 
-def set_scene(
+def audit_setup(
     run: PlannedRun,
     model: Model,
     *,
@@ -76,7 +76,7 @@ def set_scene(
     record: int,
     one_run: int | None,
     parameters: int,
-) -> Scene:
+) -> AuditSetup:
     """See `audit` for the options."""
     algorithm, data, rounds, seed = run.algorithm, run.data, run.rounds, run.seed
     errors.require_choice("canary", canary, CANARY_NAMES)
@@ -86,11 +86,11 @@ def set_scene(
         parameters = max(2, min(one_run, data.largest if by_record else data.num_clients))
     if record and not (by_record and one_run is None):
         raise errors.refuse("record", record, "left out where there is no choice of one record")
-    staged, played = data, model
+    store, played = data, model
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
-        staged = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    run = dataclasses.replace(run, data=staged, model=played)  # whose clients are as many, of the same sizes
+        store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
+    run = dataclasses.replace(run, data=store, model=played)  # whose clients are as many, of the same sizes
     promise = guarantees.stated(run)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
@@ -100,7 +100,7 @@ def set_scene(
             promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
         )
     if promise.epsilon == 0:
-        remedy = "use view deployed, in which clients' own models are given away"
+        remedy = "use view deployed, in which clients' own models are released"
         raise errors.refuse("view", promise.view.value, "one that receives anything made of records", remedy)
     target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
     errors.require_integer("client", target, 0, data.num_clients - 1)
@@ -118,7 +118,7 @@ def set_scene(
             f"at least {LEAST}",
             "ask for that many, or take a larger client",
         )
-    common = {"rounds": rounds, "view": promise.view, **staging(seed, target, step)}
+    common = {"rounds": rounds, "view": promise.view, **target_of(seed, target, step)}
     games: dict[str, Game]
     if canary == "gradient":
         games = {
@@ -128,21 +128,21 @@ def set_scene(
     else:
         games = {"data": input_game(algorithm, data, model, place, kind=canary, seed=seed, **common)}
     bits = () if one_run is None else (int(place.coins[-1]) + 1,)
-    return Scene(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
+    return AuditSetup(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
 
 
 def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> int:
     """A client with the largest epsilon, of those the one with the largest share: small weights hide behind noise.
 
-    One that is never heard under the seed is passed over if there are others, for an audit of it would prove nothing.
+    One whose messages never arrive under the seed is passed over if there are others: its audit would prove nothing.
     """
     epsilons = np.array(promise.epsilons)
     most = epsilons >= epsilons.max() * (1 - 1e-9)
     draw = jax.jit(jax.vmap(lambda t: draw_cohort(algorithm.cohort, run_key(seed), t, jnp.asarray(data.shares))))
     cohorts = draw(jnp.arange(rounds))
-    heard = np.zeros(data.num_clients, bool)
-    heard[np.asarray(cohorts.ids)[np.asarray(cohorts.present)]] = True
-    return int(np.argmax(np.where(most & heard if np.any(most & heard) else most, np.asarray(data.shares), -1.0)))
+    sends = np.zeros(data.num_clients, bool)
+    sends[np.asarray(cohorts.ids)[np.asarray(cohorts.present)]] = True
+    return int(np.argmax(np.where(most & sends if np.any(most & sends) else most, np.asarray(data.shares), -1.0)))
 
 
 def _release(algorithm: Algorithm, event: Event, client: int) -> Release:

@@ -56,7 +56,7 @@ def fitting(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
     return lanes, alone if lanes == 1 else play(lanes)
 
 
-class Trials:
+class TrialRunner:
     """A compiled game. Trial numbers name keys, so a trial is the same whatever runs beside it.
 
     lanes  trials that a device plays at once; None: as many as its memory, or a CPU core's cache, holds;
@@ -89,18 +89,18 @@ class Trials:
     def run(
         self, game: Game, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None
     ) -> np.ndarray:
-        """Trials number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
+        """TrialRunner number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
 
         game  the one it was compiled for, or one that differs from it in numbers.
         """
         placed = self._placed(game)
         width = self.lanes * self.mesh.size
         waiting: list[Any] = []
-        found: list[np.ndarray] = []
+        results: list[np.ndarray] = []
 
         def collect() -> None:
-            found.append(np.asarray(waiting.pop(0)))
-            progress(min(len(found) * width, len(worlds)))
+            results.append(np.asarray(waiting.pop(0)))
+            progress(min(len(results) * width, len(worlds)))
 
         for at in range(0, len(worlds), width):
             numbers = np.arange(first + at, first + at + width, dtype=np.int32)
@@ -110,4 +110,4 @@ class Trials:
                 collect()
         while waiting:
             collect()
-        return np.concatenate(found)[: len(worlds)]
+        return np.concatenate(results)[: len(worlds)]

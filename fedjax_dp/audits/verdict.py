@@ -1,4 +1,4 @@
-"""What an audit found, and its verdict in one line."""
+"""What an audit proves, and its verdict in one line."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from fedjax_dp.accounting import Event, Guarantee, Unit
 from fedjax_dp.accounting.guarantee import finite
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.one_run import Guesses
-from fedjax_dp.audits.setup import Scene
+from fedjax_dp.audits.setup import AuditSetup
 from fedjax_dp.display import Card, displayed
 
 
@@ -24,7 +24,7 @@ class Audit:
     of_any        epsilon that is proved whatever the mechanism is: with n trials at most about ln n;
     noise         the noise is at most so many times what is stated, under the same hypothesis as `lower`;
     proved        the attack errs less often than any attack on the stated mechanism could, or `lower` is above `claim`;
-    contradiction what an inspection of parts that are not the project's own found that they do not do as they state,
+    contradiction what an inspection of parts that are not the project's own shows that they do not do as they state,
                   or None: ways of records and repetitions that no trial of one canary need show;
     repeat        what does the same again, with the same algorithm, data and model.
     """
@@ -80,22 +80,22 @@ class Audit:
     def verdict(self) -> str:
         """One line."""
         whom = f"at delta {self.guarantee.delta:g} for {self._whom} against {self.guarantee.view}"
-        said = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
+        tested = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
         sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
-        given = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
+        condition = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
         if self.violated and not self.proved:
             return (
-                f"VIOLATED: {said}, but {self.contradiction}; {evidence} alone prove at least {self.lower:.4g} {sure}"
+                f"VIOLATED: {tested}, but {self.contradiction}; {evidence} alone prove at least {self.lower:.4g} {sure}"
             )
         if not self.violated:
             proved = f"at least {self.lower:.4g}" if self.lower > 0 else "nothing against it"
-            return f"consistent: {said}; {proved} is proved {sure} by {evidence}{given}"
+            return f"consistent: {tested}; {proved} is proved {sure} by {evidence}{condition}"
         if self.lower > self.tested:
-            proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}{given}"
+            proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}{condition}"
         else:
             proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
         less = f"; the noise is at most {self.noise:.3g} times what is stated" if self.noise < 1 else ""
-        return f"VIOLATED: {said}, but {proved}{less}; repeat: {self.repeat}"
+        return f"VIOLATED: {tested}, but {proved}{less}; repeat: {self.repeat}"
 
     @property
     def _whom(self) -> str:
@@ -141,21 +141,23 @@ class Audit:
         }
 
 
-def judged(scene: Scene, outcome: Outcome | Guesses, accountant: str, *, claim: float | None, **told: Any) -> Audit:
+def judged(
+    setup: AuditSetup, outcome: Outcome | Guesses, accountant: str, *, claim: float | None, **facts: Any
+) -> Audit:
     """What the outcome proves."""
-    lower = outcome.epsilon_at_least(scene.event, scene.delta, accountant)
-    proved = lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(scene.event, accountant))
+    lower = outcome.epsilon_at_least(setup.event, setup.delta, accountant)
+    proved = lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(setup.event, accountant))
     return Audit(
-        guarantee=scene.guarantee,
-        client=scene.client,
-        epsilon=scene.epsilon,
+        guarantee=setup.guarantee,
+        client=setup.client,
+        epsilon=setup.epsilon,
         claim=claim,
         lower=lower,
-        of_any=outcome.epsilon_of_any(scene.delta),
-        noise=outcome.noise_at_most(scene.event, accountant),
+        of_any=outcome.epsilon_of_any(setup.delta),
+        noise=outcome.noise_at_most(setup.event, accountant),
         proved=proved,
         outcome=outcome,
-        event=scene.event,
+        event=setup.event,
         accountant=accountant,
-        **told,
+        **facts,
     )

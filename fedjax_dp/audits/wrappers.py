@@ -20,7 +20,7 @@ FOLLOWING = 1  # label of a record that drives the model on in the direction in 
 
 
 @value
-class StagedCohort(Answers):
+class CanaryCohort(Answers):
     """The members of `cohort`; by a schedule that is the same in every trial, and without those that are not there.
 
     schedule  words of the key from which a run draws its cohorts, or None: every trial draws its own;
@@ -65,7 +65,7 @@ def standing_in(y: Any, gone: jax.Array) -> Any:
 
 
 @value
-class StagedPrivatizer:
+class CanaryPrivatizer:
     """`base` on the records that are there."""
 
     base: Privatizer

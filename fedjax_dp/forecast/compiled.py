@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.audits import trials as games
-from fedjax_dp.audits.setup import staged
+from fedjax_dp.audits.setup import prepare
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
@@ -229,9 +229,9 @@ def compiled_audit(
             errors.require_count(name, count)
     chosen = target_of(target)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
-    _, scene = staged(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
+    _, setup = prepare(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
     mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
-    game = next(iter(scene.games.values()))
+    game = next(iter(setup.games.values()))
     portion = execution_on(chosen).portion(members, size_of(game.model))
     game = changed(game, execution=Execution(chunk_size=portion))
     whole = NamedSharding(mesh, P())
@@ -241,7 +241,7 @@ def compiled_audit(
     )
 
     def play(at_once: int) -> Any:
-        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, scene.bits, options))
+        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, setup.bits, options))
 
     with compiling(target):
         if lanes is None:

@@ -22,12 +22,15 @@ DISTINCT = 24  # sizes of clients that are looked at
 RUN = 10  # rounds in a row that are looked at together
 
 
-def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
+def examine_cohort(
+    cohort: Cohort, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, trials: int | None = None
+) -> None:
+    """The run's cohorts, and so many others; with `trials` also the law of a sampling that nobody counts on."""
     shares, num_clients = jnp.asarray(data.shares), data.num_clients
     asked = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
     stated = cohort.capacity(num_clients)
     require(asked == stated, "positions of a cohort", f"{asked}", f"the {stated} that `capacity` states", "exact")
-    count = max(min(ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
+    count = max(min(trials or ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation = cohort.min_separation(num_clients)
     for first in range(0, rounds, count):
         some = np.arange(max(first - separation, 0), min(first + count, rounds))
@@ -36,7 +39,7 @@ def examine_cohort(cohort: Cohort, algorithm: Algorithm, data: FederatedData, ro
     for first in range(0, max(rounds, count), count):
         others = drawn_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
         _examine_exactly("cohorts", cohort, others, num_clients)
-        _examine_law(cohort, others, shares, algorithm)
+        _examine_law(cohort, others, shares, amplified=algorithm.upload.amplified or trials is not None)
     for known in range(1, stated):
         hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
         require(hidden.rate >= alone.rate, "hidden among fewer, clients", "less sampled", "sampled as much", "exact")
@@ -76,8 +79,8 @@ def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: i
     require(gaps >= separation, f"{name}: rounds between two of a client", f"{gaps}", f"{separation} or more", "exact")
 
 
-def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, algorithm: Algorithm) -> None:
-    """Who is drawn, and how often, in some rounds in a row."""
+def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: bool) -> None:
+    """Who is drawn, and how often, in some rounds in a row. `amplified`: whether the sampling amplifies privacy."""
     count, num_clients, public = len(others.ids), shares.shape[0], np.asarray(shares, float)
     times, counted = by_client(others, num_clients)
     if cohort.base is not cohort:
@@ -115,7 +118,7 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, algorithm: 
     if isinstance(hidden, FullBatch):
         if np.any((chance > 0) & (chance < 1)):
             repetition("cohorts", runs)
-    elif algorithm.upload.amplified:
+    elif amplified:
         examine_sampling("cohorts", runs, hidden)
 
 
@@ -151,11 +154,14 @@ def by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarra
     return times.astype(int), counted
 
 
-def examine_batches(batches: Batches, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_batches(
+    batches: Batches, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, trials: int = KEYS
+) -> None:
+    """Batches of clients of every size, or of DISTINCT sizes, in so many trials."""
     local, sizes = algorithm.local, np.asarray(data.sizes)
     steps = batches.count(local.steps, data.largest)
     distinct = np.unique(sizes)
-    count = max(min(KEYS, 2**22 // (steps * data.largest)), 50)
+    count = max(min(trials, 2**22 // (steps * data.largest)), 50)
     draw = jax.jit(
         jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest), (0, None)),
         compiler_options=QUICK,

@@ -37,7 +37,7 @@ def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: 
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
     if local.initial_release:
         raise AssertionError("releases before the first round are understood of LocalSgd alone")
-    _examine_batches(local, algorithm, data, model, rounds)
+    examine_batches_of_steps(local, algorithm, data, model, rounds)
     _examine_updates(local, algorithm, data, model, rounds)
 
 
@@ -54,7 +54,7 @@ class Gradient(NamedTuple):
 
 
 @value
-class Noting:
+class RecordingPrivatizer:
     """A privatizer that notes what it is asked for, and gives zeros."""
 
     trial: jax.Array
@@ -76,7 +76,8 @@ class Noting:
         return 0.0
 
 
-def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_batches_of_steps(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+    """Which records, keys and steps the privatizer receives in clients' rounds: as drawn, and new each time."""
     sizes = np.asarray(data.sizes)
     met = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
@@ -98,8 +99,8 @@ def _examine_batches(local: Any, algorithm: Algorithm, data: FederatedData, mode
         def of(
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
         ) -> jax.Array:
-            noting = changed(local, privatizer=Noting(trial=trial, note=note))
-            found: LocalResult = noting.run(met(key, t, jnp.int32(client), held))
+            recording = changed(local, privatizer=RecordingPrivatizer(trial=trial, note=note))
+            found: LocalResult = recording.run(met(key, t, jnp.int32(client), held))
             return found.update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
@@ -128,11 +129,12 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
         counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
         require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
     first = min(len(each) for each in taken)
+    rows = np.concatenate([np.zeros(0, int), *(gradient.rows for each in taken for gradient in each)])
+    inside = np.all((rows >= 0) & (rows < records))
+    require(inside, f"{name} use records within its own", "others too", "its own", "exact")
     times = np.zeros((count, min(first, most), records), int)
     for trial, each in enumerate(taken):
         for t, gradient in enumerate(each[: times.shape[1]]):
-            inside = np.all((gradient.rows >= 0) & (gradient.rows < records))
-            require(inside, f"{name} use records within its own", "others too", "its own", "exact")
             times[trial, t] += np.bincount(gradient.rows, minlength=records)
     examine_records(name, times, batches.sampling(records))
 

@@ -21,6 +21,7 @@ from fedjax_dp.accounting.events import Release, SkellamSums
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import JitOfModel
+from fedjax_dp.inspection.trials import QUICK
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, Batches
@@ -44,7 +45,7 @@ from fedjax_dp.rounds.state import initial_state
 CLIENTS = 6  # looked at, of those that there are
 
 
-class Noted(NamedTuple):
+class RecordedGradients(NamedTuple):
     """Gradients written down so far `(steps, size)`, and their number."""
 
     gradients: jax.Array
@@ -52,15 +53,19 @@ class Noted(NamedTuple):
 
 
 @functools.cache
-def noting(steps: int) -> Callable[[], optax.GradientTransformation]:
+def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
     """A local rule that notes `steps` gradients and moves nothing."""
 
     def factory() -> optax.GradientTransformation:
-        def init(params: jax.Array) -> Noted:
-            return Noted(jnp.zeros((steps, params.size)), jnp.int32(0))
+        def init(params: jax.Array) -> RecordedGradients:
+            return RecordedGradients(jnp.zeros((steps, params.size)), jnp.int32(0))
 
-        def update(gradient: jax.Array, noted: Noted, params: Any = None) -> tuple[jax.Array, Noted]:
-            return jnp.zeros_like(gradient), Noted(noted.gradients.at[noted.written].set(gradient), noted.written + 1)
+        def update(
+            gradient: jax.Array, noted: RecordedGradients, params: Any = None
+        ) -> tuple[jax.Array, RecordedGradients]:
+            return jnp.zeros_like(gradient), RecordedGradients(
+                noted.gradients.at[noted.written].set(gradient), noted.written + 1
+            )
 
         return optax.GradientTransformation(init, update)
 
@@ -82,7 +87,7 @@ class Without:
         return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
 
 
-class Setup(NamedTuple):
+class TrialInputs(NamedTuple):
     """What may differ from trial to trial; each None, or arrays with a leading axis (trials,)."""
 
     key: Any
@@ -93,7 +98,7 @@ class Setup(NamedTuple):
     cohort: Any = None  # who takes part, as a value
 
 
-class Seen(NamedTuple):
+class TrialOutputs(NamedTuple):
     """What a trial shows, by round."""
 
     gradients: Any  # (trials, rounds, clients, steps, size), of members
@@ -133,7 +138,7 @@ def adding() -> Server:
 def still(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     """The same, but local steps are noted and move nothing, and what clients keep (control variates) joins none."""
     steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
-    rule = LocalRule(hyperparameters={}, factory=noting(steps), keep=True)
+    rule = LocalRule(hyperparameters={}, factory=recording(steps), keep=True)
     local: Any = algorithm.local
     passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
     return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
@@ -148,24 +153,24 @@ def observe(
     algorithm: Algorithm,
     data: FederatedData,
     model: Model,
-    setup: Setup,
+    setup: TrialInputs,
     rounds: int = 1,
     execution: Execution | None = None,
-) -> Seen:
+) -> TrialOutputs:
     """Every trial's rounds, all trials at once."""
     execution = execution or Execution()
-    seen: Seen = jax.device_get(
+    seen: TrialOutputs = jax.device_get(
         _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
     )
     return seen
 
 
 def unjitted(
-    algorithm: Algorithm, data: FederatedData, setup: Setup, *, model: Model, rounds: int, execution: Execution
-) -> Seen:
+    algorithm: Algorithm, data: FederatedData, setup: TrialInputs, *, model: Model, rounds: int, execution: Execution
+) -> TrialOutputs:
     """What `observe` compiles; rounds are those of the simulator."""
 
-    def one(trial: Setup) -> Seen:
+    def one(trial: TrialInputs) -> TrialOutputs:
         here, held = algorithm, data
         if trial.x is not None:
             held = changed(held, x=trial.x, y=trial.y)
@@ -181,39 +186,31 @@ def unjitted(
         def advance(state: Any, _: Any) -> tuple[Any, Any]:
             state = state._replace(clients=_with_clean_sheets(state.clients))
             new, _ = run_round(here, model, held, trial.key, state, execution)
-            noted = [sheet.gradients for sheet in _leaves(new.clients) if isinstance(sheet, Noted)]
+            noted = [sheet.gradients for sheet in _leaves(new.clients) if isinstance(sheet, RecordedGradients)]
             return new, (noted[0] if noted else (), ravel(new.params)[0], state.upload)
 
         start = ravel(state.params)[0]
         _, (gradients, params, upload) = lax.scan(advance, state, length=rounds)
-        return Seen(gradients, jnp.concatenate([start[None], params]), upload)
+        return TrialOutputs(gradients, jnp.concatenate([start[None], params]), upload)
 
     return jax.vmap(one)(setup)
 
 
 def _leaves(clients: Any) -> list[Any]:
     """What clients keep, their notes as they are."""
-    return jax.tree.leaves(clients, is_leaf=lambda kept: isinstance(kept, Noted))
+    return jax.tree.leaves(clients, is_leaf=lambda kept: isinstance(kept, RecordedGradients))
 
 
 def _with_clean_sheets(clients: Any) -> Any:
     """What clients keep, with nothing noted yet."""
 
     def clean(kept: Any) -> Any:
-        return jax.tree.map(jnp.zeros_like, kept) if isinstance(kept, Noted) else kept
+        return jax.tree.map(jnp.zeros_like, kept) if isinstance(kept, RecordedGradients) else kept
 
-    return jax.tree.map(clean, clients, is_leaf=lambda kept: isinstance(kept, Noted))
+    return jax.tree.map(clean, clients, is_leaf=lambda kept: isinstance(kept, RecordedGradients))
 
 
-# Trials are small and programs many, so what the compiler saves by trying less is most of a check's time.
-QUICK = {"xla_backend_optimization_level": 0}
 _observe = JitOfModel(unjitted, ("rounds", "execution"), compiler_options=QUICK)
-
-
-def size_of(model: Model) -> int:
-    """Number of parameters."""
-    shapes = jax.eval_shape(model.init, run_key(0))
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
 
 
 def require_private(algorithm: Algorithm) -> None:

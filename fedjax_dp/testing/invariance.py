@@ -22,7 +22,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.posing import Wrong, posing
 from fedjax_dp.testing.reports import run_check
 
@@ -169,7 +169,7 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     x = np.stack([np.concatenate([data.x, p[None]]).astype(data.x.dtype) for p in poisons for _ in targets])
     y = jax.tree.map(lambda a: np.stack([np.concatenate([a, a[i : i + 1]]) for _ in poisons for i in targets]), data.y)
     longer = changed(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
-    setup = Setup(instruments.keys_of(seed, len(x)), x, y)
+    setup = TrialInputs(instruments.keys_of(seed, len(x)), x, y)
     seen = [
         np.asarray(instruments.observe(instruments.still(twin, data), longer, model, setup).gradients)
         for twin in (algorithm, _batches(algorithm, _with_padding))
@@ -183,7 +183,7 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
     x = np.array(data.x)
     if not data.tokens:
         x[int(data.offsets[-1]) :] = np.nan
-    spoiled, setup = changed(data, x=x), Setup(instruments.keys_of(seed, TRIALS))
+    spoiled, setup = changed(data, x=x), TrialInputs(instruments.keys_of(seed, TRIALS))
     seen = [
         np.asarray(
             instruments.observe(
@@ -197,7 +197,7 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
 
 def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm, data = instruments.few(instruments.bare(algorithm), data, most=3)
-    setup = Setup(instruments.keys_of(seed, TRIALS))
+    setup = TrialInputs(instruments.keys_of(seed, TRIALS))
     seen = [
         np.asarray(instruments.observe(instruments.still(twin, data), data, model, setup).gradients)
         for twin in (algorithm, _batches(algorithm, _turned))
@@ -207,7 +207,7 @@ def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
 
 def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm = changed(instruments.silent(algorithm), server=instruments.adding())
-    setup = Setup(instruments.keys_of(seed, TRIALS))
+    setup = TrialInputs(instruments.keys_of(seed, TRIALS))
     turned = changed(algorithm, cohort=posing(algorithm.cohort, "sample", _turned_members))
     whole, back, portions = (
         np.asarray(instruments.observe(twin, data, model, setup, execution=execution).params)

@@ -6,22 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.events import Unit
-from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.inspection.verdict import (
-    CheckReport,
-    certainty,
-    count_deviate,
-    largest_deviate,
-    limit,
-    recorded,
-    require,
-)
+from fedjax_dp.inspection.trials import QUICK, size_of
+from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.privacy.protection import noise_of, unit_of
@@ -29,11 +20,10 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check, numbers
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.instruments import Setup
-from fedjax_dp.testing.mutants import first_records, frozen_server_noise, reused_round_key
+from fedjax_dp.testing.instruments import TrialInputs
+from fedjax_dp.testing.mutants import frozen_server_noise, reused_round_key
 from fedjax_dp.testing.posing import Wrong, posing
 from fedjax_dp.testing.reports import run_check
-from fedjax_dp.testing.sampling import DRAWS, drawn_batches
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
@@ -61,49 +51,46 @@ def check_keys(
     model: Model | None = None,
     wrong: Wrong | Iterable[Wrong] | None = REUSED,
     seed: int = 0,
-    draws: int = DRAWS,
 ) -> list[CheckReport]:
-    """No noise vector and no batch is used twice; the same seed gives the same bits, another one others.
+    """No noise vector is used twice; the same seed gives the same bits, another one others.
 
     Looked at: the noise of every (run, round, client, local step) among 4 runs, 12 rounds and up to 6 clients, or of
-    every (run, round) for noise on whole clients, each against each other; how often two batches of one client are
-    identical, against chance (batches without replacement and Poisson batches); one run traced and run twice.
+    every (run, round) for noise on whole clients, each against each other; one run traced and run twice. Batches and
+    their keys are the matter of `check_sampling`.
     wrong    programs that the same check must reject, those that do not apply left out: the same noise every round, by
-             clients or by the server, or every four rounds. For an algorithm without noise: the first records.
+             clients or by the server, or every four rounds.
     Errors:  distinct noise is taken for equal with probability below 1e-12 a pair from 6 coordinates on, equal noise is
-             always found. Models of fewer than 6 parameters are refused. False alarm of batches 1e-6; a batch that is
-             always used again is found.
+             always found. Models of fewer than 6 parameters are refused.
     Raises:  AssertionError; ConfigurationError.
     """
     model = model or usual_model(data)
-    if instruments.size_of(model) < 6:
-        raise errors.refuse("model", f"{instruments.size_of(model)} parameters", "of at least 6, to tell noise apart")
+    if size_of(model) < 6:
+        raise errors.refuse("model", f"{size_of(model)} parameters", "of at least 6, to tell noise apart")
     check(algorithm, data, 1, model)
     noisy = noise_of(algorithm) is not None and bool(np.any(np.asarray(noise_of(algorithm)) > 0))
 
     def examine(algorithm: Algorithm) -> None:
         if noisy:
             _of_noise(algorithm, data, model, seed)
-        _of_batches(algorithm, data, seed, draws)
 
     with recorded() as reports:
         _twice(algorithm, data, model, seed)
     if wrong is REUSED and not noisy:
-        wrong = first_records
-    return reports + run_check(examine, algorithm, wrong, "raise draws")
+        wrong = None  # there is nothing to be used again
+    return reports + run_check(examine, algorithm, wrong, "this should not happen")
 
 
 def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     rounds = ROUNDS
     if unit_of(algorithm) is Unit.CLIENT:
-        size = instruments.size_of(model)
+        size = size_of(model)
         watched = instruments.still(changed(algorithm, server=instruments.adding()), data)
-        setup = Setup(instruments.keys_of(seed, TRIALS), params=jnp.zeros((TRIALS, size)))
+        setup = TrialInputs(instruments.keys_of(seed, TRIALS), params=jnp.zeros((TRIALS, size)))
         noise = np.diff(np.asarray(instruments.observe(watched, data, model, setup, rounds).params, float), axis=1)
         names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:2])]
     else:
         algorithm, data = instruments.few(instruments.bare(algorithm), data)
-        watched, setup = instruments.still(algorithm, data), Setup(instruments.keys_of(seed, TRIALS))
+        watched, setup = instruments.still(algorithm, data), TrialInputs(instruments.keys_of(seed, TRIALS))
         loud, quiet = (
             np.asarray(instruments.observe(twin, data, model, setup, rounds).gradients, float)
             for twin in (watched, instruments.silent(watched))
@@ -134,46 +121,13 @@ def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int
     )
 
 
-def _of_batches(algorithm: Algorithm, data: FederatedData, seed: int, draws: int) -> None:
-    algorithm, data = instruments.few(algorithm, data, most=3)
-    (drawn, _), laws = drawn_batches(algorithm, data, seed, draws)
-    for i, (counts, law) in enumerate(zip(drawn, laws, strict=True)):
-        trials, _, _, members = counts.shape
-        if isinstance(law, WithoutReplacement):
-            chance = 1 / float(special.comb(members, law.batch_size))
-        elif isinstance(law, Poisson):
-            chance = float((law.rate**2 + (1 - law.rate) ** 2) ** members)
-        else:
-            continue
-        if chance > 0.99:  # all records, always
-            continue
-        flat = counts.reshape(trials, -1, members)  # the places of a run
-        half = flat.shape[1] // 2
-        for what, one, other in (
-            ("rounds", counts[:, 0], counts[:, 1]),
-            ("steps", flat[:, 0 : 2 * half : 2], flat[:, 1 : 2 * half : 2]),
-            ("runs", flat[: trials // 2], flat[trials // 2 : 2 * (trials // 2)]),
-        ):
-            same = np.all(one == other, -1)
-            away = float(count_deviate(same.sum(), same.size, chance))
-            require(
-                abs(largest_deviate(away)) < limit(),
-                f"client {i}: batches of {what} are identical by chance",
-                f"{same.mean():.4g} of pairs",
-                f"{chance:.4g}",
-                certainty(),
-            )
-
-
 def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     """Traces and runs a round twice, so that a draw made while tracing would show."""
-    given = (numbers(algorithm), data, Setup(instruments.keys_of(seed, 2)))
+    given = (numbers(algorithm), data, TrialInputs(instruments.keys_of(seed, 2)))
     static: Any = {"model": model, "rounds": 1, "execution": Execution()}
 
     def trace() -> Any:
-        return jax.jit(lambda *given: instruments.unjitted(*given, **static), compiler_options=instruments.QUICK).lower(
-            *given
-        )
+        return jax.jit(lambda *given: instruments.unjitted(*given, **static), compiler_options=QUICK).lower(*given)
 
     first, second = trace(), trace()
     run = first.compile()

@@ -13,6 +13,8 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_law import examine_noise
+from fedjax_dp.inspection.places import whitened
+from fedjax_dp.inspection.trials import size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.noise import correlated_source
@@ -21,7 +23,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutants import faint_noise
 from fedjax_dp.testing.reports import Program, run_check
 
@@ -102,19 +104,19 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
     algorithm, data = instruments.few(instruments.bare(algorithm), data)
     claim = instruments.claim_of(algorithm, data, rounds, model)
     wanted = instruments.step_units(algorithm, data, rounds) * claim.noise[:, None]
-    size = instruments.size_of(model)
+    size = size_of(model)
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
     trials = max(math.ceil(draws / (size * len(places))), math.ceil(PAIRED / size), 8)
     trials *= 1 if claim.release.normal else 2  # of another law two make a normal one
     watched = instruments.still(algorithm, data)
-    setup = Setup(instruments.keys_of(seed, trials))
+    setup = TrialInputs(instruments.keys_of(seed, trials))
     loud = instruments.observe(watched, data, model, setup, rounds).gradients
     noise = (
         np.asarray(loud, float) - instruments.observe(instruments.silent(watched), data, model, setup, rounds).gradients
     )
     source = correlated_source(algorithm.local.privatizer)
     if source is not None:
-        noise = _whitened(noise, np.asarray(source.bands, float), 3)
+        noise = whitened(noise, np.asarray(source.bands, float))
     rows = np.stack([noise[:, t, i, s] / wanted[t, i, s] for t, i, s in places], 1)
     if not claim.release.normal:
         differences = (rows[: trials // 2] - rows[trials // 2 : trials // 2 * 2]) / math.sqrt(2)
@@ -130,10 +132,10 @@ def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: in
     rounds, upload = 3, algorithm.upload
     clip = instruments.clip_of(algorithm)
     claim = instruments.claim_of(algorithm, data, rounds, model)
-    size = instruments.size_of(model)
+    size = size_of(model)
     trials = max(math.ceil(draws / (size * rounds)), math.ceil(PAIRED / size), 8)
     watched = instruments.still(changed(algorithm, server=instruments.adding()), data)
-    setup = Setup(instruments.keys_of(seed, trials), params=jnp.zeros((trials, size)))
+    setup = TrialInputs(instruments.keys_of(seed, trials), params=jnp.zeros((trials, size)))
     seen = instruments.observe(watched, data, model, setup, rounds)
     noise = np.diff(np.asarray(seen.params, float), axis=1)
     learnt = getattr(seen.upload, "clip_norm", None)  # (trials, rounds)
@@ -141,16 +143,6 @@ def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: in
     unit = instruments.mean_unit(algorithm, data, clip if learnt is None else learnt[..., None])
     source = correlated_source(upload)
     if source is not None:
-        noise = _whitened(noise, np.asarray(source.bands, float), 1)
+        noise = whitened(noise, np.asarray(source.bands, float))
     ring = claim.resolution and clip * told / claim.resolution
     examine_noise(noise / (told * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)
-
-
-def _whitened(noise: np.ndarray, a: np.ndarray, axis: int) -> np.ndarray:
-    """z with n_t = sum_j a_j z_(t-j) along an axis."""
-    noise = np.moveaxis(noise, axis, 0)
-    white = np.zeros_like(noise)
-    for t in range(len(noise)):
-        earlier = sum((a[j] * white[t - j] for j in range(1, min(len(a), t + 1))), start=np.zeros_like(noise[0]))
-        white[t] = (noise[t] - earlier) / a[0]
-    return np.moveaxis(white, 0, axis)

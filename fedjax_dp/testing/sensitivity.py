@@ -11,6 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.trials import size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.answers import Answers
@@ -23,7 +24,7 @@ from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.instruments import Setup
+from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutants import clip_per_batch, unclipped_bias
 from fedjax_dp.testing.posing import posing
 from fedjax_dp.testing.reports import Program, run_check
@@ -209,16 +210,16 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     # what a record can do does not depend on how many others are not drawn
     data = instruments.own_records(data, None if batch is None else int(batch) + 1)
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
-    size = instruments.size_of(model)
+    size = size_of(model)
     params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3, 3.0], (trials, 1))).astype(np.float32)
     theirs = np.zeros((trials, len(data.x)), bool)
     theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
     keys, stores = instruments.keys_of(seed, trials), _exchanged(data, theirs, rng)
     none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
     if adjacency is Adjacency.ADD_REMOVE:
-        setups = [Setup(keys, *stores[0], params, missing) for missing in (none, gone)]
+        setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
     else:
-        setups = [Setup(keys, *store, params, none) for store in stores]
+        setups = [TrialInputs(keys, *store, params, none) for store in stores]
     quiet = instruments.silent(algorithm)
     if algorithm.local.privatizer.on_upload:
         once = changed(quiet, local=changed(quiet.local, steps=1))
@@ -262,7 +263,7 @@ def _worst_features(data: FederatedData, rng: np.random.Generator, trials: int) 
 
 
 def _examine_uploads(
-    quiet: Algorithm, data: FederatedData, model: Model, setups: list[Setup], adjacency: Adjacency
+    quiet: Algorithm, data: FederatedData, model: Model, setups: list[TrialInputs], adjacency: Adjacency
 ) -> None:
     """What dp_fedavg_output's upload moves by, over the clipped steps' reach, one client alone."""
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
@@ -298,7 +299,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     trials = min(trials, max(8, 2**24 // max(data.x.size, 1)))
     largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
     client = np.where(np.arange(trials) % 2, largest, rng.integers(0, data.num_clients, trials))
-    size = instruments.size_of(model)
+    size = size_of(model)
     params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3], (trials, 1))).astype(np.float32)
     owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
     keys, stores = instruments.keys_of(seed, trials), _exchanged(data, owner[None] == client[:, None], rng)
@@ -310,9 +311,9 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
 
     nobody = np.full(trials, -1.0)
     if claim.adjacency is Adjacency.ADD_REMOVE:
-        setups = [Setup(keys, *stores[0], params, None, cohort(who)) for who in (nobody, client)]
+        setups = [TrialInputs(keys, *stores[0], params, None, cohort(who)) for who in (nobody, client)]
     else:
-        setups = [Setup(keys, *store, params, None, cohort(nobody)) for store in stores]
+        setups = [TrialInputs(keys, *store, params, None, cohort(nobody)) for store in stores]
     ends = [np.asarray(instruments.observe(quiet, data, model, setup).params, float) for setup in setups]
     clip = instruments.clip_of(algorithm) * claim.norm
     reach = claim.adjacency.sensitivity * instruments.mean_unit(algorithm, data, clip)

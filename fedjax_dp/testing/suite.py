@@ -34,7 +34,7 @@ def check_algorithm(
     Errors:  those of the single checks; nothing is tried twice.
     Raises:  AssertionError by the first check that fails; ConfigurationError if the algorithm cannot run on the data.
     """
-    found = check_sampling(algorithm, data, seed=seed)
+    found = check_sampling(algorithm, data, model=model, seed=seed)
     noise = noise_of(algorithm)
     reason = unprotected(algorithm, natural_view(algorithm))
     if reason is None and not np.any(np.asarray(noise) > 0):

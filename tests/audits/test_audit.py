@@ -25,9 +25,9 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.audits.attacks import LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.audit import audit, audit_mechanism
-from fedjax_dp.audits.hypothesis_test import counted_trials, duel, pilot_trials
-from fedjax_dp.audits.setup import set_scene
-from fedjax_dp.audits.trials import Trials
+from fedjax_dp.audits.hypothesis_test import counted_trials, pilot_trials, run_hypothesis_test
+from fedjax_dp.audits.setup import audit_setup
+from fedjax_dp.audits.trials import TrialRunner
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.privacy.protection import with_noise
@@ -52,14 +52,14 @@ def audited(algorithm, rounds=10, sizes=TEN, **options):
     return audit(algorithm, ragged_data(sizes), rounds=rounds, **{"delta": DELTA, "trials": 2_000, **options})
 
 
-def scene_of(algorithm, data, rounds, **options):
+def setup_of(algorithm, data, rounds, **options):
     asked = {"canary": "gradient", "client": None, "record": 0, "one_run": None, "parameters": 10}
     counted = {name: value for name, value in options.items() if name not in (*asked, "seed")}
     attack = asked | {name: value for name, value in options.items() if name in asked}
     model = logistic_regression(data.record_shape, data.classes)
     terms = fdp.privacy.PrivacyTerms(**{"delta": DELTA, **counted})
     run = fdp.privacy.plan_run(algorithm, data, rounds=rounds, seed=options.get("seed", 0), model=model, terms=terms)
-    return set_scene(run, model, **attack)
+    return audit_setup(run, model, **attack)
 
 
 # What is played
@@ -70,45 +70,45 @@ def scene_of(algorithm, data, rounds, **options):
 def test_the_game_plays_the_very_run_that_simulate_runs(there):
     data, algorithm = ragged_data((5, 8, 6)), records()
     model = logistic_regression(data.record_shape, data.classes)
-    (game,) = scene_of(algorithm, data, 4, canary="label-flip", view="final_model").games.values()
+    (game,) = setup_of(algorithm, data, 4, canary="label-flip", view="final_model").games.values()
     rows = np.asarray(data.rows).copy()
     rows[game.canary.slots] = game.canary.present if there else game.canary.absent
     world = changed(game.data, rows=rows, x_test=data.x_test, y_test=data.y_test)
     end = simulate(algorithm, world, rounds=4, seed=3).params
     played = jax.jit(changed(game, schedule=None).play)(run_key(3), jnp.bool_(there))
-    heard = game.ear.model(model, jax.tree.map(jnp.asarray, game.data), end)
-    np.testing.assert_allclose(played[0, 0], heard, rtol=1e-5, atol=1e-6)
+    wanted = game.observation.model(model, jax.tree.map(jnp.asarray, game.data), end)
+    np.testing.assert_allclose(played[0, 0], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_trial_is_the_same_in_any_lane():
-    scene = scene_of(records(batches="without-replacement", batch_size=3), ragged_data(TEN), 3)
-    game = scene.games["opposite"]
+    setup = setup_of(records(batches="without-replacement", batch_size=3), ragged_data(TEN), 3)
+    game = setup.games["opposite"]
     worlds = np.arange(24) % 2 == 0
-    few, many = (Trials(game, 0, lanes).run(game, 100, worlds) for lanes in (2, 16))
+    few, many = (TrialRunner(game, 0, lanes).run(game, 100, worlds) for lanes in (2, 16))
     np.testing.assert_allclose(few, many, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(few[10:14], Trials(game, 0, 2).run(game, 110, worlds[10:14]))
+    np.testing.assert_array_equal(few[10:14], TrialRunner(game, 0, 2).run(game, 110, worlds[10:14]))
 
 
 @pytest.mark.slow
 def test_the_schedule_is_that_of_the_seed_and_noise_is_fresh_in_every_trial():
     algorithm, data = records(cohort_size=2), ragged_data(TEN)
-    scene = scene_of(algorithm, data, 12, client=1)
-    heard = Trials(scene.games["opposite"], 0, 8).run(scene.games["opposite"], 0, np.zeros(8, bool))
-    takes_part = np.any(heard != 0, axis=(0, 2, 3))
+    setup = setup_of(algorithm, data, 12, client=1)
+    received = TrialRunner(setup.games["opposite"], 0, 8).run(setup.games["opposite"], 0, np.zeros(8, bool))
+    takes_part = np.any(received != 0, axis=(0, 2, 3))
     assert takes_part.sum() == fdp.privacy.participations(algorithm, data, 12, 0)[1]
-    assert len(np.unique(heard[:, takes_part][:, 0, 0, 0])) == 8
+    assert len(np.unique(received[:, takes_part][:, 0, 0, 0])) == 8
 
 
 @pytest.mark.slow
 def test_a_withdrawn_record_and_an_absent_client_leave_nothing_behind():
     withdrawn = records(batches="poisson", batch_size=5)
     for algorithm in (withdrawn, fdp.dp_fedavg(cohort_size=3, batch_size=4, **BATCHES, noise_multiplier=1.0)):
-        game = scene_of(algorithm, ragged_data(TEN), 3).games["zero"]
+        game = setup_of(algorithm, ragged_data(TEN), 3).games["zero"]
         quiet = changed(game, algorithm=with_noise(game.algorithm, np.float32(0)))
-        heard = Trials(quiet, 0, 4).run(quiet, 0, np.zeros(8, bool))
-        assert np.all(heard == 0)
-        assert np.any(Trials(quiet, 0, 4).run(quiet, 0, np.ones(8, bool)) != 0)
+        received = TrialRunner(quiet, 0, 4).run(quiet, 0, np.zeros(8, bool))
+        assert np.all(received == 0)
+        assert np.any(TrialRunner(quiet, 0, 4).run(quiet, 0, np.ones(8, bool)) != 0)
 
 
 @pytest.mark.slow
@@ -197,22 +197,22 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
 
     The same audits with the absolute value of mu, in the place of its signed value, see evidence nearly always.
     """
-    scene = scene_of(records(cohort_size=None, local_steps=1), ragged_data((3, 3)), 2, parameters=4)
-    game = scene.games["opposite"]
+    setup = setup_of(records(cohort_size=None, local_steps=1), ragged_data((3, 3)), 2, parameters=4)
+    game = setup.games["opposite"]
     same = changed(game, canary=game.canary._replace(present=game.canary.absent))
     each, repetitions = 280, 1_000
-    field = Trials(same, 0)
-    heard = field.run(same, 0, np.zeros(each * repetitions, bool)).astype(np.float32)
+    runner = TrialRunner(same, 0)
+    received = runner.run(same, 0, np.zeros(each * repetitions, bool)).astype(np.float32)
     curve = trade_off(GaussianSteps(1e6, FullBatch(), Adjacency.REPLACE_ONE, 1))
     attacks = {"summed": Summed(np.ones(2, bool)), "weighed": Weighed()}
     alarms = absolute = 0
     for at in range(repetitions):
-        part = heard[at * each : (at + 1) * each]
+        part = received[at * each : (at + 1) * each]
 
         def play(first, worlds, told, part=part):
             return part[first : first + len(worlds)]
 
-        found = duel({"same": play}, attacks, curve, trials=each, significance=0.05)
+        found = run_hypothesis_test({"same": play}, attacks, curve, trials=each, significance=0.05)
         alarms += found.contradicts(curve)
         absolute += abs(mu_of(found.bounds)) > 0
     most = binom(repetitions, 0.05).isf(1e-6)
@@ -256,7 +256,7 @@ def test_noise_that_two_tensors_share_is_noticed():
 
 
 class SilentFirst(parts.UniformCohort):
-    """Cohorts of which client 1 is never heard, though it is invited like all others."""
+    """Cohorts of which client 1 sends nothing that arrives, though it is invited like all others."""
 
     def sample(self, key, round_index, shares):
         members = parts.UniformCohort.sample(self, key, round_index, shares)
@@ -307,14 +307,14 @@ def test_a_client_that_is_never_heard_is_not_the_one_that_is_audited():
     silent = type("Silent", (SilentFirst,), {"fixed": False, "rates": lambda self, shares: jnp.array([1.0, 0.0, 1.0])})
     heir = value(restates(parts.UniformCohort)(silent))
     data = ragged_data((2, 20, 5))
-    assert scene_of(algorithm, data, 3).client == 1
+    assert setup_of(algorithm, data, 3).client == 1
     never = records(cohort_size=None)
-    assert scene_of(changed(never, cohort=heir(size=3)), data, 3).client == 2
+    assert setup_of(changed(never, cohort=heir(size=3)), data, 3).client == 2
 
 
 def test_of_clients_with_equal_epsilon_the_one_with_the_largest_weight_is_audited():
     algorithm = fdp.dp_fedavg(cohort_size=3, batch_size=2, **BATCHES, noise_multiplier=1.0, weight_cap=0.3)
-    assert scene_of(algorithm, ragged_data((2, 20, 5)), 3).client == 1
+    assert setup_of(algorithm, ragged_data((2, 20, 5)), 3).client == 1
 
 
 @pytest.mark.slow

@@ -52,14 +52,14 @@ def audited(algorithm, **options):
 
 
 @pytest.mark.slow
-def test_messages_are_heard_with_zeros_for_what_clients_keep():
+def test_messages_are_observed_with_zeros_for_what_clients_keep():
     algorithm, data = numbers(personal("fedper", cohort_size=None)), ragged_data((4, 6, 5))
     state = begin(algorithm, data, run_key(0), model=TWO_LAYERS)
-    heard = run_round(
+    transcript = run_round(
         algorithm, TWO_LAYERS, data, run_key(0), state, Execution(), lambda params, flat: ravel(params)[1](flat)
     )[1].transcript
-    for told in heard:
-        kept, shared = (jax.tree.leaves(told[layer]) for layer in ("Dense_1", "Dense_0"))
+    for sent in transcript:
+        kept, shared = (jax.tree.leaves(sent[layer]) for layer in ("Dense_1", "Dense_0"))
         assert not any(np.any(tensor) for tensor in kept)
         assert all(np.any(tensor) for tensor in shared)
 

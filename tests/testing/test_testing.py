@@ -75,7 +75,7 @@ CAUGHT = {
     "one_leaf_noise": (check_noise, "without-replacement", "standard deviation of the noise: measured 0."),
     "silent_last_step": (check_noise, "without-replacement", "standard deviation of the noise: measured 0.7"),
     "unclipped_bias": (check_sensitivity, "without-replacement", "moves between replace-one neighbours"),
-    "first_records": (check_sampling, "poisson", "client 0: variance of the size"),
+    "first_records": (check_sampling, "poisson", "batches of 5 records: variance of the size"),
     "faint_noise": (check_noise, "poisson", "standard deviation of the noise: measured 0.95"),
     "stale_std": (check_noise, "without-replacement", "standard deviation of the noise: measured 1.4"),
     "clean_head": (check_noise, "own head", "standard deviation of the noise: measured 0.8"),
