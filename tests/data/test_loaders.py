@@ -21,7 +21,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedjax_dp import data, errors
-from fedjax_dp.data import cifar, pickles, tabular, text, tfds
+from fedjax_dp.data import cifar, pickles, tabular, tfds
+from fedjax_dp.data.formats.sequences import cut_words, most_frequent, of_words, words_of
 
 
 @pytest.fixture
@@ -509,7 +510,7 @@ def write_messages(folder, rows, header="user,positive,text"):
 
 def test_words_are_those_of_the_basic_english_tokeniser():
     # source: the table of replacements in torchtext's documentation of "basic_english"
-    assert text.words_of('Don\'t (you) "ever"; stop: NOW.<br />ok,fine!?') == [
+    assert words_of('Don\'t (you) "ever"; stop: NOW.<br />ok,fine!?') == [
         "don",
         "'",
         "t",
@@ -538,14 +539,13 @@ def test_vocabulary_is_of_training_messages_with_ties_in_alphabetical_order(fold
     assert got.x_test[0, :6].tolist() == [2, 4, 2, 3, 1, 0]
     lonely = got.x_train[got.client_ids == 2][0]
     assert lonely[:5].tolist() == [3, 3, 3, 5, 0]  # "lonely" comes before all "message..."
-    assert text.vocabulary([["b", "a", "c"], ["c"]]) == {"c": 2, "a": 3, "b": 4}
+    assert of_words(most_frequent([["b", "a", "c"], ["c"]], 9)).known == {"c": 2, "a": 3, "b": 4}
 
 
 def test_long_messages_are_cut_and_empty_ones_are_unknown():
-    table = text.indices([["a"] * 40, []], {"a": 2})
+    table = cut_words([["a"] * 40, []], of_words(["a"]), 25)
     assert table[0].tolist() == [2] * 25
     assert table[1].tolist() == [1] + [0] * 24
-    assert len(text.vocabulary([[str(number) for number in range(5000)]])) == 2998
 
 
 @pytest.mark.parametrize(
@@ -724,7 +724,7 @@ GRAY, DEEP = np.zeros((2, 2), np.uint8), Image_(shape=(2, 2, 1), np_dtype=np.uin
 @pytest.mark.parametrize(
     ("images", "options", "words"),
     [
-        ([GRAY, np.zeros((2, 3), np.uint8)], {}, "must be of one shape, got (2, 2) and (2, 3)"),
+        ([GRAY, np.zeros((2, 3), np.uint8)], {}, "must be (2, 2), as the first, got (2, 3)"),
         ([GRAY] * 2, {"features": {"image": ClassLabel(num_classes=2)}}, "image (Image) and label (ClassLabel)"),
         ([GRAY] * 2, {"features": {"text": Image_(), "label": ClassLabel()}}, "got text (Image), label (ClassLabel)"),
         ([GRAY] * 2, {"features": {"image": DEEP, "label": ClassLabel()}}, "uint16"),
