@@ -8,7 +8,7 @@ import numpy as np
 
 
 class PickleError(Exception):
-    """The pickle is damaged, or asks for something else than plain values and arrays of bytes."""
+    """The pickle is damaged, or makes something else than plain values and arrays of bytes."""
 
 
 def bytes_only(raw: bytes) -> Any:

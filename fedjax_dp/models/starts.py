@@ -100,7 +100,7 @@ def start_of(given: Any, *, trained_on: str | None = None, public: bool | None =
 
 
 def start_files(path: str | None, names: str | None = None) -> dict[str, str]:
-    """Checksums of a checkpoint, and of the file that says its names, by path."""
+    """Checksums of a checkpoint, and of the file of its names, by path."""
     paths = {name: pathlib.Path(name) for name in (path, names) if name is not None}
     return {name: digest(where)[:16] for name, where in paths.items() if where.exists()}
 
@@ -214,7 +214,7 @@ def _names(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Values under the model's names; those that nothing is said of keep their own."""
+    """Values under the model's names; those that are not named keep their own."""
     wanted = 'text, or {name = "...", axes = [...]}'
     taken = {}
     for own, entry in names.items():
