@@ -100,12 +100,12 @@ def _imported(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
         if isinstance(error, SyntaxError):
             reason = f"{path.name} line {error.lineno}: SyntaxError: {error}"
         else:
-            reason = told(error)
+            reason = described_error(error)
         raise errors.refuse(what, reason, "in a file that can be imported") from error
     return module
 
 
-def told(error: BaseException) -> str:
+def described_error(error: BaseException) -> str:
     """An error of somebody's code in one line, with the last place in it that was come to."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]

@@ -58,7 +58,7 @@ def _blocks(key: jax.Array, stream: jax.Array | int, size: int) -> tuple[jax.Arr
     def unknown_zero(first: jax.Array, low: jax.Array) -> jax.Array:
         """On a GPU what follows from key and stream alone would be a launch of its own before every draw.
 
-        So it is said to differ from number to number, by zeros of which the compiler does not know.
+        So it is made to differ from number to number, by zeros of which the compiler does not know.
         """
         return (first & low) >> np.uint32(31)
 

@@ -22,7 +22,7 @@ devices.leave_children_alone()
 
 T = TypeVar("T")
 LARGE = 40_000  # parameters that the caches of a CPU's core hold together with what is computed from them
-FEW = 12  # leaves of a pytree that are asked one after another which of them a number is from
+FEW = 12  # leaves of a pytree that are compared one after another to see which a number is from
 
 
 def structure(**kwargs: Any) -> Any:
@@ -130,13 +130,13 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
         return functools.reduce(jnp.add, wide)
 
     def one_by_one(*parts: jax.Array) -> jax.Array:
-        """A concatenation would melt into what reads it, which on a CPU asks at every number which leaf it is from."""
+        """A concatenation would melt into what reads it, which on a CPU looks up the leaf of every number."""
         flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
         for part, end in zip(parts, ends, strict=True):
             flat = lax.dynamic_update_slice(flat, part, (end - part.size,))
         return flat
 
-    # On a CPU, where several are computed at once it is cheaper to ask than to write once more.
+    # On a CPU, where several are computed at once it is cheaper to compare than to write once more.
     on_cpu = at_once if at_once_on_a_core(ends[-1]) > 1 else one_by_one
     on_gpu = padded if len(parts) <= FEW else at_once
     return lax.platform_dependent(*parts, cpu=on_cpu, cuda=on_gpu, default=at_once), unravel

@@ -18,11 +18,11 @@ from fedjax_dp.pytrees import structure, value
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
 from fedjax_dp.rounds.state import initial_state
-from fedjax_dp.tasks import Classes, measures_of, told_of
+from fedjax_dp.tasks import Classes, describe_task, measures_of
 
 SPECS = pathlib.Path(__file__).parent / "golden"
 SEEDS = st.integers(0, 2**32 - 1)
-CLASSES = told_of(Classes())  # as files tell it
+CLASSES = describe_task(Classes())  # as files describe it
 MEASURES = measures_of(CLASSES)
 
 

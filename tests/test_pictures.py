@@ -33,7 +33,7 @@ from fedjax_dp.papers.reproductions.rows import ReadingResult, ResultRow
 from fedjax_dp.papers.row import PaperRow
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps.sweep import Sweep
-from fedjax_dp.tasks import Classes, told_of
+from fedjax_dp.tasks import Classes, describe_task
 
 PLOTS = (
     "experiments.plots",
@@ -55,7 +55,7 @@ LATENCY = Latency(
     devices=2,
 )
 AXES = ("epsilon", "algorithm", "clip_norm")
-TASK = told_of(Classes())
+TASK = describe_task(Classes())
 
 
 def records(epsilons=(0.1, 1.0), algorithms=("dpnfl", "addpnfl", "cpfed"), seeds=2, rounds=12):

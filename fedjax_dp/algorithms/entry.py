@@ -159,7 +159,7 @@ class Entry(Generic[P]):
         except Exception as error:
             if isinstance(error, errors.ConfigurationError) or make.__module__.startswith("fedjax_dp."):
                 raise
-            got = own_code.told(error)  # of a stranger's code, whatever it is
+            got = own_code.described_error(error)  # of a stranger's code, whatever it is
             raise errors.refuse(self.name, got, "made without an error", validation.undecorated(error, make)) from error
 
     def _filled(self, given: Values) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _four(number: float | None) -> str:
 def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
     """The task's other metrics, and what its records are where that is not plain."""
     others = [one for name, one in measures.tested.items() if name not in (measures.main.name, "test_loss")]
-    told = ", ".join(f"{_plainly(one)} {one.told(result[one.name])}" for one in others)
+    told = ", ".join(f"{_plainly(one)} {one.in_words(result[one.name])}" for one in others)
     lines = [("also", told)] if told else []
     if result["task"]["name"] == "sequence":
         lines.append(("record", "one stored row, here one sequence; a text cut into several is several records"))

@@ -4,26 +4,18 @@ import os
 import pathlib
 import tarfile
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.data.checks import check_records
-from fedjax_dp.data.files import (
-    check_keys,
-    check_labels,
-    damaged,
-    first_file,
-    missing,
-    places,
-    read_npz,
-)
+from fedjax_dp.data.files import check_labels, damaged, first_file, missing, read_labelled, search_folders
 from fedjax_dp.data.pickles import PickleError, bytes_only
 from fedjax_dp.data.store import Dataset
 
 CLASSES = 10
 RECORDS = 10_000  # in each of the six original files
 PIXELS = 3 * 32 * 32  # planes of red, green and blue, each row by row
+PAIRS = {"x_train": "y_train", "x_test": "y_test"}
 
 
 class _Form(NamedTuple):
@@ -37,7 +29,7 @@ class _Form(NamedTuple):
 
 def cifar10(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """50,000 + 10,000 images `(32, 32, 3)`; an npz with fewer gives a data set that says so in its name."""
-    folders = places(["cifar10"], data_dir)
+    folders = search_folders(["cifar10"], data_dir)
     for folder in folders:
         for form in FORMS:
             if content := _original(folder, form):
@@ -50,35 +42,22 @@ def cifar10(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     if path is None:
         what = " or ".join([*(form.archive for form in FORMS), "cifar10.npz with x_train, y_train, x_test and y_test"])
         raise missing(name, folders[0], what, "from https://www.cs.toronto.edu/~kriz/cifar.html")
-    dataset = _from_npz(name, path, (32, 32, 3))
-    if dataset.x_train.dtype != np.uint8 or dataset.x_test.dtype != np.uint8:
-        raise damaged(path, f"images of {dataset.x_train.dtype}", "images of uint8")
-    records = len(dataset.y_train)
-    return dataset._replace(name=name if records == 5 * RECORDS else f"{name} (first {records})", scale=1 / 255)
+    arrays: dict[str, Any] = read_labelled(path, PAIRS, CLASSES, (32, 32, 3), np.uint8)
+    records = len(arrays["y_train"])
+    name = name if records == 5 * RECORDS else f"{name} (first {records})"
+    return Dataset(name, **arrays, classes=CLASSES, scale=1 / 255)
 
 
 def cifar10_pca60(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """CIFAR-10 on the first 60 principal components of its training images, kept as float16 `(60,)`."""
-    folders = places([name, "cifar10"], data_dir)
+    folders = search_folders([name, "cifar10"], data_dir)
     path = first_file(folders, ("cifar10_pca60.npz",))
     if path is None:
         what = "cifar10_pca60.npz with x_train (records, 60), y_train, x_test and y_test"
         raise missing(name, folders[0], what, "pixels / 255, centred and projected")
-    dataset = _from_npz(name, path, (60,))
-    return dataset._replace(learnt=("principal components of all training images",))
-
-
-def _from_npz(name: str, path: pathlib.Path, shape: tuple[int, ...]) -> Dataset:
-    arrays = read_npz(path)
-    check_keys(path, arrays, ("x_train", "y_train", "x_test", "y_test"))
-    for side in ("train", "test"):
-        x, y = arrays[f"x_{side}"], arrays[f"y_{side}"]
-        check_records(f"{path.name}: ", x, y, f"x_{side}", f"y_{side}")
-        check_labels(path, y, CLASSES)
-        if x.shape[1:] != shape:
-            raise damaged(f"{path}: x_{side}", f"records {x.shape[1:]}", f"records {shape}")
-    x_train, y_train, x_test, y_test = (arrays[key] for key in ("x_train", "y_train", "x_test", "y_test"))
-    return Dataset(name, x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32), classes=CLASSES)
+    arrays: dict[str, Any] = read_labelled(path, PAIRS, CLASSES, (60,), None)
+    learnt = ("principal components of all training images",)
+    return Dataset(name, **arrays, classes=CLASSES, learnt=learnt)
 
 
 def _original(folder: pathlib.Path, form: _Form) -> list[tuple[str, bytes]]:

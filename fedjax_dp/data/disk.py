@@ -31,7 +31,7 @@ REMEDY = "write it again with fedjax-dp data convert"
 Show = Callable[[float, str], None]
 
 
-def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, told: None) -> None:
+def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, words: None) -> None:
     """Write federated data into a new folder, which appears once it is whole.
 
     Raises: ConfigurationError if the folder holds something or cannot be made; errors.StorageError if the disk is full.
@@ -107,8 +107,8 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
         "y_test": y_test,
         "test_clients": test.get("clients"),
     }
-    told = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
-    return FederatedData(**arrays, **told, overlap=about.get("overlap", ""))
+    plain = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
+    return FederatedData(**arrays, **plain, overlap=about.get("overlap", ""))
 
 
 def noted_checksum(folder: str | os.PathLike[str]) -> str:

@@ -1,25 +1,33 @@
-"""Files of data sets: where they are looked for, and how one that is missing or damaged is told."""
+"""Files of data sets: where they are looked for, what is wrong with one, and how much one may hold.
+
+Whatever a format, nothing is made of a file before `check_file`, nothing expanded that `check_growth` has not allowed.
+"""
 
 import os
 import pathlib
+import stat
 import zipfile
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.data.checks import check_records
 from fedjax_dp.devices import cache_folder
 
 DATA_VARIABLE = "FEDJAX_DP_DATA"
+EXPANSION, FREE = 200, 1 << 26  # expanded bytes for each stored one, and those that need no stored ones
+LONGEST_ID = 256  # characters: an array of text takes four bytes for each, in every record
 
 
-def places(names: Iterable[str], data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
+def search_folders(names: Iterable[str], data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
     """Folders `names` in `data_dir`, else in the folder that FEDJAX_DP_DATA names, then in the user cache."""
     if data_dir is not None and not pathlib.Path(data_dir).is_dir():
         raise errors.refuse("data_dir", str(data_dir), "an existing folder", "create it or leave the option out")
     cache = cache_folder()
-    given = pathlib.Path(data_dir or os.environ.get(DATA_VARIABLE) or cache)
-    return list(dict.fromkeys(root / name for root in (given, cache) for name in names))
+    first = pathlib.Path(data_dir or os.environ.get(DATA_VARIABLE) or cache)
+    return list(dict.fromkeys(root / name for root in (first, cache) for name in names))
 
 
 def first_file(folders: Iterable[pathlib.Path], files: Iterable[str]) -> pathlib.Path | None:
@@ -34,37 +42,69 @@ def missing(name: str, folder: pathlib.Path, what: str, source: str) -> errors.M
     return errors.MissingDataError(str(errors.refuse(f"dataset {name}", "no file of it", "on disk", remedy)))
 
 
-def absent(kind: str, path: pathlib.Path) -> errors.ConfigurationError:
-    """The error for a file of the user's own that is not there; names one beside it that was probably meant."""
-    return errors.refuse(f"{kind} file", str(path), "an existing file", folders.where_looked(path))
-
-
 def damaged(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get the file again") -> Exception:
     """The error for a file that is not what its name says."""
     return errors.refuse(str(path), got, wanted, remedy)
 
 
+def check_file(kind: str, path: pathlib.Path) -> int:
+    """Refuse what is no plain file with something in it; returns its bytes."""
+    try:
+        about = path.stat()
+    except (OSError, ValueError):  # not there, or a name that no file can have
+        raise errors.refuse(f"{kind} file", str(path), "an existing file", folders.where_looked(path)) from None
+    if not stat.S_ISREG(about.st_mode):
+        raise damaged(path, "a folder" if stat.S_ISDIR(about.st_mode) else "no file", f"a {kind} file", "name the file")
+    if not about.st_size:
+        raise damaged(path, "empty", f"a {kind} file")
+    return about.st_size
+
+
+def check_growth(what: pathlib.Path | str, stored: int, expanded: int) -> None:
+    """Refuse content that would take far more room than what stands for it in the file."""
+    if expanded > max(FREE, EXPANSION * stored):
+        got = f"{expanded:,} bytes from {stored:,} or more"
+        raise damaged(str(what), got, f"at most {EXPANSION} times as large when expanded", "get it from elsewhere")
+
+
+def check_id(where: str, client: Any) -> str:
+    """A client's name: text that can be written down again, and that an array of text keeps apart from others."""
+    wanted = f"text of at most {LONGEST_ID} characters, in Unicode and without NUL"
+    if not isinstance(client, str):
+        raise errors.refuse(f"{where}: client", type(client).__name__, wanted)
+    if not 0 < len(client) <= LONGEST_ID or "\0" in client:
+        got = repr(client) if len(client) < 60 else f"{client[:40]!r}... of {len(client):,} characters"
+        raise errors.refuse(f"{where}: client", got, wanted)
+    try:
+        client.encode()
+    except UnicodeEncodeError:
+        raise errors.refuse(f"{where}: client", repr(client), wanted) from None
+    return client
+
+
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; pickles in it are refused."""
-    if not path.is_file():
-        raise absent("npz", path)
-    wanted = "a readable numpy archive of plain arrays"
+    size, wanted = check_file("npz", path), "a readable numpy archive of plain arrays"
     if not zipfile.is_zipfile(path):  # NumPy would take it for a pickle, and advise to load that
         raise errors.refuse("npz file", str(path), wanted, "np.savez writes one")
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # np.load leaks a bad file
-            names, arrays = archive.files, {key: archive[key] for key in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            check_growth(path, size, sum(member.file_size for member in archive.infolist()))
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load leaks a bad file
+            names, found = arrays.files, {key: arrays[key] for key in arrays.files}
+    except errors.ConfigurationError:
+        raise
     except Exception as error:  # zipfile.BadZipFile, lzma.LZMAError and relatives have no common base
         reason = " ".join(str(error).split())  # NumPy's may span lines
         pickled = "Object arrays" in reason
         remedy = "save numbers or text, not Python objects: .astype(...)" if pickled else reason
         raise errors.refuse("npz file", str(path), wanted, remedy) from None
-    if len(names) > len(arrays):
-        twice = next(key for key in arrays if names.count(key) > 1)
+    if len(names) > len(found):
+        twice = next(key for key in found if names.count(key) > 1)
         raise errors.refuse("npz file", f"{path} with {twice} twice", wanted, "each array under a name of its own")
-    if odd := [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]:
+    if odd := [key for key, array in found.items() if not isinstance(array, np.ndarray)]:
         raise errors.refuse("npz file", f"{path} with {odd[0]}", wanted, "np.savez writes one")
-    return arrays
+    return found
 
 
 def check_keys(path: pathlib.Path, arrays: dict[str, np.ndarray], wanted: tuple[str, ...]) -> None:
@@ -80,3 +120,23 @@ def check_labels(path: pathlib.Path | str, y: np.ndarray, classes: int, first: i
     if y.min() < first or y.max() >= first + classes:
         wanted = f"labels {first} to {first + classes - 1}"
         raise damaged(path, f"labels {y.min()} to {y.max()}", wanted)
+
+
+def read_labelled(
+    path: pathlib.Path, pairs: dict[str, str], classes: int, shape: tuple[int, ...] | None, dtype: Any, *also: str
+) -> dict[str, np.ndarray]:
+    """Arrays of an npz file, no more: records, by their names those of their labels, which become int32; `also` others.
+
+    shape, dtype  of every record; None: any.
+    """
+    arrays, wanted = read_npz(path), (*(name for pair in pairs.items() for name in pair), *also)
+    check_keys(path, arrays, wanted)
+    for x_name, y_name in pairs.items():
+        x, y = arrays[x_name], arrays[y_name]
+        check_records(f"{path.name}: ", x, y, x_name, y_name)
+        check_labels(path, y, classes)
+        if (shape is not None and x.shape[1:] != shape) or (dtype is not None and x.dtype != dtype):
+            words = [str(np.dtype(dtype))] * (dtype is not None) + [f"records {shape}"] * (shape is not None)
+            raise damaged(f"{path}: {x_name}", f"{x.dtype} records {x.shape[1:]}", " ".join(words))
+        arrays[y_name] = y.astype(np.int32)
+    return {name: arrays[name] for name in wanted}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_labels, damaged, first_file, places
+from fedjax_dp.data.files import check_labels, damaged, first_file, search_folders
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.devices import cache_folder
 
@@ -107,7 +107,7 @@ def at_hand(name: str, data_dir: str | os.PathLike[str] | None) -> bool:
 def _folders(name: str, source: _Idx, data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
     """Where files are looked for."""
     shared = ["emnist", "emnist/gzip", "emnist/archive.zip.unzip/gzip"] if source.archive else []
-    return places([name, *shared], data_dir)
+    return search_folders([name, *shared], data_dir)
 
 
 def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
@@ -115,7 +115,7 @@ def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] |
     folders = _folders(name, source, data_dir)
     if found := first_file(folders, (f"{file}.gz", file)):
         return found
-    with warnings.catch_warnings():  # in notebooks it looks for a bar that nobody asked for
+    with warnings.catch_warnings():  # in notebooks it looks for a bar that is not wanted
         warnings.simplefilter("ignore")
         import pooch  # only where a file has to be fetched
     place = f"put {file}.gz into {folders[0]}, or give --data-dir"
@@ -133,5 +133,5 @@ def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] |
         return next(pathlib.Path(p) for p in pooch.retrieve(address, checksum, **known) if p.endswith(f"{file}.gz"))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        told = errors.refuse(f"dataset {name}", "missing and not downloadable", "on disk", f"{place} ({reason})")
-        raise errors.MissingDataError(str(told)) from None
+        refusal = errors.refuse(f"dataset {name}", "missing and not downloadable", "on disk", f"{place} ({reason})")
+        raise errors.MissingDataError(str(refusal)) from None

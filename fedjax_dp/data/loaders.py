@@ -85,7 +85,7 @@ DATASETS: dict[str, Reader] = {
     "tff": _format("tff", *TEXT, "stride", "convention", "record_shape", "subset"),
     "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=_named),
     "synthetic": Reader(
-        lambda asked, data_dir, seed, reading: _of("synthetic").synthetic(asked, seed), "U,V or synthetic:iid"
+        lambda setting, data_dir, seed, reading: _of("synthetic").synthetic(setting, seed), "U,V or synthetic:iid"
     ),
     "tfds": Reader(lambda name, data_dir, seed, reading: _of("tfds").image_classification(name, data_dir), "NAME"),
     "store": Reader(_store, "FOLDER"),

@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.checks import check_data
-from fedjax_dp.data.files import absent, check_keys, damaged, read_npz
+from fedjax_dp.data.files import check_file, check_keys, damaged, read_npz
 from fedjax_dp.data.formats.arrow_streams import read_parquet
-from fedjax_dp.data.formats.splits import as_task, reshaped
+from fedjax_dp.data.formats.splits import as_task, data_set, numbered_labels, reshaped
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native, stored
+from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
@@ -55,29 +54,23 @@ def dataset(
     Raises: ConfigurationError, in one line, for anything that is no data set.
     """
     if hasattr(x_train, "columns") and y_train is None:
-        given = {
-            "x_test": x_test,
-            "y_test": y_test,
-            "classes": classes,
-            "client_ids": client_ids,
-            "test_client_ids": test_client_ids,
-            "vocabulary": vocabulary,
-        }
-        for what, told in given.items():
-            if told is not None:
+        of_arrays = {"x_test": x_test, "y_test": y_test, "classes": classes, "vocabulary": vocabulary}
+        for what, one in (of_arrays | {"client_ids": client_ids, "test_client_ids": test_client_ids}).items():
+            if one is not None:
                 raise errors.refuse(what, "an argument", "left out for a DataFrame", "name columns and give test=")
         return from_frame(name, "", x_train, Columns(LABEL if label is None else label, client, task=task), test)
-    for what, told in (("label", label), ("client", client), ("test", test)):
-        if told is not None:
-            raise errors.refuse(what, repr(told)[:60], "left out for arrays", "it is for a DataFrame alone")
-    given_arrays = dict(zip(ARRAYS, (x_train, y_train, x_test, y_test)))
+    for what, one in (("label", label), ("client", client), ("test", test)):
+        if one is not None:
+            raise errors.refuse(what, repr(one)[:60], "left out for arrays", "it is for a DataFrame alone")
     several = {"y_train", "y_test"} if task == OWN else set()  # which may be pytrees
-    arrays = {what: as_arrays(a) if what in several else _array(what, a) for what, a in given_arrays.items()}
-    ids = {
-        what: a if a is None else _text(_array(what, a))
-        for what, a in (("client_ids", client_ids), ("test_client_ids", test_client_ids))
+    arrays: dict[str, Any] = {
+        what: as_arrays(a) if what in several else _array(what, a)
+        for what, a in zip(ARRAYS, (x_train, y_train, x_test, y_test))
     }
-    return _made(name, "", arrays | ids, classes, task, vocabulary)
+    for what, ids in (("client_ids", client_ids), ("test_client_ids", test_client_ids)):
+        if ids is not None:
+            arrays[what] = _text(_array(what, ids))
+    return _of_arrays(name, "", arrays, classes, task, vocabulary)
 
 
 def from_npz(path: pathlib.Path, task: str | None = None) -> Dataset:
@@ -94,12 +87,12 @@ def from_npz(path: pathlib.Path, task: str | None = None) -> Dataset:
         raise errors.refuse(f"{path.name}: classes", f"{classes.dtype} {classes.shape}", "one integer")
     known = _vocabulary(path, arrays) if task == "sequence" else None
     count = None if classes is None else int(classes)
-    return _made(path.stem, f"{path.name}: ", arrays, count, task or "classes", known)
+    return _of_arrays(path.stem, path.name, arrays, count, task or "classes", known)
 
 
 def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
     """What the file says of its tokens."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field, name in {"size": "vocabulary_size", "pad": "pad", "bos": "bos", "eos": "eos", "oov": "oov"}.items():
         ids = arrays.get(name)
         if ids is None and field == "size":
@@ -111,8 +104,8 @@ def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
         if (ids.size and ids.dtype.kind not in "iu") or ids.ndim != (field == "oov"):
             wanted = "a list of integers" if field == "oov" else "one integer"
             raise errors.refuse(f"{path.name}: {name}", f"{ids.dtype} {ids.shape}", wanted)
-        said[field] = tuple(ids.tolist()) if field == "oov" else int(ids)
-    return check_vocabulary(f"{path.name}: vocabulary", Vocabulary(**said))
+        fields[field] = tuple(ids.tolist()) if field == "oov" else int(ids)
+    return check_vocabulary(f"{path.name}: vocabulary", Vocabulary(**fields))
 
 
 def has_ids(path: pathlib.Path) -> bool:
@@ -120,21 +113,20 @@ def has_ids(path: pathlib.Path) -> bool:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             return "client_ids" in archive.files
-    except Exception:  # what is wrong with it is told when it is read
+    except Exception:  # what is wrong with it is said when it is read
         return False
 
 
 def from_table(path: pathlib.Path, kind: str, reading: Reading) -> Dataset:
     """A CSV or Parquet file of numeric columns, a column of labels, or several, and, if it is named, one of clients."""
-    if not path.is_file():
-        raise absent(kind, path)
+    check_file(kind, path)
     frame = _read_csv(path, reading.client_column) if kind == "csv" else read_parquet(path)
     features = None if reading.feature_columns is None else reading.feature_columns.split(",")
     task = reading.task or "classes"
     columns = Columns(reading.label_column or LABEL, reading.client_column, reading.split_column, features, task)
-    found = from_frame(path.stem, f"{path.name}: ", frame, columns, None)
-    x_train, x_test = (reshaped(path.name, x, reading.record_shape) for x in (found.x_train, found.x_test))
-    return found._replace(x_train=x_train, x_test=x_test)
+    made = from_frame(path.stem, path.name, frame, columns, None)
+    x_train, x_test = (reshaped(path.name, x, reading.record_shape) for x in (made.x_train, made.x_test))
+    return made._replace(x_train=x_train, x_test=x_test)
 
 
 def _read_csv(path: pathlib.Path, client: str | None) -> Any:
@@ -171,8 +163,9 @@ class Columns(NamedTuple):
     task: str = "classes"
 
 
-def from_frame(name: str, where: str, frame: Any, columns: Columns, test: Any) -> Dataset:
-    """The data set of a table; `where` begins what is refused of it."""
+def from_frame(name: str, file: str, frame: Any, columns: Columns, test: Any) -> Dataset:
+    """The data set of a table; the name of its file, if any, begins what is refused of it."""
+    where = f"{file}: " if file else ""
     labels, client, task = columns.label.split(","), columns.client, columns.task
     errors.require_choice("task", task, OF_TABLES)
     if columns.label in frame.columns or task not in SEVERAL:
@@ -191,12 +184,12 @@ def from_frame(name: str, where: str, frame: Any, columns: Columns, test: Any) -
     ids = None if client is None else np.concatenate([_names(where, table, client) for table in tables])
     notes, classes = list[str](), None
     if task in SEVERAL:
-        y = as_task(
-            where.removesuffix(": "), np.concatenate([_numbers(where, table, labels) for table in tables]), task
-        )
+        y = as_task(file, np.concatenate([_numbers(where, table, labels) for table in tables]), task)
     else:
-        named = np.concatenate([_names(where, table, labels[0]) for table in tables])
-        y, classes, notes = _numbered(where, named, task)
+        y, count, notes = numbered_labels(np.concatenate([_names(where, table, labels[0]) for table in tables]))
+        if task == "binary" and count != 2:
+            raise errors.refuse(f"{where}labels", f"{count}", "two, for task binary", "or take task classes")
+        classes = 1 if task == "binary" else count
     rows = np.arange(len(y))
     if len(tables) == 2:
         train, tests = rows[: len(frame)], rows[len(frame) :]
@@ -214,57 +207,28 @@ def from_frame(name: str, where: str, frame: Any, columns: Columns, test: Any) -
     arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[tests], "y_test": y[tests]}
     if ids is not None:
         arrays |= {"client_ids": ids[train], "test_client_ids": ids[tests]}
-    return _made(name, where, arrays, classes, task)._replace(notes=tuple(notes))
+    return _of_arrays(name, file, arrays, classes, task)._replace(notes=tuple(notes))
 
 
-def _numbered(where: str, named: np.ndarray, task: str) -> tuple[np.ndarray, int, list[str]]:
-    """Labels as numbers from 0 in sorted order, how many outputs a model has, and the note that says so."""
-    words, y = np.unique(named, return_inverse=True)
-    if task == "binary" and len(words) != 2:
-        raise errors.refuse(f"{where}labels", f"{len(words)}", "two, for task binary", "or take task classes")
-    notes = []
-    if not np.array_equal(words, np.arange(len(words))):
-        shown = [*map(str, words[:5]), *(["..."] if len(words) > 5 else [])]
-        notes.append(f"labels in sorted order are classes 0 to {len(words) - 1}: {', '.join(shown)}")
-    return y, 1 if task == "binary" else len(words), notes
-
-
-def _made(
+def _of_arrays(
     name: str,
-    where: str,
+    file: str,
     arrays: dict[str, Any],
     classes: int | None,
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
 ) -> Dataset:
-    """The data set of arrays that are looked at here. One number of each record needs no axis of its own."""
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
-    if task == "regression":
-        y_train, y_test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
-    ids, test_ids = arrays.get("client_ids"), arrays.get("test_client_ids")
+    train, test = (x_train, y_train, arrays.get("client_ids")), (x_test, y_test, arrays.get("test_client_ids"))
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
-    classes = check_data(where, x_train, y_train, x_test, y_test, classes, ids, test_ids, **about)
-    if ids is None and test_ids is not None:
-        raise errors.refuse(f"{where}client_ids", "none", "given where test_client_ids are")
-    return Dataset(
-        name,
-        x_train,
-        stored(task, y_train),
-        x_test,
-        stored(task, y_test),
-        classes=classes,
-        scale=1 / 255 if x_train.dtype == np.uint8 else 1.0,
-        client_ids=ids,
-        test_client_ids=test_ids,
-        **about,
-    )
+    return data_set(name, file, train, test, classes=classes, **about)
 
 
-def _array(what: str, given: Any) -> np.ndarray:
-    if given is None:
+def _array(what: str, numbers: Any) -> np.ndarray:
+    if numbers is None:
         raise errors.refuse(what, "nothing", "given", f"{', '.join(ARRAYS)}, or a DataFrame with label=")
     try:
-        return native(given)
+        return native(numbers)
     except ValueError:  # lists of different lengths
         raise errors.refuse(what, "lists of different lengths", "an array", "pad or cut them") from None
 
@@ -310,7 +274,7 @@ def _numbers(where: str, table: Any, features: list[str]) -> np.ndarray:
         if kind not in "biuf":
             remedy = "name it with --label-column or --client-column, pd.get_dummies makes numbers of words, or drop it"
             raise errors.refuse(f"{where}column {column}", table[column].dtype, "numeric", remedy)
-    with np.errstate(over="ignore"):  # told as infinity
+    with np.errstate(over="ignore"):  # infinity is refused
         x: np.ndarray = table[features].to_numpy(dtype=np.float32)
     if not np.isfinite(x).all():
         row, column = np.argwhere(~np.isfinite(x))[0]
@@ -334,10 +298,10 @@ def _names(where: str, table: Any, column: str) -> np.ndarray:
 
 def _by_column(where: str, frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Rows that the column says are for training and for testing."""
-    said = frame[column].to_numpy().astype(str)
-    if other := sorted(set(said) - {"train", "test"}):
+    words = frame[column].to_numpy().astype(str)
+    if other := sorted(set(words) - {"train", "test"}):
         raise errors.refuse(f"{where}column {column}", repr(other[0][:40]), "train or test in every row")
     for word in ("train", "test"):
-        if word not in said:
+        if word not in words:
             raise errors.refuse(f"{where}column {column}", f"no {word}", "train in some rows and test in others")
-    return np.flatnonzero(said == "train"), np.flatnonzero(said == "test")
+    return np.flatnonzero(words == "train"), np.flatnonzero(words == "test")

@@ -37,13 +37,13 @@ def principal_components(dataset: Dataset, count: int, fit_rows: np.ndarray | No
         parts = [((block - mean) @ vectors).astype(np.float32) for block in flat(x)]
         return np.concatenate(parts) if parts else np.zeros((0, count), np.float32)
 
-    told = "principal components of all training records"
+    fitted_on = "principal components of all training records"
     return dataset._replace(
         x_train=project(dataset.x_train),
         x_test=project(dataset.x_test),
         scale=1.0,
         shift=0.0,
-        learnt=(*dataset.learnt, told),
+        learnt=(*dataset.learnt, fitted_on),
     )
 
 

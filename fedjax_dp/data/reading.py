@@ -1,4 +1,4 @@
-"""What may be said of how a data set's files are read."""
+"""Options for how the files of a data set are read."""
 
 import dataclasses
 from collections.abc import Collection
@@ -47,7 +47,7 @@ class Reading:
     subset: Annotated[str | None, about("", metavar="NAME", default="all")] = None
 
     def require_meant(self, meant: Collection[str], whose: str, remedy: str = "drop it") -> None:
-        """Refuse what was said though it means nothing for what is read."""
+        """Refuse an option that means nothing for what is read."""
         for name, value in vars(self).items():
             if value is not None and name not in meant:
                 raise errors.refuse(name, repr(value), f"left out for {whose}", remedy)
@@ -56,11 +56,11 @@ class Reading:
 NAMES = tuple(field.name for field in dataclasses.fields(Reading))
 
 
-def shape_of(told: str) -> tuple[int, ...]:
+def shape_of(text: str) -> tuple[int, ...]:
     """`28,28` as a shape."""
-    parts = told.split(",")
+    parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 1 << 31 for part in parts if len(part) < 12) or (
         max(map(len, parts)) > 11
     ):
-        raise errors.refuse("record_shape", repr(told[:60]), "positive integers with commas between, such as 28,28")
+        raise errors.refuse("record_shape", repr(text[:60]), "positive integers with commas between, such as 28,28")
     return tuple(map(int, parts))

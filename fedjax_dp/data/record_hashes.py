@@ -20,7 +20,7 @@ PROJECTIONS = 8
 STEPS = 2**14  # into which each coordinate of a direction is cut; the rounding of float32 moves about 1 in 1,000
 NARROW = 3  # features of records whose directions say nothing: they are hashed by value
 BLOCK = 1024  # records at once; bounds memory
-EMPTY = np.uint64(0)  # of records whose features are all alike, which tell nothing
+EMPTY = np.uint64(0)  # of records whose features are all alike, which say nothing
 
 
 def hashes_of(data: FederatedData) -> np.ndarray:
@@ -80,11 +80,11 @@ def _directions(projected: np.ndarray) -> np.ndarray:
     """Hashes of rows `(records, PROJECTIONS + 1)`, the last of which is the mean."""
     around, mean = projected[:, :-1], np.abs(projected[:, -1])
     length = np.sqrt(np.sum(around**2, axis=1))
-    telling = (length > 1e-6 * mean) & np.isfinite(length)
-    unit = around[telling] / length[telling, None]
+    known = (length > 1e-6 * mean) & np.isfinite(length)
+    unit = around[known] / length[known, None]
     unit *= np.where(unit[:, :1] < 0, -1, 1)  # negatives of pictures are the same records
     found = np.full(len(projected), EMPTY)
-    found[telling] = _mixed(np.round(unit * (STEPS / 2)).astype(np.int64))
+    found[known] = _mixed(np.round(unit * (STEPS / 2)).astype(np.int64))
     return found
 
 

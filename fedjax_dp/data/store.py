@@ -135,7 +135,7 @@ class FederatedData:
 
     @property
     def partition(self) -> dict[str, Any]:
-        """What tells which records a client holds; all else is the same for every partition of the data set."""
+        """Which records each client holds; all else is the same for every partition of the data set."""
         return {name: getattr(self, name) for name in ("rows", "offsets", "sizes", "shares", "test_clients")}
 
     def client(self, client_id: jax.Array) -> Client:

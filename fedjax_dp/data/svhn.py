@@ -5,16 +5,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.checks import check_records
-from fedjax_dp.data.files import (
-    check_keys,
-    check_labels,
-    damaged,
-    first_file,
-    missing,
-    places,
-    read_npz,
-)
+from fedjax_dp.data.files import check_labels, damaged, first_file, missing, read_labelled, search_folders
 from fedjax_dp.data.store import Dataset
 
 CLASSES = 10
@@ -24,26 +15,22 @@ SUBSET_TRAIN = 883  # its other 200 images are the test set
 
 def svhn(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """73,257 + 26,032 images `(32, 32, 3)` from the two .mat files; without them the first 1,083 of training."""
-    folders = places([name], data_dir)
+    folders = search_folders([name], data_dir)
     files = ("train_32x32.mat", "test_32x32.mat")
-    found = [first_file(folders, (file,)) for file in files]
-    if any(found):
-        if not all(found):
+    paths = [first_file(folders, (file,)) for file in files]
+    if any(paths):
+        if not all(paths):
             raise missing(name, folders[0], " and ".join(files), "one is there, one is not; ufldl.stanford.edu")
-        (x_train, y_train), (x_test, y_test) = (_read_mat(path) for path in found if path)
+        (x_train, y_train), (x_test, y_test) = (_read_mat(path) for path in paths if path)
         return Dataset(name, x_train, y_train, x_test, y_test, classes=CLASSES, scale=1 / 255)
     path = first_file(folders, (SUBSET,))
     if path is None:
         source = "from http://ufldl.stanford.edu/housenumbers"
         raise missing(name, folders[0], " and ".join(files), source)
-    arrays = read_npz(path)
-    check_keys(path, arrays, ("x_train", "y_train"))
-    x, y = arrays["x_train"], arrays["y_train"]
-    check_records(f"{path.name}: ", x, y, "x_train", "y_train")
-    check_labels(path, y, CLASSES)
-    if x.dtype != np.uint8 or x.shape[1:] != (32, 32, 3) or len(x) <= SUBSET_TRAIN:
-        raise damaged(path, f"{x.dtype} {x.shape}", f"uint8 images (32, 32, 3), more than {SUBSET_TRAIN}")
-    y, cut = y.astype(np.int32), SUBSET_TRAIN
+    arrays = read_labelled(path, {"x_train": "y_train"}, CLASSES, (32, 32, 3), np.uint8)
+    x, y, cut = arrays["x_train"], arrays["y_train"], SUBSET_TRAIN
+    if len(x) <= cut:
+        raise damaged(path, f"{len(x)} images", f"more than {cut}")
     return Dataset(f"{name} (first {len(x)})", x[:cut], y[:cut], x[cut:], y[cut:], classes=CLASSES, scale=1 / 255)
 
 

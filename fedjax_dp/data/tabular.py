@@ -6,131 +6,45 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, first_file, missing, places
+from fedjax_dp.data.files import damaged, first_file, missing, search_folders
 from fedjax_dp.data.store import Dataset
 
-COLUMNS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-)
-# The categories in the order of adult.names, "?" (not known) last where the files have it. As a category of its own it
-# makes 102 features; without it there would be 99.
-CATEGORIES: dict[str, tuple[str, ...]] = {
-    "workclass": (
-        "Private",
-        "Self-emp-not-inc",
-        "Self-emp-inc",
-        "Federal-gov",
-        "Local-gov",
-        "State-gov",
-        "Without-pay",
-        "Never-worked",
-        "?",
-    ),
-    "education": (
-        "Bachelors",
-        "Some-college",
-        "11th",
-        "HS-grad",
-        "Prof-school",
-        "Assoc-acdm",
-        "Assoc-voc",
-        "9th",
-        "7th-8th",
-        "12th",
-        "Masters",
-        "1st-4th",
-        "10th",
-        "Doctorate",
-        "5th-6th",
-        "Preschool",
-    ),
-    "marital-status": (
-        "Married-civ-spouse",
-        "Divorced",
-        "Never-married",
-        "Separated",
-        "Widowed",
-        "Married-spouse-absent",
-        "Married-AF-spouse",
-    ),
-    "occupation": (
-        "Tech-support",
-        "Craft-repair",
-        "Other-service",
-        "Sales",
-        "Exec-managerial",
-        "Prof-specialty",
-        "Handlers-cleaners",
-        "Machine-op-inspct",
-        "Adm-clerical",
-        "Farming-fishing",
-        "Transport-moving",
-        "Priv-house-serv",
-        "Protective-serv",
-        "Armed-Forces",
-        "?",
-    ),
-    "relationship": ("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried"),
-    "race": ("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black"),
-    "sex": ("Female", "Male"),
-    "native-country": (
-        "United-States",
-        "Cambodia",
-        "England",
-        "Puerto-Rico",
-        "Canada",
-        "Germany",
-        "Outlying-US(Guam-USVI-etc)",
-        "India",
-        "Japan",
-        "Greece",
-        "South",
-        "China",
-        "Cuba",
-        "Iran",
-        "Honduras",
-        "Philippines",
-        "Italy",
-        "Poland",
-        "Jamaica",
-        "Vietnam",
-        "Mexico",
-        "Portugal",
-        "Ireland",
-        "France",
-        "Dominican-Republic",
-        "Laos",
-        "Ecuador",
-        "Taiwan",
-        "Haiti",
-        "Columbia",
-        "Hungary",
-        "Guatemala",
-        "Nicaragua",
-        "Scotland",
-        "Thailand",
-        "Yugoslavia",
-        "El-Salvador",
-        "Trinadad&Tobago",
-        "Peru",
-        "Hong",
-        "Holand-Netherlands",
-        "?",
-    ),
+# Columns as the files have them, and words of those that are categories, in the order of adult.names, "?" (not known)
+# last where the files have it. As a category of its own it makes 102 features; without it there would be 99.
+FIELDS = {
+    "age": "",
+    "workclass": """
+        Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked ?
+    """,
+    "fnlwgt": "",
+    "education": """
+        Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters 1st-4th
+        10th Doctorate 5th-6th Preschool
+    """,
+    "education-num": "",
+    "marital-status": """
+        Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse
+    """,
+    "occupation": """
+        Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners
+        Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv
+        Armed-Forces ?
+    """,
+    "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
+    "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
+    "sex": "Female Male",
+    "capital-gain": "",
+    "capital-loss": "",
+    "hours-per-week": "",
+    "native-country": """
+        United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan Greece
+        South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland France
+        Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand
+        Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands ?
+    """,
 }
+COLUMNS = tuple(FIELDS)
+CATEGORIES = {name: tuple(words.split()) for name, words in FIELDS.items() if words}
 NUMERIC = tuple(name for name in COLUMNS if name not in CATEGORIES)
 LABELS = ("<=50K", ">50K")
 
@@ -141,7 +55,7 @@ def adult(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     adult       the 8 categorical columns one-hot: 102 features, 0 or 1;
     adult_full  those and the 6 numeric columns, with mean 0 and standard deviation 1 on the training set: 108.
     """
-    folders = places(["adult"], data_dir)
+    folders = search_folders(["adult"], data_dir)
     paths = [first_file(folders, (file,)) for file in ("adult.data", "adult.test")]
     if paths[0] is None or paths[1] is None:
         raise missing(name, folders[0], "adult.data and adult.test", "from https://archive.ics.uci.edu/dataset/2/adult")

@@ -28,9 +28,9 @@ class Vocabulary(NamedTuple):
     eos: int | None = None
 
 
-def vocabulary_of(told: Mapping[str, Any] | None) -> Vocabulary | None:
-    """The vocabulary that a file tells as JSON."""
-    return None if told is None else Vocabulary(**{**told, "oov": tuple(told["oov"])})
+def vocabulary_of(fields: Mapping[str, Any] | None) -> Vocabulary | None:
+    """The vocabulary that a file describes as JSON."""
+    return None if fields is None else Vocabulary(**{**fields, "oov": tuple(fields["oov"])})
 
 
 class Targets(NamedTuple):
@@ -76,9 +76,9 @@ def as_arrays(y: Any) -> Any:
     return jax.tree.map(one, y, is_leaf=lambda part: isinstance(part, list))
 
 
-def native(given: Any) -> np.ndarray:
-    """An array of NumPy, in this machine's order of bytes, which devices ask for."""
-    array = np.asarray(given)
+def native(numbers: Any) -> np.ndarray:
+    """An array of NumPy, in this machine's order of bytes, which devices need."""
+    array = np.asarray(numbers)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -94,8 +94,8 @@ def check_vocabulary(what: str, vocabulary: Any) -> Vocabulary:
         remedy = "fedjax_dp.data.Vocabulary(size=...) says how many tokens there are"
         raise errors.refuse(what, "nothing" if vocabulary is None else repr(vocabulary)[:60], "a Vocabulary", remedy)
     errors.require_integer(f"{what}: size", vocabulary.size, 2, MOST_CLASSES)
-    said = [("pad", vocabulary.pad), ("bos", vocabulary.bos), ("eos", vocabulary.eos)]
-    for name, one in said + [("oov", one) for one in vocabulary.oov]:
+    special = [("pad", vocabulary.pad), ("bos", vocabulary.bos), ("eos", vocabulary.eos)]
+    for name, one in special + [("oov", one) for one in vocabulary.oov]:
         if one is not None:
             errors.require_integer(f"{what}: {name}", one, -(name == "pad"), vocabulary.size - 1)
     return vocabulary
@@ -128,7 +128,7 @@ def _count_labels(where: str, y_train: Any, y_test: Any, given: int | None, voca
 
 
 def _counted(where: str, present: np.ndarray) -> int:
-    """The number of classes where nobody says it: every label from 0 to the largest occurs, else one was miscounted."""
+    """How many classes there are, if not given: every label from 0 to the largest occurs, else one was miscounted."""
     most, known = int(present[-1]), "or give classes"
     if present[0] > 0 and len(present) == most - present[0] + 1:
         remedy = f"subtract {present[0]} from y_train and y_test, {known}"

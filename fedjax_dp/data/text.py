@@ -1,51 +1,21 @@
 """Sentiment140: short messages with natural clients."""
 
-import collections
 import csv
 import os
 import pathlib
-from collections.abc import Iterable
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, first_file, missing, places
+from fedjax_dp.data.files import damaged, first_file, missing, search_folders
+from fedjax_dp.data.formats.sequences import cut_words, most_frequent, of_words, words_of
 from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 
 FILE = "sent140_subset.csv"
-VOCABULARY = 3000  # words, with the two below
+VOCABULARY = 3000  # ids: of padding, of unknown words, of words
 LENGTH = 25  # words of a message; longer ones are cut
-PADDING, UNKNOWN = 0, 1
 TEST_FRACTION = 0.1  # of every user's messages; users with one message keep it
-
-# The "basic english" tokeniser of rfedavg's published code: lower case, marks apart from words, some marks dropped.
-_MARKS = str.maketrans({mark: f" {mark} " for mark in ".,()!?"} | {"'": " ' ", '"': None, ";": " ", ":": " "})
-
-
-def words_of(text: str) -> list[str]:
-    """The words and marks of a message, in lower case.
-
-    >>> words_of('I like "it": good, no?')
-    ['i', 'like', 'it', 'good', ',', 'no', '?']
-    """
-    return text.lower().replace("<br />", " ").translate(_MARKS).split()
-
-
-def vocabulary(texts: Iterable[list[str]]) -> dict[str, int]:
-    """Word -> index of the most frequent words, ties in alphabetical order; 0 pads and 1 is unknown."""
-    counts = collections.Counter(word for words in texts for word in words)
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: rank for rank, word in enumerate(ranked[: VOCABULARY - 2], start=2)}
-
-
-def indices(texts: list[list[str]], known: dict[str, int]) -> np.ndarray:
-    """`(texts, LENGTH)` int16, cut or padded at the end; a text without words is one unknown word."""
-    table = np.full((len(texts), LENGTH), PADDING, np.int16)
-    for row, words in zip(table, texts):
-        found = [known.get(word, UNKNOWN) for word in words[:LENGTH]] or [UNKNOWN]
-        row[: len(found)] = found
-    return table
 
 
 def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
@@ -54,7 +24,7 @@ def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     Each user's messages are split before anything else, so that no test message shapes the vocabulary and none is in
     a client's training records (rfedavg's published code splits afterwards).
     """
-    folders = places([name], data_dir)
+    folders = search_folders([name], data_dir)
     path = first_file(folders, (FILE,))
     if path is None:
         raise missing(name, folders[0], FILE, "columns user, positive and text, after the 1.6 million of Sentiment140")
@@ -62,8 +32,7 @@ def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     train, test = (np.concatenate(rows) for rows in split_each(natural(users), TEST_FRACTION, seed=0))
     if not len(test):
         raise damaged(path, "one message of every user", "two of some user, one to test on")
-    known = vocabulary(texts[row] for row in train)
-    x = indices(texts, known)
+    x = cut_words(texts, of_words(most_frequent((texts[row] for row in train), VOCABULARY - 2)), LENGTH)
     return Dataset(
         name,
         x[train],

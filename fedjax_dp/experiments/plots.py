@@ -68,7 +68,7 @@ def plot_run(
         reached = getattr(last, main.name)
         if reached is not None:
             left.annotate(
-                main.told(reached),
+                main.in_words(reached),
                 (last.round, unit * reached),
                 xytext=(7, 0),
                 textcoords="offset points",

@@ -25,7 +25,7 @@ from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
 from fedjax_dp.rounds.state import ServerState, place
-from fedjax_dp.tasks import told_of
+from fedjax_dp.tasks import describe_task
 
 ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
 BEGINNING = (
@@ -262,7 +262,7 @@ def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
     data = ready.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
-    about |= {"records": records | {"vocabulary": words}, "task": told_of(ready.task)}
+    about |= {"records": records | {"vocabulary": words}, "task": describe_task(ready.task)}
     with folders.storing(path, "give another --out"), folders.making(path):
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())

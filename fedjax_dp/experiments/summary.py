@@ -6,7 +6,7 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import Traffic
 from fedjax_dp.experiments.training import Ready, Result
 from fedjax_dp.rounds import metrics
-from fedjax_dp.tasks import measures_of_task, told_of
+from fedjax_dp.tasks import describe_task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 
 
@@ -23,7 +23,7 @@ def of_run(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
         "rounds": ready.rounds,
         "seed": ready.seed,
         "classes": ready.data.classes,
-        "task": told_of(ready.task),
+        "task": describe_task(ready.task),
         **{name: value for name, value in last.items() if name.startswith(TEST)},
         "history": [point.row() for point in result.history],
         "probes": list(metrics.PROBES),

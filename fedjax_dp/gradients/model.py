@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Model(Protocol):
     """Structure, not numbers: compared and hashed, and passed to compiled functions as a static argument.
 
-    Everything is said of one record; batches are made by `vmap`, so records cannot mix. `fedjax_dp.model` makes one of
-    a network; a frozen dataclass with these methods is one too. One that uses values which it never trains, and wants
+    All functions are of one record; batches are made by `vmap`, so records cannot mix. `fedjax_dp.model` makes one of a
+    network; a frozen dataclass with these methods is one too. One that uses values which it never trains, and wants
     them traced, is a `PartlyFrozenModel`.
     """
 
@@ -101,7 +101,7 @@ class JitOfModel:
 
 
 def require_model(model: Any) -> None:
-    """Refuse what does not say what the simulator needs of a model."""
+    """Refuse what lacks a member of `Model`."""
     wanted, page = "a value with init, loss and logits of one record", validation.page_of(Model)
     if advice := validation.advice(model):
         raise errors.refuse("model", validation.described(model), wanted, advice)

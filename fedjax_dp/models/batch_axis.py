@@ -62,7 +62,7 @@ def _mixing(two: Any, three: Any) -> Any | None:
         itertools.zip_longest((line for _, line in program.used(two)), (line for _, line in program.used(three)))
     )
     if any(one is None or other is None or one.primitive is not other.primitive for one, other in pairs):
-        return None  # written out for each record: nothing more can be told, and one is traced alone anyway
+        return None  # written out for each record: nothing more can be known, and one is traced alone anyway
     for one, other in pairs:
         if _runs_over(one, other, [_longer(a, b) for a, b in zip(one.invars, other.invars)]):
             return one

@@ -48,7 +48,7 @@ def freeze(
                `models.read_start` read it, parameters of the whole network or a mapping of paths to arrays; unless
                given, random ones, frozen values the same for every seed;
     start_data  what these were trained on, in words, for the Guarantee to say. A run, and what a run wrote, says it;
-               of other values nothing is known, and the Guarantee begins with that unless it is said here;
+               of other values nothing is known, and the Guarantee begins with that unless it is given here;
     start_private  whether they hold records of the clients that will be trained on: there is no epsilon then;
     fresh      patterns, or `head`, of parameters that begin at random, not with those of `start`;
     rank, alpha  r, and the factor alpha / r of low-rank terms; alpha is r unless given. A begins uniform within
@@ -69,24 +69,24 @@ def freeze(
     shapes = {name: shape for name, shape in named(tree).items() if name not in already}
     plan = plan_of(model, "scores", tree, (model.blank,))
     trained = _trained(words, plan, shapes)
-    asked = _low_rank(words, plan, shapes, trained, rank, targets)
-    for name, said in (("fresh", fresh), ("start_data", start_data), ("start_private", start_private)):
-        if start is None and said is not None:
-            raise errors.refuse(name, said, "left out where training begins at random", "give start, or drop it")
+    adapters = _low_rank(words, plan, shapes, trained, rank, targets)
+    for name, value in (("fresh", fresh), ("start_data", start_data), ("start_private", start_private)):
+        if start is None and value is not None:
+            raise errors.refuse(name, value, "left out where training begins at random", "give start, or drop it")
     if start is not None:
         public = None if start_private is None else not start_private
         start = start_of(start, trained_on=start_data, public=public)
     begun = {} if start is None else _begun(start, shapes, () if fresh is None else _fresh(fresh, plan, shapes))
     drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
     values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already
-    if asked is not None and not asked.both:
+    if adapters is not None and not adapters.both:
         kernels = low_rank.kernels_of(plan)
-        for name in asked.names:
+        for name in adapters.names:
             own = role_key(key, f"low rank {name}")
             values[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], rank)
     if alpha is not None:
         errors.require_positive("lora_alpha", alpha)
-        if asked is None:
+        if adapters is None:
             raise errors.refuse("lora_alpha", alpha, f"left out unless trainable has {LORA} or {FFA_LORA}", "drop it")
     held = Frozen(
         FrozenValues(
@@ -96,7 +96,9 @@ def freeze(
         )
     )
     origins = [*(before if already or set(shapes) - set(begun) else ()), *(() if start is None else (start.origin,))]
-    return dataclasses.replace(model, adaptation=Adaptation(trained, asked, tuple(origins), held.checksum), held=held)
+    return dataclasses.replace(
+        model, adaptation=Adaptation(trained, adapters, tuple(origins), held.checksum), held=held
+    )
 
 
 def with_frozen(model: NetworkModel, values: Mapping[str, Any], origins: tuple[Origin, ...] = ()) -> NetworkModel:
@@ -130,9 +132,9 @@ def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]
     return tuple(name for name in shapes if name in found)
 
 
-def _fresh(told: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
+def _fresh(text: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
-    for word in words_of("fresh", told):
+    for word in words_of("fresh", text):
         found += head_of("fresh", plan, shapes) if word == HEAD else matching("fresh", [word], shapes)
     return found
 
@@ -155,11 +157,11 @@ def _low_rank(
         raise errors.refuse("trainable", ",".join(words), f"{LORA} or {FFA_LORA}", "drop one of them")
     errors.require_count("lora_rank", rank)
     kernels = low_rank.kernels_of(plan)
-    asked = words_of("lora_targets", targets)
-    if asked == [DENSE]:
+    patterns = words_of("lora_targets", targets)
+    if patterns == [DENSE]:
         names = [name for name in kernels if name in shapes and name not in trained]
     else:
-        names = matching("lora_targets", asked, shapes)
+        names = matching("lora_targets", patterns, shapes)
         for name in names:
             if name in trained:
                 raise errors.refuse("lora_targets", f"{name}, which is trained itself", "others", "drop one of the two")
@@ -174,8 +176,8 @@ def _low_rank(
         raise errors.refuse("trainable", LORA, "used with a dense layer that is not trained itself")
     sides = {name: min(kernels[name].shape[1:]) for name in names}
     narrow = [name for name in names if rank > sides[name]]
-    if len(narrow) == len(names) or (narrow and asked != [DENSE]):
-        name = max(names if asked == [DENSE] else narrow, key=sides.__getitem__)
+    if len(narrow) == len(names) or (narrow and patterns != [DENSE]):
+        name = max(names if patterns == [DENSE] else narrow, key=sides.__getitem__)
         raise errors.refuse("lora_rank", rank, f"at most {sides[name]}, the shorter side of {name}")
     fitting = [name for name in names if name not in narrow]
     return LowRank(tuple(fitting), rank, both)
@@ -191,9 +193,9 @@ def _begun(start: Start, shapes: Mapping[str, Any], fresh: Collection[str]) -> d
     for name, shape in wanted.items():
         if name not in given:
             near = errors.nearest(name, list(given))
-            told = f"did you mean {near[0]}? " if near else ""
+            guess = f"did you mean {near[0]}? " if near else ""
             raise errors.refuse(
-                where, f"no {name}", "with every parameter of the model", f"{told}name it in start_names, or in fresh"
+                where, f"no {name}", "with every parameter of the model", f"{guess}name it in start_names, or in fresh"
             )
         value = np.asarray(given[name]) if not isinstance(given[name], jax.Array) else given[name]
         if value.dtype.kind not in "fV" or tuple(value.shape) != shape.shape:

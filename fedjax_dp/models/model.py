@@ -111,17 +111,17 @@ class NetworkModel:
     def init(self, key: jax.Array) -> Params:
         if self.adaptation is None:
             blank = jnp.zeros(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
-            return self._told(lambda: self.network.init(key, blank))
-        start, asked = self._frozen().start, self.adaptation.low_rank
+            return self._user_code(lambda: self.network.init(key, blank))
+        start, adapters = self._frozen().start, self.adaptation.low_rank
         new = named(self.base.init(key)) if set(self.adaptation.trained) - set(start) else {}
         params = {name: jnp.asarray(start[name] if name in start else new[name]) for name in self.adaptation.trained}
-        if asked is not None:
+        if adapters is not None:
             kernels = low_rank.kernels_of(self._plan(None))
-            for name in asked.names:
-                if asked.both:
+            for name in adapters.names:
+                if adapters.both:
                     own = role_key(key, f"low rank {name}")
-                    params[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], asked.rank)
-                params[f"{name}/{low_rank.B}"] = jnp.zeros(low_rank.shapes(kernels[name], asked.rank)[1])
+                    params[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], adapters.rank)
+                params[f"{name}/{low_rank.B}"] = jnp.zeros(low_rank.shapes(kernels[name], adapters.rank)[1])
         return params
 
     def whole(self, params: Params) -> Params:
@@ -154,8 +154,8 @@ class NetworkModel:
             return low_rank.run(self._plan(key, x), leaves, record, self._pairs(params), self._frozen().scale)
         narrow, seen = jax.tree.map(self._narrow, (params, x))
         if not self.network.for_batches:
-            return jax.tree.map(_wide, self._told(lambda: self.network.run(narrow, seen, key)))
-        made = self._told(lambda: self.network.run(narrow, seen[None], key))
+            return jax.tree.map(_wide, self._user_code(lambda: self.network.run(narrow, seen, key)))
+        made = self._user_code(lambda: self.network.run(narrow, seen[None], key))
         return jax.tree.map(_wide, first_row(self.network.name, made))
 
     def logits(self, params: Params, x: jax.Array) -> jax.Array:
@@ -164,7 +164,7 @@ class NetworkModel:
 
     def loss(self, params: Params, x: jax.Array, y: Any, key: jax.Array | None = None) -> jax.Array:
         scores = self.scores(params, x, key)
-        return self._told(lambda: self.loss_of(scores, y), "the loss")
+        return self._user_code(lambda: self.loss_of(scores, y), "the loss")
 
     def _frozen(self) -> FrozenValues:
         if self.frozen is None:
@@ -194,7 +194,7 @@ class NetworkModel:
     def _narrow(self, a: jax.Array) -> jax.Array:
         return a.astype(self.dtype) if a.dtype == jnp.float32 else a
 
-    def _told(self, call: Callable[[], T], what: str = "") -> T:
+    def _user_code(self, call: Callable[[], T], what: str = "") -> T:
         """What a call of the user's own code returns; whatever it raises is one line, with the place in that code."""
         try:
             return call()
@@ -253,7 +253,7 @@ def model(
     loss     of scores and target of one record, a number; left out, the task's. Metrics of a task are measured with a
              loss of one's own too, where the scores have the shape that the task's loss takes;
     dtype    see `NetworkModel`;
-    trained  the name of a flag that tells the network whether it is trained, where it is not one of `networks.MODES`.
+    trained  the name of a flag that says whether the network is being trained, where it is not one of `networks.MODES`.
     Raises:  ConfigurationError for anything else, a network that keeps a state or whose output for a record depends on
              the others of its batch, a loss that is no number.
     """
@@ -286,8 +286,7 @@ def explain_gradients(model: NetworkModel, target: Any = None) -> Explanation:
     if hasattr(target, "blank_targets"):
         y = target.blank_targets(1)
     else:
-        given = jnp.zeros((), jnp.int32) if target is None else target
-        y = jax.tree.map(_one_row, given)
+        y = jax.tree.map(_one_row, jnp.zeros((), jnp.int32) if target is None else target)
     return explain(model, params, _one_row(model.blank), y)
 
 
@@ -343,7 +342,7 @@ def _check_batch(made: NetworkModel) -> None:
         jax.eval_shape(made.scores, params, made.blank)
         return
     name, run = made.network.name, made.network.run
-    require_records_apart(name, lambda params, x: made._told(lambda: run(params, x, None)), params, made.blank)
+    require_records_apart(name, lambda params, x: made._user_code(lambda: run(params, x, None)), params, made.blank)
 
 
 def _wide(a: jax.Array) -> jax.Array:
@@ -352,13 +351,13 @@ def _wide(a: jax.Array) -> jax.Array:
 
 def _remedy(error: Exception) -> str:
     """What to do about an error of the user's own code."""
-    told = str(error)
-    lacking = re.findall(r"'(\w+)'", told.partition("missing")[2]) if "required positional argument" in told else []
+    text = str(error)
+    lacking = re.findall(r"'(\w+)'", text.partition("missing")[2]) if "required positional argument" in text else []
     if len(lacking) == 1:
         name = lacking[0]
         flag = f'fedjax_dp.model(network, data, trained="{name}")'
         return f"give {name} a default, or, if {name} says whether it is trained, write {flag}"
-    if re.search(r"rng|deterministic|dropout|random key", told, re.IGNORECASE):
+    if re.search(r"rng|deterministic|dropout|random key", text, re.IGNORECASE):
         return (
             "for dropout take a flag train in the call, which is True in training alone, and write "
             "Dropout(rate, deterministic=not train) (nnx: also rngs=; Haiku: only where is_training): keys are given"

@@ -1,7 +1,7 @@
 """Networks of several frameworks, each used unchanged: how one is started, and run on records.
 
-A network may take a flag under one of the names in MODES: it is told whether it is being trained, which it is where it
-is given a key.
+A network may take a flag under one of the names in MODES, which says whether it is being trained: it is where it is
+given a key.
 """
 
 import contextlib

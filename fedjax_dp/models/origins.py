@@ -2,7 +2,7 @@
 
 A ledger is lines of JSON, one for each phase of training, the first first; each names the one before it, or none. A
 phase is a run, with its data, its Guarantee and a sample of hashes of its records, or values from elsewhere, with what
-was said of them. Lines are never written anew: a run that begins with an export has its lines before its own.
+is known of them. Lines are never written anew: a run that begins with an export has its lines before its own.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ class Origin:
 
     name      of the file, the run, or whatever they were given as;
     sha256    of its contents;
-    trained_on  what it was trained on, in words, as somebody says; None: nobody says it;
-    public    whether it holds nothing of these clients, as somebody says. Where it does, the run has no epsilon;
+    trained_on  what it was trained on, in words, as its user says; None: it is not said;
+    public    whether it holds nothing of these clients, as its user says. Where it does, the run has no epsilon;
     ledger    that came with it; empty: none did.
     """
 
@@ -55,8 +55,8 @@ class Origin:
     ledger: str = dataclasses.field(default="", repr=False)
 
     def __str__(self) -> str:
-        told = f"{self.name} (sha256 {self.sha256[:12]})"
-        return told if self.trained_on is None else f"{told}, trained on {self.trained_on}"
+        text = f"{self.name} (sha256 {self.sha256[:12]})"
+        return text if self.trained_on is None else f"{text}, trained on {self.trained_on}"
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -67,8 +67,8 @@ class Origin:
     def lines(self) -> str:
         """The ledger of these values, for what is trained from them to carry."""
         private = None if self.public is None else not self.public
-        said = {"kind": FILE, "name": self.name, "sha256": self.sha256, "trained_on": self.trained_on}
-        return self.ledger or with_phase("", said | {"private": private})
+        known = {"kind": FILE, "name": self.name, "sha256": self.sha256, "trained_on": self.trained_on}
+        return self.ledger or with_phase("", known | {"private": private})
 
 
 def with_phase(ledger: str, facts: Mapping[str, Any]) -> str:
@@ -124,11 +124,11 @@ def values_digest(values: Mapping[str, Any]) -> str:
 
 
 def require_own(ledger: str, values: Mapping[str, Any], where: str) -> None:
-    """Refuse arrays of which a ledger that came with them does not tell."""
+    """Refuse arrays of which a ledger that came with them is not."""
     if not ledger.strip():
         raise errors.refuse(f"ledger of {where}", "an empty one", "as a run wrote it", "export it again")
-    told = phases_of(ledger, where)[-1].get("parameters")
-    if told is not None and told != values_digest(values):
+    digest = phases_of(ledger, where)[-1].get("parameters")
+    if digest is not None and digest != values_digest(values):
         remedy = "export it again, or write the arrays without the ledger and say what they are with start_data"
         raise errors.refuse(f"ledger of {where}", "one of other parameters", "of those beside it", remedy)
 

@@ -15,15 +15,15 @@ from fedjax_dp.models.networks import named
 HEAD = "head"
 
 
-def tensors_named(what: str, told: str, model: Model) -> tuple[bool, ...]:
-    """Which tensors of a model some words name, in the order of `pytrees.ravel`.
+def tensors_named(what: str, words: str, model: Model) -> tuple[bool, ...]:
+    """Which tensors of a model are named, in the order of `pytrees.ravel`.
 
-    told  patterns of parameter paths with commas between, or `head`, the layer of the last product.
+    words  patterns of parameter paths with commas between, or `head`, the layer of the last product.
     Raises: ConfigurationError for a pattern that matches nothing.
     """
     shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
     found: set[str] = set()
-    for word in words_of(what, told):
+    for word in words_of(what, words):
         own = [name for name in shapes if name == word or name.startswith(f"{word}/")]
         if word != HEAD or own:
             found |= set(matching(what, [word], shapes))
@@ -36,11 +36,11 @@ def tensors_named(what: str, told: str, model: Model) -> tuple[bool, ...]:
     return tuple(name in found for name in shapes)
 
 
-def words_of(what: str, told: str) -> list[str]:
+def words_of(what: str, text: str) -> list[str]:
     """Words with commas between."""
-    words = [word.strip() for word in told.split(",")]
+    words = [word.strip() for word in text.split(",")]
     if "" in words:
-        raise errors.refuse(what, repr(told), "words or patterns with commas between", "such as head or block_*/**")
+        raise errors.refuse(what, repr(text), "words or patterns with commas between", "such as head or block_*/**")
     return words
 
 
@@ -51,8 +51,8 @@ def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list
         hits = {name for name in names if _pattern(pattern).fullmatch(name)}
         if not hits:
             near = errors.nearest(pattern, [*names])
-            told = f"did you mean {near[0]}?" if near else f"there are {_few(names)}"
-            raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", told)
+            remedy = f"did you mean {near[0]}?" if near else f"there are {_few(names)}"
+            raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", remedy)
         found |= hits
     return [name for name in names if name in found]
 

@@ -9,18 +9,14 @@ A file names its arrays; where its names or layouts are others than the model's,
 
 import dataclasses
 import hashlib
-import json
 import logging
-import math
 import os
 import pathlib
-import struct
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
-import ml_dtypes
 import numpy as np
 
 from fedjax_dp import errors, folders
@@ -33,19 +29,6 @@ WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax w
 RUN = "run.json"  # makes a folder that of a run
 STATE, FINAL = "state", "final"  # of a run's checkpoint: what goes on, and the model where it is not the state's
 CHECKPOINT_DEPTH = 3  # a run's arrays are in checkpoints/ROUND/state
-LARGEST_HEADER = 100 * 2**20  # bytes, as in the safetensors format
-DTYPES: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,8 +70,7 @@ def read_start(
     path = pathlib.Path(path)
     if not path.exists():
         raise errors.refuse("start", str(path), f"{WANTED} that exists", folders.where_looked(path))
-    found = _read(path)
-    ledger = _ledger(path, found)
+    found, ledger = _read(path)
     if ledger is not None:
         origins.require_own(ledger, found, path.name)
     if names is not None:
@@ -115,9 +97,9 @@ def start_of(given: Any, *, trained_on: str | None = None, public: bool | None =
 
 
 def start_files(path: str | None, names: str | None = None) -> dict[str, str]:
-    """Checksums of a checkpoint, and of the file that says its names, by path."""
-    given = {told: pathlib.Path(told) for told in (path, names) if told is not None}
-    return {told: digest(where)[:16] for told, where in given.items() if where.exists()}
+    """Checksums of a checkpoint, and of the file of its names, by path."""
+    paths = {name: pathlib.Path(name) for name in (path, names) if name is not None}
+    return {name: digest(where)[:16] for name, where in paths.items() if where.exists()}
 
 
 def digest(path: pathlib.Path) -> str:
@@ -132,96 +114,53 @@ def digest(path: pathlib.Path) -> str:
     return whole.hexdigest()
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
+    """Arrays by name, and the ledger that came with them, if one did."""
     if path.is_dir():
-        return _orbax(path)
-    if _zipped(path):
-        found: dict[str, Any] = read_npz(path)
-        return found
-    return dict(_safetensors(path))
-
-
-def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
-    """What a safetensors file says of its arrays, and where their numbers begin."""
+        return _orbax(path), _ledger_of_folder(path)
     with open(path, "rb") as file:
-        first = file.read(8)
-        length = struct.unpack("<Q", first)[0] if len(first) == 8 else math.inf
-        if not 2 <= length <= min(path.stat().st_size - 8, LARGEST_HEADER):
-            raise errors.refuse("start", f"{path}, which is none of these or cut short", WANTED)
-        header = file.read(int(length))
+        zipped = file.read(2) == b"PK" or path.suffix == ".npz"
+    if not zipped:
+        return _safetensors(path)
+    found: dict[str, Any] = read_npz(path)
+    if ARRAY not in found:
+        return found, None
+    ledger = found.pop(ARRAY)
+    if ledger.dtype != np.uint8 or ledger.ndim != 1:
+        raise damaged(path, f"{ARRAY} of {ledger.dtype} {ledger.shape}", "a ledger as bytes", "export it again")
+    return found, _text(ledger.tobytes(), path)
+
+
+def _ledger_of_folder(path: pathlib.Path) -> str | None:
+    """Its own, or that of the run whose checkpoint it is."""
+    runs = [place for place in path.absolute().parents[:CHECKPOINT_DEPTH] if (place / RUN).is_file()]
+    file = next((place / LEDGER for place in (path, *runs) if (place / LEDGER).is_file()), None)
+    if file is None and (path / RUN).is_file():
+        raise errors.refuse("start", f"{path}, a run without {LEDGER}", "one with it", "put it back")
+    if file is not None and file.stat().st_size > origins.LARGEST:
+        raise damaged(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
+    return None if file is None else _text(file.read_bytes(), path)
+
+
+def _text(raw: bytes, path: pathlib.Path) -> str:
     try:
-        told = json.loads(header)
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"a header that is no JSON ({' '.join(str(error).split())[:80]})", "safetensors") from None
-    if not isinstance(told, dict):
-        raise damaged(path, "a header that is no JSON object", "safetensors")
-    return told, 8 + int(length)
-
-
-def _ledger(path: pathlib.Path, found: dict[str, Any]) -> str | None:
-    """The ledger that came with the arrays, which it is taken out of; None: there is none."""
-    if path.is_dir():  # its own, or that of the run whose checkpoint it is
-        runs = [place for place in path.absolute().parents[:CHECKPOINT_DEPTH] if (place / RUN).is_file()]
-        file = next((place / LEDGER for place in (path, *runs) if (place / LEDGER).is_file()), None)
-        if file is None and (path / RUN).is_file():
-            raise errors.refuse("start", f"{path}, a run without {LEDGER}", "one with it", "put it back")
-        if file is not None and file.stat().st_size > origins.LARGEST:
-            raise damaged(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
-        return None if file is None else _text(file.read_bytes(), path)
-    if ARRAY in found:
-        told = found.pop(ARRAY)
-        if told.dtype != np.uint8 or told.ndim != 1:
-            raise damaged(path, f"{ARRAY} of {told.dtype} {told.shape}", "a ledger as bytes", "export it again")
-        return _text(told.tobytes(), path)
-    if _zipped(path):
-        return None
-    words = _header(path)[0].get("__metadata__", {})
-    if not isinstance(words, dict):
-        raise damaged(path, "metadata that is no JSON object", "safetensors")
-    if KEY not in words and {"config", "round", "privacy"} <= words.keys():
-        raise errors.refuse("start", f"{path}, an export without its ledger", "one with it", "export the run again")
-    told = words.get(KEY)
-    if not isinstance(told, str | None):
-        raise damaged(path, f"a ledger that is {type(told).__name__}", "text", "export it again")
-    return told
-
-
-def _text(told: bytes, path: pathlib.Path) -> str:
-    try:
-        return told.decode()
+        return raw.decode()
     except UnicodeDecodeError:
         raise damaged(path, "a ledger that is no text", "as a run wrote it", "export it again") from None
 
 
-def _zipped(path: pathlib.Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == b"PK" or path.suffix == ".npz"
+def _safetensors(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
+    from safetensors import SafetensorError, safe_open  # only needed here
 
-
-def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Arrays of a safetensors file, mapped: eight bytes of length, so many of JSON, then the numbers."""
-    (told, begin), size, at = _header(path), path.stat().st_size, 0
-    entries = {name: entry for name, entry in told.items() if name != "__metadata__"}
-    for name, entry in sorted(entries.items(), key=lambda pair: _offsets(path, *pair)):
-        (low, high), shape, dtype = _offsets(path, name, entry), entry.get("shape"), entry.get("dtype")
-        counts = isinstance(shape, list) and all(type(side) is int and 0 <= side < 2**40 for side in shape)
-        if dtype not in DTYPES or not counts:
-            raise damaged(path, f"{name} of type {str(dtype)[:20]!r} and shape {str(shape)[:40]}", "arrays of numbers")
-        kind = np.dtype(DTYPES[dtype])
-        if low != at or high - low != math.prod(shape) * kind.itemsize or begin + high > size:
-            raise damaged(path, f"{name} at bytes {low} to {high} of {size - begin}", "arrays one after the other")
-        at = high
-        flat = np.memmap(path, kind, "r", begin + low, (math.prod(shape),)) if high > low else np.empty(0, kind)
-        yield name, flat.reshape(shape)
-    if begin + at != size:
-        raise damaged(path, f"{size - begin - at} bytes more than its header says", "a whole safetensors file")
-
-
-def _offsets(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
-    found = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not (isinstance(found, list) and len(found) == 2 and all(type(at) is int and 0 <= at < 2**62 for at in found)):
-        raise damaged(path, f"{name[:40]} without a place", "data_offsets of two numbers for each array")
-    return found[0], found[1]
+    try:
+        with safe_open(path, "np") as file:
+            words, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, MemoryError, AttributeError, TypeError) as error:  # the last of odd types
+        got = f"{path}, which is none of these or damaged ({folders.reason(error)[:100]})"
+        raise errors.refuse("start", got, WANTED) from None
+    if KEY not in words and {"config", "round", "privacy"} <= words.keys():
+        raise errors.refuse("start", f"{path}, an export without its ledger", "one with it", "export the run again")
+    return found, words.get(KEY)
 
 
 def _orbax(path: pathlib.Path) -> dict[str, Any]:
@@ -272,14 +211,14 @@ def _names(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Values under the model's names; those that nothing is said of keep their own."""
+    """Values under the model's names; those that are not named keep their own."""
     wanted = 'text, or {name = "...", axes = [...]}'
     taken = {}
-    for own, told in names.items():
-        told = {"name": told} if isinstance(told, str) else told
-        if not isinstance(told, Mapping) or set(told) - {"name", "axes"} or not isinstance(told.get("name"), str):
-            raise errors.refuse(f"start_names: {own}", told, wanted)
-        theirs, axes = told["name"], told.get("axes")
+    for own, entry in names.items():
+        entry = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(entry, Mapping) or set(entry) - {"name", "axes"} or not isinstance(entry.get("name"), str):
+            raise errors.refuse(f"start_names: {own}", entry, wanted)
+        theirs, axes = entry["name"], entry.get("axes")
         if theirs not in found:
             near = errors.nearest(theirs, list(found))
             shown = f"did you mean {near[0]}?" if near else "it has " + ", ".join(list(found)[:5])
@@ -290,5 +229,5 @@ def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, A
                 raise errors.refuse(f"start_names: axes of {own}", axes, f"an order of 0 to {value.ndim - 1}")
             value = value.transpose([int(axis) for axis in axes])
         taken[own] = value
-    used = {told if isinstance(told, str) else told["name"] for told in names.values()}
+    used = {entry if isinstance(entry, str) else entry["name"] for entry in names.values()}
     return {name: value for name, value in found.items() if name not in used} | taken

@@ -43,7 +43,7 @@ class _Attention(nn.Module):
         return nn.Dense(width, name="out")(read.reshape(x.shape))
 
 
-class _Mlp(nn.Module):
+class _FeedForward(nn.Module):
     """A hidden layer of 4 x width with gelu (by tanh, as GPT-2 has it), position by position."""
 
     @nn.compact
@@ -51,7 +51,7 @@ class _Mlp(nn.Module):
         return nn.Dense(x.shape[-1], name="down")(nn.gelu(nn.Dense(4 * x.shape[-1], name="up")(x)))
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     """Attention and a multilayer perceptron, each of normalised values and added to what it read."""
 
     heads: int
@@ -60,7 +60,7 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + _Attention(self.heads, self.causal, name="attention")(_norm("attention_norm")(x))
-        return x + _Mlp(name="mlp")(_norm("mlp_norm")(x))
+        return x + _FeedForward(name="mlp")(_norm("mlp_norm")(x))
 
 
 def _norm(name: str) -> nn.LayerNorm:
@@ -84,7 +84,7 @@ class _Vit(nn.Module):
         x = nn.Dense(self.width, name="patches")(pieces)
         x = x + self.param("positions", SMALL, x.shape[1:])[None]
         for at in range(self.layers):
-            x = _Block(self.heads, causal=False, name=f"block_{at}")(x)
+            x = _TransformerBlock(self.heads, causal=False, name=f"block_{at}")(x)
         return nn.Dense(self.classes, name="head")(jnp.mean(_norm("norm")(x), 1))
 
 
@@ -135,7 +135,7 @@ class _Gpt(nn.Module):
         positions = self.param("positions", SMALL, (self.context, self.width))
         x = table(tokens) + positions[None, :length]
         for at in range(self.layers):
-            x = _Block(self.heads, causal=True, name=f"block_{at}")(x)
+            x = _TransformerBlock(self.heads, causal=True, name=f"block_{at}")(x)
         return table.attend(_norm("norm")(x))
 
 

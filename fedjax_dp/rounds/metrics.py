@@ -16,8 +16,8 @@ from fedjax_dp.display import Table
 from fedjax_dp.models import Model, task_of
 from fedjax_dp.rounds.comparison import Standing, standing
 from fedjax_dp.rounds.state import RoundReport
-from fedjax_dp.tasks import Seen, Task, quotient
-from fedjax_dp.tasks.measures import TEST, Target
+from fedjax_dp.tasks import ScoreSums, Task, quotient
+from fedjax_dp.tasks.measures import TEST, MetricTarget
 
 ROWS = 2048  # records that are looked at together, at most
 FLOATS = 2**23  # numbers that a forward pass over them may make, in all; bounds memory
@@ -249,7 +249,7 @@ def values_of(task: Task, test: Tested, data: FederatedData) -> dict[str, float 
     return {metric.name: _finite(np.float32(metric.of(seen)[0])) for metric in task.metrics}
 
 
-def _of_clients(test: Tested, data: FederatedData) -> Seen:
+def _of_clients(test: Tested, data: FederatedData) -> ScoreSums:
     """What the test set gave, client by client."""
     parts = np.asarray(data.test_clients)
     counts = np.bincount(parts, minlength=data.num_clients).astype(float)
@@ -258,13 +258,13 @@ def _of_clients(test: Tested, data: FederatedData) -> Seen:
 
 def _seen(
     sums: Any, scores: Any, data: FederatedData, group_of: np.ndarray, counts: np.ndarray, whole: bool = False
-) -> Seen:
+) -> ScoreSums:
     wide = {name: np.asarray(a, float)[None] if whole else np.asarray(a, float) for name, a in sums.items()}
     kept = None if scores is None else np.asarray(scores, float)
-    return Seen(wide | {"records": counts}, kept, jax.tree.map(np.asarray, data.y_test), group_of)
+    return ScoreSums(wide | {"records": counts}, kept, jax.tree.map(np.asarray, data.y_test), group_of)
 
 
-def _main(task: Task, seen: Seen) -> np.ndarray:
+def _main(task: Task, seen: ScoreSums) -> np.ndarray:
     return task.metrics[0].of(seen) if task.metrics else quotient(seen.sums["loss"], seen.sums["records"])
 
 
@@ -318,7 +318,7 @@ def noise_to_signal(noise: Any, signal: Any, present: np.ndarray) -> float | Non
     return math.sqrt(noise / signal) if signal > 0 else None
 
 
-def rounds_to(history: Sequence[Evaluation], target: Target) -> int | None:
+def rounds_to(history: Sequence[Evaluation], target: MetricTarget) -> int | None:
     """The first evaluated round whose metric is as good as `target`, None if none is."""
     measure = target.measure
     return next((seen.round for seen in history if measure.reached(seen.row()[measure.name], target.value)), None)

@@ -19,7 +19,7 @@ from fedjax_dp.sweeps.engine import Group, Job, PointEnd, Shelf, fastest, groupe
 from fedjax_dp.sweeps.preparation import Ready
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import measures_of_records
-from fedjax_dp.tasks import told_of
+from fedjax_dp.tasks import describe_task
 from fedjax_dp.tasks.measures import Measure
 
 
@@ -64,7 +64,7 @@ def record(entry: Entry, outcome: PointEnd) -> Record:
         "config": dict(entry.config),
         "status": outcome.status,
         "reason": outcome.reason,
-        "task": told_of(task_of(entry.job.model, entry.job.data)),
+        "task": describe_task(task_of(entry.job.model, entry.job.data)),
         "history": [point.row() for point in outcome.history],
         "clients": outcome.clients,
         "guarantee": entry.guarantee.to_dict(),

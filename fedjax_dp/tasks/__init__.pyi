@@ -23,9 +23,9 @@ from .shipped import Regression as Regression
 from .shipped import Sequence as Sequence
 from .task import LossWords as LossWords
 from .task import Metric as Metric
-from .task import Seen as Seen
+from .task import ScoreSums as ScoreSums
 from .task import Task as Task
+from .task import describe_task as describe_task
 from .task import measures_of_task as measures_of_task
 from .task import quotient as quotient
 from .task import ratio as ratio
-from .task import told_of as told_of

@@ -52,7 +52,7 @@ LOSSES = tuple(dict.fromkeys(loss for one in TASKS.values() for loss in one.loss
 
 
 def task_named(data: Aimed, loss: str | None = None, ap: str | None = None) -> Task:
-    """The task that data name, with one of its losses by name; the first unless one is said.
+    """The task that data name, with one of its losses by name; the first unless one is given.
 
     loss  `mean` or `length` of a `sequence`, `mean` or `sum` of `multi_label`, `squared` or `huber` of `regression`;
     ap    `exact` or `buckets200`, of `multi_label`.

@@ -1,4 +1,4 @@
-"""What a history tells, number by number: in words, in which direction it is better, and as what it is shown.
+"""The numbers of a history: in words, in which direction each is better, and as what it is shown.
 
 Files of runs and sweeps carry what their task's metrics are, so whoever reads them needs no task. No JAX here.
 """
@@ -28,8 +28,8 @@ class Measure(NamedTuple):
     @property
     def label(self) -> str:
         """With its unit, for an axis: `test accuracy (%)`."""
-        told = ", ".join(filter(None, ["%" if self.share else self.unit, "probe" if self.probe else ""]))
-        return f"{self.words} ({told})" if told else self.words
+        beside = ", ".join(filter(None, ["%" if self.share else self.unit, "probe" if self.probe else ""]))
+        return f"{self.words} ({beside})" if beside else self.words
 
     @property
     def low(self) -> float:
@@ -45,7 +45,7 @@ class Measure(NamedTuple):
         """The number as figures and tables show it: shares in percent."""
         return 100 * number if self.share else number
 
-    def told(self, number: float | None, digits: int = 1) -> str:
+    def in_words(self, number: float | None, digits: int = 1) -> str:
         """The number in words: `81.4%`, or `7.73`."""
         if number is None:
             return "not known"
@@ -58,7 +58,7 @@ class Measure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Measures:
-    """All that the histories of a task tell, by name, and the one that stands for the rest."""
+    """All numbers of the histories of a task, by name, and the one that stands for the rest."""
 
     by_name: dict[str, Measure]
     main: Measure
@@ -72,47 +72,47 @@ class Measures:
         return {name: one for name, one in self.by_name.items() if name.startswith(TEST)}
 
 
-class Target(NamedTuple):
+class MetricTarget(NamedTuple):
     """A value of a metric of the test set that is to be reached."""
 
     measure: Measure
     value: float
 
 
-def split_target(said: str) -> tuple[str, float]:
+def split_target(text: str) -> tuple[str, float]:
     """The name of a metric and a number, from `METRIC=VALUE`."""
-    name, equals, number = said.partition("=")
+    name, equals, number = text.partition("=")
     try:
         value = float(number) if equals else math.nan
     except ValueError:
         value = math.nan
     if not name or not math.isfinite(value):
-        raise errors.refuse("target", repr(said), "METRIC=VALUE", "such as accuracy=0.9")
+        raise errors.refuse("target", repr(text), "METRIC=VALUE", "such as accuracy=0.9")
     return name.strip(), value
 
 
-def target_of(said: str, measures: "Measures") -> Target:
+def target_of(text: str, measures: Measures) -> MetricTarget:
     """The target that is meant by `METRIC=VALUE` where a task has these measures.
 
     Raises: ConfigurationError for a metric that the task has not, and for a value that it cannot have.
     """
-    name, value = split_target(said)
+    name, value = split_target(text)
     known = {full.removeprefix(TEST): one for full, one in measures.tested.items() if one.better}
     if name not in known:
         listed = f"METRIC=VALUE, METRIC one of {', '.join(known)}"
         near = errors.nearest(name, known)
-        raise errors.refuse("target", repr(said), listed, f"did you mean {near[0]}?" if near else "")
+        raise errors.refuse("target", repr(text), listed, f"did you mean {near[0]}?" if near else "")
     measure = known[name]
     if not measure.low <= value <= measure.high:
         ends = "from 0 to 1" if measure.share else "0 or more"
-        raise errors.refuse("target", repr(said), f"a value {ends} of {name}")
-    return Target(measure, value)
+        raise errors.refuse("target", repr(text), f"a value {ends} of {name}")
+    return MetricTarget(measure, value)
 
 
-def measures_of(told: Mapping[str, Any]) -> Measures:
-    """The measures of histories whose task is as a file tells it: `{"name", "loss", "metrics"}`."""
-    found = [Measure(**{**one, "name": TEST + one["name"], "words": f"test {one['words']}"}) for one in told["metrics"]]
-    loss, of_loss = told["loss"]["words"], {"unit": told["loss"]["unit"], "signed": told["loss"]["signed"]}
+def measures_of(task: Mapping[str, Any]) -> Measures:
+    """The measures of histories whose task is described so in a file: `{"name", "loss", "metrics"}`."""
+    found = [Measure(**{**one, "name": TEST + one["name"], "words": f"test {one['words']}"}) for one in task["metrics"]]
+    loss, of_loss = task["loss"]["words"], {"unit": task["loss"]["unit"], "signed": task["loss"]["signed"]}
     found.append(Measure("test_loss", f"test {loss}", -1, **of_loss))
     main = found[0]
     clients = main.words.removeprefix("test ")

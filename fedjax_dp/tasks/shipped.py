@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp.data.targets import OWN, Vocabulary
 from fedjax_dp.tasks import losses
 from fedjax_dp.tasks.ranking import area_under_curve, average_precision, bucketed
-from fedjax_dp.tasks.task import LossWords, Metric, Seen, quotient, ratio
+from fedjax_dp.tasks.task import LossWords, Metric, ScoreSums, quotient, ratio
 
 NATS = LossWords("cross-entropy", "nats")
 Loss = Callable[[Any, Any], jax.Array]
@@ -34,8 +34,8 @@ class Classes:
         return {"right": (jnp.argmax(scores, -1) == target).astype(jnp.int32)}
 
 
-def _perplexity(over: str, under: str) -> Callable[[Seen], np.ndarray]:
-    def of(seen: Seen) -> np.ndarray:
+def _perplexity(over: str, under: str) -> Callable[[ScoreSums], np.ndarray]:
+    def of(seen: ScoreSums) -> np.ndarray:
         with np.errstate(over="ignore"):
             found: np.ndarray = np.exp(quotient(seen.sums[over], seen.sums[under]))
         return found
@@ -89,7 +89,7 @@ class Sequence:
         return found
 
 
-def _by_label(seen: Seen, scores: np.ndarray) -> np.ndarray:
+def _by_label(seen: ScoreSums, scores: np.ndarray) -> np.ndarray:
     """Average precision of each label in each group `(groups, labels)`."""
     labels = scores.shape[1]
     group = seen.group_of[:, None] * labels + np.arange(labels)
@@ -98,41 +98,41 @@ def _by_label(seen: Seen, scores: np.ndarray) -> np.ndarray:
     return found.reshape(seen.groups, labels)
 
 
-def _kept(seen: Seen) -> np.ndarray:
+def _kept(seen: ScoreSums) -> np.ndarray:
     if seen.scores is None:
         raise ValueError("a metric of ranks needs the scores of a task that keeps them")
     return seen.scores
 
 
-def mean_ap(seen: Seen) -> np.ndarray:
+def mean_ap(seen: ScoreSums) -> np.ndarray:
     """The mean of AP over the labels with a positive record; the others are left out."""
     found = _by_label(seen, _kept(seen))
     known = ~np.isnan(found)
     return quotient(np.where(known, found, 0).sum(1), known.sum(1))
 
 
-def mean_ap_buckets200(seen: Seen) -> np.ndarray:
+def mean_ap_buckets200(seen: ScoreSums) -> np.ndarray:
     """The same of probabilities in 200 buckets, where a label without a positive record counts as 0."""
     found: np.ndarray = np.nan_to_num(_by_label(seen, bucketed(_kept(seen)))).mean(1)
     return found
 
 
-def labels_with_positives(seen: Seen) -> np.ndarray:
+def labels_with_positives(seen: ScoreSums) -> np.ndarray:
     """How many labels have a positive record, which mean AP is over."""
     found: np.ndarray = (seen.sums["positives"] > 0).sum(1)
     return found
 
 
-def micro_ap(seen: Seen) -> np.ndarray:
+def micro_ap(seen: ScoreSums) -> np.ndarray:
     """AP of all labels' scores and targets as of one label."""
     scores, truth = _kept(seen), np.asarray(seen.targets)
     group = np.broadcast_to(seen.group_of[:, None], scores.shape)
     return average_precision(scores.ravel(), truth.ravel(), group.ravel(), seen.groups)
 
 
-def micro_f1(seen: Seen) -> np.ndarray:
+def micro_f1(seen: ScoreSums) -> np.ndarray:
     """2 TP / (2 TP + FP + FN) of all labels together."""
-    return quotient(2 * seen.sums["hits"], seen.sums["said"] + seen.sums["positives"].sum(1))
+    return quotient(2 * seen.sums["hits"], seen.sums["predicted"] + seen.sums["positives"].sum(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,16 +167,16 @@ class MultiLabel:
         return (outputs,)
 
     def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
-        said, truth = scores >= 0, target > 0
+        predicted, truth = scores >= 0, target > 0
         return {
-            "hits": (said & truth).sum(dtype=jnp.int32),
-            "said": said.sum(dtype=jnp.int32),
+            "hits": (predicted & truth).sum(dtype=jnp.int32),
+            "predicted": predicted.sum(dtype=jnp.int32),
             "positives": truth.astype(jnp.int32),
         }
 
 
-def _of_logits(ranked: Callable[..., np.ndarray]) -> Callable[[Seen], np.ndarray]:
-    def of(seen: Seen) -> np.ndarray:
+def _of_logits(ranked: Callable[..., np.ndarray]) -> Callable[[ScoreSums], np.ndarray]:
+    def of(seen: ScoreSums) -> np.ndarray:
         return ranked(_kept(seen)[:, 0], np.asarray(seen.targets), seen.group_of, seen.groups)
 
     return of
@@ -203,12 +203,12 @@ class Binary:
         return {"right": ((scores[0] >= 0) == (target > 0)).astype(jnp.int32)}
 
 
-def mean_squared(seen: Seen) -> np.ndarray:
+def mean_squared(seen: ScoreSums) -> np.ndarray:
     """Over records and numbers of a target."""
     return quotient(seen.sums["squared"].mean(1), seen.sums["records"])
 
 
-def r2(seen: Seen) -> np.ndarray:
+def r2(seen: ScoreSums) -> np.ndarray:
     """1 - SSE / SST of each number of a target, averaged over those that vary; SST is about the group's own mean."""
     counts, targets = seen.sums["records"], np.asarray(seen.targets, float)
     totals = np.zeros((2, seen.groups, targets.shape[1]))

@@ -9,8 +9,8 @@ import numpy as np
 from fedjax_dp.tasks.measures import Measures, measures_of
 
 
-class Seen(NamedTuple):
-    """What a model's scores of test records gave, of some groups of records: of all, or of each client's.
+class ScoreSums(NamedTuple):
+    """What a model's scores of test records add up to, in groups of records: all, or each client's.
 
     sums      what the task adds up over records, by name `(groups, ...)`, float64; `records` counts them `(groups,)`;
     scores    of every record, where the task keeps them `(records, ...)`, float64; else None;
@@ -29,12 +29,12 @@ class Seen(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A number that tells how good scores are; `of` gives one for each group, NaN where it cannot be known."""
+    """How good scores are, as a number; `of` gives one for each group, NaN where it cannot be known."""
 
     name: str
     words: str
     better: int  # 1 where larger is better, -1 where smaller is
-    of: Callable[[Seen], np.ndarray]
+    of: Callable[[ScoreSums], np.ndarray]
     share: bool = False  # lies between 0 and 1
     unit: str = ""
     signed: bool = False  # may be below 0
@@ -85,10 +85,10 @@ class Task(Protocol):
         ...
 
 
-def ratio(over: str, under: str = "records") -> Callable[[Seen], np.ndarray]:
+def ratio(over: str, under: str = "records") -> Callable[[ScoreSums], np.ndarray]:
     """A metric that is a quotient of two sums."""
 
-    def of(seen: Seen) -> np.ndarray:
+    def of(seen: ScoreSums) -> np.ndarray:
         return quotient(seen.sums[over], seen.sums[under])
 
     return of
@@ -100,12 +100,12 @@ def quotient(over: np.ndarray, under: np.ndarray) -> np.ndarray:
     return found
 
 
-def told_of(task: Task) -> dict[str, Any]:
-    """The task as files tell it: JSON, from which `measures_of` makes its measures."""
+def describe_task(task: Task) -> dict[str, Any]:
+    """The task as files describe it: JSON, from which `measures_of` makes its measures."""
     metrics = [{name: value for name, value in one._asdict().items() if name != "of"} for one in task.metrics]
     return {"name": task.name, "loss": task.loss_words._asdict(), "metrics": metrics}
 
 
 def measures_of_task(task: Task) -> Measures:
     """The same of the task itself."""
-    return measures_of(told_of(task))
+    return measures_of(describe_task(task))

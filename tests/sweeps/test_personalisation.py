@@ -10,9 +10,9 @@ from fedjax_dp import cli
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.sweeps.personalisation import compare
-from fedjax_dp.tasks import Classes, told_of
+from fedjax_dp.tasks import Classes, describe_task
 
-TASK = told_of(Classes())
+TASK = describe_task(Classes())
 
 
 def point(algorithm, values, *, epsilon=1.0, strength=None, seed=0, view="deployed", records=(4, 2, 0)):

@@ -15,7 +15,7 @@ from fedjax_dp.models import logistic_regression
 from fedjax_dp.sweeps import engine, program
 from fedjax_dp.sweeps.engine import Group, Job, grouped
 from fedjax_dp.sweeps.runner import Watch, duration
-from fedjax_dp.tasks import Own, told_of
+from fedjax_dp.tasks import Own, describe_task
 
 MODEL = logistic_regression((3,), 3)
 SIZES = [4, 6, 5, 8, 7]
@@ -438,7 +438,7 @@ def test_wrong_arguments_are_refused_in_one_line(change, words, data):
 
 
 def test_what_somebody_who_waits_is_told():
-    watch, task = Watch(4), told_of(Own())
+    watch, task = Watch(4), describe_task(Own())
     for at, (loss, status) in enumerate(((0.5, "done"), (0.2, "done"), (0.1, "diverged"))):
         watch.add({"status": status, "task": task, "history": [{"test_loss": loss}], "values": {"rate": at}})
     texts = watch.texts(3.5)

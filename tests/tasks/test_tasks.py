@@ -17,13 +17,13 @@ from fedjax_dp.tasks import (
     TASKS,
     Classes,
     Own,
-    Seen,
+    ScoreSums,
     area_under_curve,
     average_precision,
+    describe_task,
     measures_of,
     measures_of_task,
     task_named,
-    told_of,
 )
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "tasks.json").read_text())["tasks"]
@@ -53,7 +53,7 @@ def seen(task, scores, targets, group_of=None, groups=1):
     for at, group in enumerate(group_of):
         for name, value in task.sums(jnp.asarray(scores[at]), jnp.asarray(targets[at])).items():
             sums.setdefault(name, np.zeros((groups, *np.shape(value))))[group] += np.asarray(value, float)
-    return Seen(sums, np.asarray(scores, float), np.asarray(targets), group_of)
+    return ScoreSums(sums, np.asarray(scores, float), np.asarray(targets), group_of)
 
 
 def values(task, *given):
@@ -244,7 +244,7 @@ def test_metrics_of_groups_are_those_of_each_group_alone(name):
 @pytest.mark.parametrize("name", [*SHAPES, "own"])
 def test_a_file_tells_a_task_so_that_its_measures_are_known_without_it(name):
     task = made(name)
-    assert measures_of(json.loads(json.dumps(told_of(task)))) == measures_of_task(task)
+    assert measures_of(json.loads(json.dumps(describe_task(task)))) == measures_of_task(task)
     main = measures_of_task(task).main
     assert main.name == ("test_loss" if name == "own" else f"test_{task.metrics[0].name}")
     directions = {

@@ -1,10 +1,9 @@
-"""Arrow IPC streams and Parquet files, read without extension types: some libraries unpickle theirs.
+"""Arrow IPC streams and Parquet files of plain columns.
 
 Memory: streams are mapped; a column costs memory once it is made numbers.
 """
 
 import binascii
-import os
 import pathlib
 import re
 from typing import Any
@@ -12,13 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.limits import check_file, check_growth
+from fedjax_dp.data.files import check_file, check_growth, damaged
 
-MARK = b"\xff\xff\xff\xff"  # before a message's length
-END = MARK + bytes(4)
-FILE_MAGIC = b"ARROW1"
-EXTENSION = b"ARROW:extension:name"  # stands as it is in a schema that has one
+END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
+EXTENSION = b"ARROW:extension:name"  # stands as it is in a schema that has one; some libraries unpickle theirs
 
 
 def read_stream(path: pathlib.Path) -> Any:
@@ -28,35 +24,28 @@ def read_stream(path: pathlib.Path) -> Any:
     """
     import pyarrow as pa
 
-    size = check_file("Arrow", path)
-    wanted = "an Arrow stream, as save_to_disk writes it"
-    with open(path, "rb") as file:
-        head = file.read(8)
-        length = int.from_bytes(head[4:], "little")
-        if not head.startswith(MARK) or not 0 < length <= size:
-            got = "Arrow's file format" if head.startswith(FILE_MAGIC) else f"{head!r} at its beginning"
-            raise damaged(path, got, wanted)
-        if EXTENSION in file.read(length):
-            raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
-        file.seek(-len(END), os.SEEK_END)
-        if file.read() != END:
-            raise damaged(path, "an end within the stream", wanted, "get the file again")
+    size, wanted = check_file("Arrow", path), "an Arrow stream, as save_to_disk writes it"
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            batches, read, seen = [], 0, set[str]()
-            for batch in reader:
-                batch.validate(full=True)
-                read += batch.nbytes
-                check_growth(path, size, read)  # bodies may be packed
-                batches.append(batch)
-            for name in reader.schema.names:  # what is no text fails here
-                if name in seen:
-                    raise damaged(path, f"two columns {name!r:.40}", "columns of different names")
-                seen.add(name)
-            return pa.Table.from_batches(batches, reader.schema)
+        with pa.memory_map(str(path)) as source:
+            if EXTENSION in pa.ipc.read_message(source).metadata.to_pybytes():  # the schema, before its types are made
+                raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
+            source.seek(max(0, size - len(END)))
+            if source.read() != END:
+                raise damaged(path, "an end within the stream", wanted)
+            source.seek(0)
+            with pa.ipc.open_stream(source) as reader:
+                batches, read = [], 0
+                for batch in reader:
+                    batch.validate(full=True)
+                    read += batch.nbytes
+                    check_growth(path, size, read)  # bodies may be packed
+                    batches.append(batch)
+                if len(set(reader.schema.names)) < len(reader.schema.names):
+                    raise damaged(path, "two columns of one name", "columns of different names")
+                return pa.Table.from_batches(batches, reader.schema)
     except errors.ConfigurationError:
         raise
-    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+    except (pa.ArrowException, OSError, MemoryError, ValueError, EOFError) as error:
         raise damaged(path, f"damaged ({folders.reason(error)[:100]})", wanted) from None
 
 
@@ -64,23 +53,27 @@ def read_parquet(path: pathlib.Path) -> Any:
     """The table of a Parquet file, as pandas has it."""
     import pyarrow.parquet
 
-    check_file("parquet", path)
-    if _extended(path):
+    size = check_file("parquet", path)
+    if _extended(path, size):
         raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
     try:
-        table = pyarrow.parquet.ParquetFile(path).read()
+        file = pyarrow.parquet.ParquetFile(path)
+        about = file.metadata
+        check_growth(path, size, sum(about.row_group(at).total_byte_size for at in range(about.num_row_groups)))
+        table = file.read()
         table.validate(full=True)  # text is text
         return table.to_pandas()
+    except errors.ConfigurationError:
+        raise
     except Exception as error:  # pandas and pyarrow have many, without a common base
         raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
 
 
-def _extended(path: pathlib.Path) -> bool:
+def _extended(path: pathlib.Path, size: int) -> bool:
     """Whether the footer holds a schema of Arrow, packed as base64, that names an extension type.
 
     Any other way of asking would make the schema, and its types, already.
     """
-    size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - 8))
         length = int.from_bytes(file.read(4), "little")

@@ -8,12 +8,13 @@ from fedjax_dp.data.formats.sequences import (
     LEAF_CHARACTERS,
     TFF_CHARACTERS,
     check_cut,
+    next_tokens,
     numbered,
     overlap_of,
     rows_of_text,
     smallest,
 )
-from fedjax_dp.data.formats.splits import TEST_FRACTION, Split, made, whole
+from fedjax_dp.data.formats.splits import TEST_FRACTION, Split, data_set, whole
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
@@ -62,8 +63,8 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
     if task == "classes":  # of the character after a window, as in LEAF's own models
         ends = [(smallest(ids[:, :-1], vocabulary.size), ids[:, -1].astype(np.int32), own) for ids, own in sides]
         about = {"classes": vocabulary.size, "tokens": True, "vocabulary": vocabulary, "overlap": overlap}
-        return made(name, where, ends[0], ends[1], notes, **about)
-    return _sequences(name, where, sides, vocabulary, notes, overlap)
+        return data_set(name, where, ends[0], ends[1], notes, **about)
+    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap)
 
 
 def snippets(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
@@ -92,21 +93,7 @@ def snippets(name: str, where: str, train: Split, test: Split | None, reading: R
         ]
         whose = np.array([owners[group[0]] for group in groups])
         sides.append((np.concatenate(cut), np.repeat(whose, [len(rows) for rows in cut])))
-    return _sequences(name, where, sides, vocabulary, notes, overlap_of(length + 1, stride))
-
-
-def _sequences(
-    name: str,
-    where: str,
-    sides: list[tuple[np.ndarray, np.ndarray]],
-    vocabulary: Vocabulary,
-    notes: list[str],
-    overlap: str,
-) -> Dataset:
-    """Rows of `length + 1` ids as inputs and the next ones."""
-    both = [(smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].astype(np.int32), owners) for ids, owners in sides]
-    about = {"task": "sequence", "tokens": True, "vocabulary": vocabulary, "overlap": overlap}
-    return made(name, where, both[0], both[1], notes, **about)
+    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap_of(length + 1, stride))
 
 
 def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:

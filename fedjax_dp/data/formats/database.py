@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.limits import check_growth
+from fedjax_dp.data.files import check_growth, damaged
 
 MAGIC = b"SQLite format 3\0"
 PACKED = (b"\x5d", b"\xfd7zXZ\0")  # lzma alone with its usual properties, xz
 HEADER = 100  # bytes, with the size of a page, and how many there are
 PIECE = 1 << 20
-DICTIONARY = 1 << 29  # bytes that the decoder may take; the largest preset takes a fifth of that
 LARGEST_RECORD = 1 << 26
 WANTED = "an SQLite database, perhaps packed by lzma or xz"
 READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
@@ -36,23 +34,22 @@ def is_database(beginning: bytes) -> bool:
 def opened(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
     """The database, for reading tables alone.
 
-    Raises: ConfigurationError for what is none, also where the block finds that; errors.StorageError where there is no
+    Raises: ConfigurationError for what is none, also within the block; errors.StorageError where there is no
     room to expand it.
     """
     with contextlib.ExitStack() as stack:
         with open(path, "rb") as file:
-            packed = not file.read(len(MAGIC)).startswith(MAGIC)
-            file.seek(0)
-            place = path
-            if packed:
-                where, remedy = "the expanded database", "make room, or name another folder in TMPDIR"
-                stack.enter_context(folders.storing(f"{where} of {path}", remedy))
-                holder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedjax_dp."))
-                place = pathlib.Path(holder, "database")
-                with open(place, "wb") as expanded:
-                    _expand(path, file, expanded)
+            packed = file.read(len(MAGIC)) != MAGIC
+        place = path
+        if packed:
+            where, remedy = f"the expanded database of {path}", "make room, or name another folder in TMPDIR"
+            stack.enter_context(folders.storing(where, remedy))
+            holder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedjax_dp."))
+            place = pathlib.Path(holder, "database")
+            with open(place, "wb") as expanded:
+                _expand(path, expanded)
         _check_size(path, place)
-        stack.enter_context(_told(path))
+        stack.enter_context(_in_one_line(path))
         uri = f"file:{urllib.parse.quote(str(place.absolute()))}?mode=ro&immutable=1"
         base = stack.enter_context(contextlib.closing(sqlite3.connect(uri, uri=True)))
         base.execute("PRAGMA schema_version")
@@ -95,31 +92,25 @@ def _check_size(path: pathlib.Path, place: pathlib.Path) -> None:
         raise damaged(path, f"{place.stat().st_size:,} bytes", f"a readable database of {wanted:,} bytes")
 
 
-def _expand(path: pathlib.Path, file: BinaryIO, expanded: BinaryIO) -> None:
+def _expand(path: pathlib.Path, expanded: BinaryIO) -> None:
     """Unpack in pieces; stops at the first bytes that begin no database, and at a size that no data have."""
-    unpack = lzma.LZMADecompressor(memlimit=DICTIONARY)
-    stored, size, begun = path.stat().st_size, 0, b""
+    stored, size = path.stat().st_size, 0
     try:
-        while not unpack.eof:
-            raw = file.read(PIECE) if unpack.needs_input else b""
-            if unpack.needs_input and not raw:
-                raise damaged(path, "an end within the packed data", WANTED, "get the file again")
-            piece = unpack.decompress(raw, max_length=PIECE if size >= len(MAGIC) else len(MAGIC) - size)
-            size += len(piece)
-            begun += piece if len(begun) < len(MAGIC) else b""
-            if not MAGIC.startswith(begun) or (unpack.eof and begun != MAGIC):
-                raise damaged(path, f"{begun!r} at the beginning of what is packed", WANTED)
-            check_growth(path, stored, size)
-            expanded.write(piece)
-    except (lzma.LZMAError, MemoryError) as error:
+        with lzma.open(path) as file:
+            if (piece := file.read(len(MAGIC))) != MAGIC:
+                raise damaged(path, f"{piece!r} at the beginning of what is packed", WANTED)
+            while piece:
+                expanded.write(piece)
+                size += len(piece)
+                check_growth(path, stored, size)
+                piece = file.read(PIECE)
+    except (lzma.LZMAError, EOFError, MemoryError) as error:
         raise damaged(path, f"something else ({folders.reason(error)})", WANTED) from None
-    if unpack.unused_data or file.read(1):
-        raise damaged(path, "more bytes after its end", WANTED)
 
 
 @contextlib.contextmanager
-def _told(path: pathlib.Path) -> Iterator[None]:
-    """What SQLite says of a file, in one line."""
+def _in_one_line(path: pathlib.Path) -> Iterator[None]:
+    """Errors of SQLite, of one line each."""
     try:
         yield
     except (sqlite3.Error, OverflowError, MemoryError) as error:

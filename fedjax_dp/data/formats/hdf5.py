@@ -10,11 +10,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.limits import EXPANSION, check_growth, check_id
+from fedjax_dp.data.files import EXPANSION, check_growth, check_id, damaged
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEAP = b"GCOL\1\0\0\0"  # begins a collection of texts
@@ -26,7 +23,7 @@ GROUP = "examples"
 def opened(path: pathlib.Path) -> Iterator[Any]:
     """The group of clients.
 
-    Raises: ConfigurationError for what is none, also where the block finds that.
+    Raises: ConfigurationError for what is none, also within the block.
     """
     try:
         import h5py  # an extra, and only needed here
@@ -49,7 +46,7 @@ def _check_heaps(path: pathlib.Path) -> None:
     Source: HDF5 File Format Specification, version 3.0, sections II and III.E (sizes of a superblock; global heap).
     """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        sizes = 13 if held[8:9] in (b"\0", b"\1") else 9  # where the bytes of an address and of a length are told
+        sizes = 13 if held[8:9] in (b"\0", b"\1") else 9  # where the bytes of an address and of a length stand
         if held[sizes : sizes + 2] != b"\x08\x08":
             raise damaged(path, f"{held[sizes : sizes + 2]!r}", "HDF5 with addresses and lengths of 8 bytes")
         begin = held.find(HEAP)
@@ -89,17 +86,9 @@ def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
             raise damaged(f"{where}: {name}", f"shape {array.shape}", "a row for each record, at least one")
         check_growth(f"{where}: {name}", array.id.get_storage_size(), array.size * array.dtype.itemsize)
     if len({array.shape[0] for array in found.values()}) > 1:
-        told = ", ".join(f"{name} {array.shape[0]}" for name, array in found.items())
-        raise damaged(where, f"records of {told}", "as many records in every field")
+        counts = ", ".join(f"{name} {array.shape[0]}" for name, array in found.items())
+        raise damaged(where, f"records of {counts}", "as many records in every field")
     return found
-
-
-def numbers(where: str, array: Any) -> np.ndarray:
-    """An array of real numbers, `(records, ...)`."""
-    if array.dtype.kind not in "iuf":
-        raise damaged(where, str(array.dtype), "real numbers")
-    values: np.ndarray = array[()]
-    return values
 
 
 def texts(where: str, array: Any, stored: int) -> list[bytes]:
@@ -116,15 +105,15 @@ def texts(where: str, array: Any, stored: int) -> list[bytes]:
     return found
 
 
-def _child(where: str, group: Any, name: str, kind: type, told: str) -> Any:
+def _child(where: str, group: Any, name: str, kind: type, wanted: str) -> Any:
     """What a group holds under a name, by a link within the file."""
     import h5py
 
-    links, key = group.id.links, name.encode()  # asking the group would follow the link
+    links, key = group.id.links, name.encode()  # reading the group would follow the link
     if not links.exists(key) or links.get_info(key).type != h5py.h5l.TYPE_HARD:
         got = "a link to another place or file" if links.exists(key) else "nothing"
-        raise damaged(f"{where}: {name}", got, f"{told}, in the file itself")
+        raise damaged(f"{where}: {name}", got, f"{wanted}, in the file itself")
     child = group[name]
     if not isinstance(child, kind):
-        raise damaged(f"{where}: {name}", "something else", told)
+        raise damaged(f"{where}: {name}", "something else", wanted)
     return child

@@ -3,7 +3,6 @@
 Memory: files are mapped; each column that is used is held once, pictures as the files have them beside that.
 """
 
-import io
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -11,19 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import damaged
+from fedjax_dp.data.files import check_id, damaged
 from fedjax_dp.data.formats.arrow_streams import is_text, numbers_of, read_stream, require_whole
 from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
-from fedjax_dp.data.formats.limits import check_id
-from fedjax_dp.data.formats.splits import Split, as_task, made, reshaped, whole
+from fedjax_dp.data.formats.pictures import decoded
+from fedjax_dp.data.formats.splits import Split, as_task, data_set, numbered_labels, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, classified, sentences
 from fedjax_dp.data.reading import COLUMNS, Reading
 from fedjax_dp.data.store import Dataset
 
 TEST = ("test", "validation")  # the first that is there is tested on
-PICTURES = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no format that starts other programs
-MOST_PIXELS = 1 << 24
-DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # Pillow's names of pixels that are no bytes
 
 
 class Column(NamedTuple):
@@ -62,54 +58,39 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     )
     if roles.label is None and not of_text:
         raise errors.refuse("label_column", "nothing", f"one of {', '.join(columns)}", "name the column of targets")
-    splits, about = {name: Split() for name in tables}, dict[str, Any]()
+    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, Split]()
     if roles.label is not None:
         held = {name: table[roles.label] for name, table in tables.items()}
         targets, about = _targets(where, columns[roles.label], held, reading.task)
-        for name, split in splits.items():
-            split.columns["y"] = targets[name]
-    for name, split in splits.items():
-        table = tables[name]
+    for name, table in tables.items():
         owners = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
-        split.own(owners, len(table))
         features = [table[feature] for feature in roles.features]
         if of_text:
             require_whole(f"{where}: {roles.features[0]}", features[0])
-            split.columns["tokens" if roles.label is None else "text"] = features[0].to_pylist()
+            column = {"tokens" if roles.label is None else "text": features[0].to_pylist()}
         else:
-            split.columns["x"] = _numbers(where, [columns[feature] for feature in roles.features], features)
-    return _finished(path, reading, roles, splits, of_text, notes, about)
-
-
-def _finished(
-    path: pathlib.Path,
-    reading: Reading,
-    roles: Roles,
-    splits: dict[str, Split],
-    of_text: bool,
-    notes: list[str],
-    about: dict[str, Any],
-) -> Dataset:
-    where, train, test = str(path), splits["train"], splits.get("test")
+            column = {"x": _numbers(where, [columns[feature] for feature in roles.features], features)}
+        splits[name] = Split(owners, **column, **({"y": targets[name]} if targets else {}))
+    train, test = splits["train"], splits.get("test")
     notes = [*notes, *about.pop("notes", ())]
     if not of_text:
         reading.require_meant(COLUMNS, "columns of numbers and pictures")
-        parts, held = whole(where, train, test)
+        parts, more = whole(where, train, test)
         sides = [(reshaped(where, part["x"], reading.record_shape), part["y"], part.owners) for part in parts]
-        return made(path.name, where, sides[0], sides[1], [*notes, *held], **about)
+        return data_set(path.name, where, sides[0], sides[1], [*notes, *more], **about)
     options = SENTENCE_OPTIONS if roles.label is None else CLASSIFIED_OPTIONS
     reading.require_meant({*COLUMNS, *options} - {"record_shape", "task"}, "a column of text")
     if roles.label is None:
-        found = sentences(path.name, where, train, test, reading)
+        made = sentences(path.name, where, train, test, reading)
     elif "classes" in about:
-        found = classified(path.name, where, train, test, reading, about["classes"])
+        made = classified(path.name, where, train, test, reading, about["classes"])
     else:
         raise errors.refuse("label_column", roles.label, "a column of classes beside text")
-    return found._replace(notes=(*notes, *found.notes))
+    return made._replace(notes=(*notes, *made.notes))
 
 
 def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
-    """The folders of the splits that are used, and what is to be said of them."""
+    """The folders of the splits that are used, and notes on the others."""
     if not (path / "dataset_dict.json").is_file():
         return {"train": path}, []
     about = object_of(str(path / "dataset_dict.json"), read_json(path / "dataset_dict.json"), ("splits",))
@@ -153,7 +134,7 @@ def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
 
 
 def _described(where: str, name: str, feature: Any) -> Column:
-    """What a column holds; a list is told by what is in it."""
+    """What a column holds; a list is described by what is in it."""
     if isinstance(feature, list) and len(feature) == 1:  # as older versions write a list
         feature = {"_type": "List", "feature": feature[0]}
     kind = object_of(where, feature, ("_type",))["_type"]
@@ -217,7 +198,7 @@ def _ids(where: str, column: Any) -> np.ndarray:
 def _targets(
     where: str, about: Column, columns: dict[str, Any], task: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Targets of every split, and what the data set is to know of them."""
+    """Targets of every split, and the fields of the data set that follow."""
     where = f"{where}: {about.name}"
     if task in ("binary", "regression") or (task == "multi_label" and not about.names):
         return {name: as_task(where, numbers_of(where, column), task) for name, column in columns.items()}, {
@@ -238,16 +219,11 @@ def _targets(
             "task": "multi_label"
         }
     if all(is_text(column) for column in columns.values()):
-        words = {name: np.array(column.to_pylist(), object) for name, column in columns.items()}
         for column in columns.values():
             require_whole(where, column)
-        known = sorted(set().union(*words.values()))
-        place = {word: number for number, word in enumerate(known)}
-        note = f"labels in sorted order are classes 0 to {len(known) - 1}: {', '.join(known[:5])}"[:200]
-        return (
-            {name: np.array([place[word] for word in y], np.int32) for name, y in words.items()},
-            {"classes": len(known), "notes": (note,)},
-        )
+        y, classes, notes = numbered_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
+        ends = np.cumsum([len(column) for column in columns.values()])[:-1]
+        return dict(zip(columns, np.split(y, ends))), {"classes": classes, "notes": notes}
     numbers = {name: numbers_of(where, column) for name, column in columns.items()}
     if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
         most = max(int(y.max()) for y in numbers.values())
@@ -270,7 +246,8 @@ def _marked(where: str, column: Any, classes: int) -> np.ndarray:
 def _numbers(where: str, columns: list[Column], held: list[Any]) -> np.ndarray:
     """Features `(records, ...)`: pictures, or the numbers of all columns side by side."""
     if [column.kind for column in columns] == ["Image"]:
-        return _pictures(f"{where}: {columns[0].name}", held[0])
+        cells = held[0].to_pylist()
+        return decoded(f"{where}: {columns[0].name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
     found = []
     for column, values in zip(columns, held):
         if column.kind == "Image" or is_text(values):
@@ -280,35 +257,5 @@ def _numbers(where: str, columns: list[Column], held: list[Any]) -> np.ndarray:
     x = found[0]
     if len(found) > 1 or x.ndim == 1:
         x = np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
-    with np.errstate(over="ignore"):  # told as infinity
+    with np.errstate(over="ignore"):  # infinity is refused later
         return x if x.dtype == np.uint8 else x.astype(np.float32)
-
-
-def _pictures(where: str, column: Any) -> np.ndarray:
-    """Pictures of one size, from the bytes beside them; a path is never followed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise errors.refuse("pillow", "not installed", f"installed to read {where}", "pip install pillow") from None
-    found: list[np.ndarray] = []
-    mode = ""
-    for place, cell in enumerate(column.to_pylist()):
-        at = f"{where}, record {place}"
-        raw = cell.get("bytes") if isinstance(cell, dict) else None
-        if not isinstance(raw, bytes):
-            raise damaged(at, "a path alone, or nothing", "with the picture's bytes", "embed them before it is saved")
-        try:
-            with Image.open(io.BytesIO(raw), formats=PICTURES) as picture:
-                if picture.width * picture.height > MOST_PIXELS or picture.mode in DEEP:
-                    got = f"{picture.width} x {picture.height}, {picture.mode}"
-                    raise damaged(at, got, f"bytes, at most {MOST_PIXELS:,} pixels")
-                mode = mode or ("L" if picture.mode in ("1", "L") else "RGB")
-                pixels = np.asarray(picture.convert(mode))
-        except errors.ConfigurationError:
-            raise
-        except Exception as error:  # any error of a library that reads a damaged picture
-            raise damaged(at, f"no picture ({folders.reason(error)[:60]})", f"one of {', '.join(PICTURES)}") from None
-        if found and pixels.shape != found[0].shape:
-            raise damaged(at, f"{pixels.shape}", f"{found[0].shape}, as the first")
-        found.append(pixels)
-    return np.stack(found)

@@ -8,8 +8,7 @@ import pathlib
 from typing import Any
 
 from fedjax_dp import folders
-from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.limits import check_file
+from fedjax_dp.data.files import check_file, damaged
 
 
 def read_json(path: pathlib.Path) -> Any:
@@ -30,7 +29,7 @@ def read_json(path: pathlib.Path) -> Any:
 def object_of(where: str, found: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """An object with these names, perhaps among others."""
     if not isinstance(found, dict):
-        raise damaged(where, f"a {told(found)}", f"an object with {', '.join(keys)}" if keys else "an object")
+        raise damaged(where, f"a {kind_of(found)}", f"an object with {', '.join(keys)}" if keys else "an object")
     for key in keys:
         if key not in found:
             shown = ", ".join(map(repr, sorted(found)[:5])) or "nothing"
@@ -39,16 +38,16 @@ def object_of(where: str, found: Any, keys: tuple[str, ...] = ()) -> dict[str, A
 
 
 def list_of(where: str, found: Any, kind: type | None = None, words: str = "") -> list[Any]:
-    """A list, of values of one kind if it is given; `words` tell the kind."""
+    """A list, of values of one kind if it is given; `words` name the kind."""
     if not isinstance(found, list):
-        raise damaged(where, f"a {told(found)}", f"a list{words and ' of '}{words}")
+        raise damaged(where, f"a {kind_of(found)}", f"a list{words and ' of '}{words}")
     for place, value in enumerate(found if kind is not None else ()):
         if type(value) is not kind:  # true is no integer
-            raise damaged(f"{where}, item {place}", f"a {told(value)}", f"a list of {words}")
+            raise damaged(f"{where}, item {place}", f"a {kind_of(value)}", f"a list of {words}")
     return found
 
 
-def told(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The kind of a value, in JSON's words."""
     names = {dict: "object", list: "list", str: "text", bool: "truth value", type(None): "null"}
     return names.get(type(value), "number")

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import damaged
+from fedjax_dp.data.files import check_id, damaged
 from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
-from fedjax_dp.data.formats.json_files import list_of, object_of, read_json, told
-from fedjax_dp.data.formats.limits import check_id
-from fedjax_dp.data.formats.splits import Numbers, Split, as_task, made, reshaped, whole
+from fedjax_dp.data.formats.json_files import kind_of, list_of, object_of, read_json
+from fedjax_dp.data.formats.splits import Numbers, Split, as_task, data_set, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
@@ -28,7 +27,7 @@ SENT140 = 6  # fields of a record: id, date, query, user, text, split
 TEXT = 4  # the one of them that is read
 
 
-class Layout(NamedTuple):
+class LeafLayout(NamedTuple):
     """What the records of one of LEAF's data sets are like."""
 
     name: str
@@ -45,7 +44,7 @@ def leaf(path: pathlib.Path, reading: Reading) -> Dataset:
     Without test files a tenth of every client's records is held out.
     """
     folders = _files(path)
-    layout: Layout | None = None
+    layout: LeafLayout | None = None
     seen: dict[str, set[str]] = {}
     splits: dict[str, Split] = {}
     for split, files in folders.items():
@@ -115,7 +114,7 @@ def _users(path: pathlib.Path, seen: set[str]) -> Iterator[tuple[str, str, list[
         yield where, user, x, y
 
 
-def _layout_of(where: str, x: Any, y: Any) -> Layout:
+def _layout_of(where: str, x: Any, y: Any) -> LeafLayout:
     for layout in LAYOUTS:
         if layout.fits(x, y):
             return layout
@@ -124,7 +123,7 @@ def _layout_of(where: str, x: Any, y: Any) -> Layout:
 
 
 def _kind(value: Any) -> str:
-    return f"list of {_kind(value[0])}" if isinstance(value, list) and value else told(value)
+    return f"list of {_kind(value[0])}" if isinstance(value, list) and value else kind_of(value)
 
 
 # Numbers: FEMNIST, Synthetic and others.
@@ -154,7 +153,7 @@ def _numbers(name: str, where: str, train: Split, test: Split | None, reading: R
         notes += [] if plain else ["targets are no whole numbers: task regression; --task says another"]
     targets = [as_task(where, y, task) for y in targets]
     sides = [(reshaped(where, part["x"], reading.record_shape), y, part.owners) for part, y in zip(parts, targets)]
-    return made(name, where, sides[0], sides[1], notes, task=task, **about)
+    return data_set(name, where, sides[0], sides[1], notes, task=task, **about)
 
 
 # Shakespeare: 80 characters and the next one, a record for each place in a text.
@@ -224,7 +223,7 @@ def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 LAYOUTS = (
-    Layout(
+    LeafLayout(
         "numbers",
         lambda x, y: _is_list_of(x, (int, float, list)) and isinstance(y, int | float | list),
         lambda: Split(x=Numbers(np.float32), y=Numbers(np.float64)),
@@ -232,7 +231,7 @@ LAYOUTS = (
         _numbers,
         ("task", "record_shape"),
     ),
-    Layout(
+    LeafLayout(
         "Shakespeare",
         lambda x, y: isinstance(x, str) and isinstance(y, str),
         lambda: Split(rows=[]),
@@ -240,7 +239,7 @@ LAYOUTS = (
         windows,
         WINDOW_OPTIONS,
     ),
-    Layout(
+    LeafLayout(
         "Sentiment140",
         lambda x, y: _is_list_of(x, str) and isinstance(y, int),
         lambda: Split(text=[], y=[]),
@@ -248,7 +247,7 @@ LAYOUTS = (
         _messages,
         CLASSIFIED_OPTIONS,
     ),
-    Layout(
+    LeafLayout(
         "Reddit",
         lambda x, y: _is_list_of(x, list) and isinstance(y, dict),
         lambda: Split(rows=[]),

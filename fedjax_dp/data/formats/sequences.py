@@ -4,19 +4,20 @@ import collections
 import pathlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.limits import check_file
+from fedjax_dp.data.files import check_file, damaged
+from fedjax_dp.data.formats.splits import data_set
+from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 
 CONVENTIONS = ("tff", "fedjax")
 TFF_CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
 LEAF_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-WORDS = 10_000  # of a vocabulary, where nobody says how many
+WORDS = 10_000  # of a vocabulary, unless it is given
 MOST_WORDS = 1_000_000
 LONGEST = 65_536  # tokens of a row
 PAD = 0  # in every convention that pads
@@ -29,11 +30,11 @@ class Ids(NamedTuple):
     vocabulary: Vocabulary
 
     def of(self, token: str) -> int:
-        found = self.known.get(token)
-        if found is None:
-            buckets = self.vocabulary.oov
-            found = buckets[zlib.crc32(token.encode("utf-8", "surrogateescape")) % len(buckets)]
-        return found
+        known = self.known.get(token)
+        if known is not None:
+            return known
+        buckets = self.vocabulary.oov
+        return buckets[zlib.crc32(token.encode("utf-8", "surrogateescape")) % len(buckets)]
 
 
 def numbered(tokens: Sequence[str], convention: str, buckets: int = 1) -> Ids:
@@ -74,10 +75,38 @@ def read_words(path: pathlib.Path, most: int) -> list[str]:
     return list(words)
 
 
+# The "basic english" tokeniser of rfedavg's published code: lower case, marks apart from words, some marks dropped.
+_MARKS = str.maketrans({mark: f" {mark} " for mark in ".,()!?"} | {"'": " ' ", '"': None, ";": " ", ":": " "})
+
+
+def words_of(text: str) -> list[str]:
+    """The words and marks of a message, in lower case.
+
+    >>> words_of('I like "it": good, no?')
+    ['i', 'like', 'it', 'good', ',', 'no', '?']
+    """
+    return text.lower().replace("<br />", " ").translate(_MARKS).split()
+
+
 def most_frequent(texts: Iterable[Iterable[str]], most: int) -> list[str]:
     """The most frequent words, ties in alphabetical order."""
     counts = collections.Counter(word for words in texts for word in words)
     return sorted(counts, key=lambda word: (-counts[word], word))[:most]
+
+
+def cut_words(texts: Sequence[Sequence[str]], ids: Ids, length: int) -> np.ndarray:
+    """Texts as rows `(texts, length)` of ids, cut or padded at the end; one without words is one unknown word."""
+    table = np.full((len(texts), length), PAD, np.int32)
+    for row, words in zip(table, texts):
+        known = [ids.of(word) for word in words[:length]] or [ids.vocabulary.oov[0]]
+        row[: len(known)] = known
+    return smallest(table, ids.vocabulary.size)
+
+
+def of_words(words: Sequence[str], buckets: int = 1) -> Ids:
+    """Ids of words to classify by: 0 pads, 1 and on are unknown, words come then."""
+    vocabulary = Vocabulary(1 + buckets + len(words), pad=PAD, oov=tuple(range(1, 1 + buckets)))
+    return Ids({word: 1 + buckets + place for place, word in enumerate(words)}, vocabulary)
 
 
 def sentence(ids: Iterable[int], vocabulary: Vocabulary, length: int) -> list[int]:
@@ -114,6 +143,22 @@ def check_cut(length: int, stride: int | None, most: int) -> None:
     errors.require_integer("length", length, 1, LONGEST)
     if stride is not None:
         errors.require_integer("stride", stride, 1, most, "rows further apart would leave tokens out")
+
+
+def next_tokens(
+    name: str,
+    where: str,
+    train: tuple[np.ndarray, Any],
+    test: tuple[np.ndarray, Any],
+    vocabulary: Vocabulary,
+    notes: list[str],
+    **about: Any,
+) -> Dataset:
+    """Rows of `length + 1` ids `(rows, length + 1)` as inputs and the tokens after them, and whose each row is."""
+    both = [
+        (smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].astype(np.int32), owners) for ids, owners in (train, test)
+    ]
+    return data_set(name, where, both[0], both[1], notes, task="sequence", tokens=True, vocabulary=vocabulary, **about)
 
 
 def smallest(ids: np.ndarray, size: int) -> np.ndarray:

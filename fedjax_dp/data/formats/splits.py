@@ -17,7 +17,7 @@ from fedjax_dp.data.holdout import split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import as_arrays, native
+from fedjax_dp.data.targets import as_arrays, native, stored
 
 TEST_FRACTION = 0.1  # of every client's records, where the files have no test split
 
@@ -49,62 +49,45 @@ class Numbers:
 
 
 class Split:
-    """One split as it is read: whose record each is, and columns by name, of numbers or lists of anything."""
+    """Records of one split: columns by name, of numbers or lists of anything, and whose each record is."""
 
-    def __init__(self, **columns: Any):
-        self.columns, self._owners, self._counts = columns, list[str](), list[int]()
-        self._given: np.ndarray | None = None
+    def __init__(self, owners: np.ndarray | None = None, **columns: Any):
+        self.columns, self._owners = columns, owners
+        self._clients: list[str] = []
+        self._counts: list[int] = []
 
     def add(self, client: str, records: int) -> None:
         """A client's records have come."""
-        self._owners.append(client)
+        self._clients.append(client)
         self._counts.append(records)
-
-    def own(self, owners: np.ndarray | None, records: int) -> None:
-        """All records at once, and whose they are, if somebody says it."""
-        self._given, self._counts = owners, [records]
 
     @property
     def owners(self) -> Any:
-        """Of each record, text or integers `(records,)`; None: nobody says."""
-        return np.repeat(np.array(self._owners, str), self._counts) if self._owners else self._given
+        """Of each record, text or integers `(records,)`; None: not known."""
+        return np.repeat(np.array(self._clients, str), self._counts) if self._clients else self._owners
 
     def __len__(self) -> int:
-        return sum(self._counts)
+        return len(self[next(iter(self.columns))])
 
     def __getitem__(self, name: str) -> Any:
         column = self.columns[name]
         return column.array if isinstance(column, Numbers) else column
 
-
-class Part:
-    """Some records of a split: those to train or those to test on."""
-
-    def __init__(self, split: Split, rows: np.ndarray | None = None):
-        self._split, self._rows = split, rows
-
-    def __getitem__(self, name: str) -> Any:
-        return self._of(self._split[name])
-
-    @property
-    def owners(self) -> Any:
-        """Of each record, text or integers `(records,)`; None: nobody says."""
-        return self._of(self._split.owners)
-
-    def _of(self, column: Any) -> Any:
-        if self._rows is None or column is None:
-            return column
-        return column[self._rows] if isinstance(column, np.ndarray) else [column[row] for row in self._rows]
+    def at(self, rows: np.ndarray) -> "Split":
+        """The records in these rows."""
+        held = {name: self[name] for name in self.columns}
+        taken = {name: a[rows] if isinstance(a, np.ndarray) else [a[row] for row in rows] for name, a in held.items()}
+        return Split(None if self.owners is None else self.owners[rows], **taken)
 
 
-def whole(where: str, train: Split, test: Split | None) -> tuple[tuple[Part, Part], list[str]]:
+def whole(where: str, train: Split, test: Split | None) -> tuple[tuple[Split, Split], list[str]]:
     """The records to train on and to test on, and the note that says so.
 
-    Without a test split a tenth of every client's records, drawn at random, is held out; of all, where nobody says
-    whose they are.
+    Without a test split a tenth of every client's records, drawn at random, is held out; of all, where it is not
+    known whose they are.
     """
     if test is not None:
-        return (Part(train), Part(test)), []
+        return (train, test), []
     owners = train.owners
     clients = [np.arange(len(train))] if owners is None else natural(owners)
     rows, tests = (np.concatenate(part) for part in split_each(clients, TEST_FRACTION, seed=0))
@@ -112,13 +95,13 @@ def whole(where: str, train: Split, test: Split | None) -> tuple[tuple[Part, Par
         raise damaged(where, "one record of every client and no test split", "two of some client, one to test on")
     whose = "all records" if owners is None else "every client's records"
     note = f"no test split: {TEST_FRACTION:.0%} of {whose}, drawn at random, are held out"
-    return (Part(train, np.sort(rows)), Part(train, np.sort(tests))), [note]
+    return (train.at(np.sort(rows)), train.at(np.sort(tests))), [note]
 
 
 def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
-    """Numbers `(records, ...)` as targets of a task; whether they are in its range is for `made`."""
+    """Numbers `(records, ...)` as targets of a task; whether they are in its range is for `data_set`."""
     if task == "regression":
-        with np.errstate(over="ignore"):  # told as infinity
+        with np.errstate(over="ignore"):  # infinity is refused later
             return y.reshape(len(y), -1).astype(np.float32)
     if y.ndim != (2 if task == "multi_label" else 1) or task == "sequence":
         wanted = "lists of 0 and 1" if task == "multi_label" else "one number a record"
@@ -129,18 +112,27 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def reshaped(where: str, x: np.ndarray, told: str | None) -> np.ndarray:
-    """Features with their records in the shape that was asked for."""
-    if told is None:
+def numbered_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
+    """Labels of any kind `(records,)` as numbers from 0 in sorted order, how many there are, and the note on it."""
+    known, y = np.unique(words, return_inverse=True)
+    if np.array_equal(known, np.arange(len(known))):
+        return y, len(known), []
+    shown = ", ".join([*map(str, known[:5]), *(["..."] if len(known) > 5 else [])])
+    return y, len(known), [f"labels in sorted order are classes 0 to {len(known) - 1}: {shown}"]
+
+
+def reshaped(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
+    """Features with their records in the shape of the option, if it is given."""
+    if record_shape is None:
         return x
-    shape = shape_of(told)
+    shape = shape_of(record_shape)
     if math.prod(shape) != math.prod(x.shape[1:]):
         wanted = f"a shape of {math.prod(x.shape[1:]):,} numbers, as {where} has {x.shape[1:]}"
-        raise errors.refuse("record_shape", told, wanted)
+        raise errors.refuse("record_shape", record_shape, wanted)
     return x.reshape(-1, *shape)
 
 
-def made(
+def data_set(
     name: str,
     where: str,
     train: tuple[np.ndarray, Any, np.ndarray | None],
@@ -148,35 +140,29 @@ def made(
     notes: Iterable[str] = (),
     **about: Any,
 ) -> Dataset:
-    """The data set of features, targets and owners of the training and of the test records; `about` says the rest.
+    """The data set of features, targets and owners of the training and of the test records; `about`: its other fields.
 
-    Where some test record's client has no training records, the test set is nobody's part.
+    Where some test record's client has no training records, the test set is nobody's part. One number of each record
+    needs no axis of its own. Bytes are scaled to [0, 1].
     """
     (x_train, y_train, ids), (x_test, y_test, test_ids) = train, test
-    (x_train, x_test), (y_train, y_test) = map(native, (x_train, x_test)), map(as_arrays, (y_train, y_test))
-    whose = test_ids
-    notes = list(notes)
-    strangers = 0 if ids is None or test_ids is None else len(np.setdiff1d(test_ids, ids))
-    if strangers:
-        whose = None
-        notes.append(f"the test set is not divided: {strangers:,} of its clients have no training records")
+    x_train, x_test, y_train, y_test = native(x_train), native(x_test), as_arrays(y_train), as_arrays(y_test)
+    if about.get("task") == "regression":
+        y_train, y_test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
+    prefix, outputs = f"{where}: " if where else "", about.pop("classes", None)
     checked = {key: about[key] for key in ("task", "vocabulary", "tokens") if key in about}
-    classes = check_data(
-        f"{where}: ", x_train, y_train, x_test, y_test, about.pop("classes", None), ids, whose, **checked
-    )
-    return Dataset(
-        name,
-        x_train,
-        y_train,
-        x_test,
-        y_test,
-        classes=classes,
-        scale=1 / 255 if x_train.dtype == np.uint8 else 1.0,
-        client_ids=ids,
-        test_client_ids=whose,
-        notes=tuple(notes),
-        **about,
-    )
+    outputs = check_data(prefix, x_train, y_train, x_test, y_test, outputs, ids, test_ids, **checked)
+    notes = list(notes)
+    if test_ids is not None:
+        if ids is None:
+            raise errors.refuse(f"{prefix}client_ids", "none", "given where test_client_ids are")
+        if strangers := len(np.setdiff1d(test_ids, ids)):
+            test_ids = None
+            notes.append(f"the test set is not divided: {strangers:,} of its clients have no training records")
+    y_train, y_test = (stored(about.get("task", "classes"), y) for y in (y_train, y_test))
+    scale = 1 / 255 if x_train.dtype == np.uint8 else 1.0
+    about |= {"classes": outputs, "scale": scale, "client_ids": ids, "test_client_ids": test_ids, "notes": tuple(notes)}
+    return Dataset(name, x_train, y_train, x_test, y_test, **about)
 
 
 def _real(where: str, rows: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Data sets of TensorFlow Federated: HDF5, a file for each split, or SQLite with all of them, packed or not.
 
-What a file is says its beginning, what it holds its fields.
+What a file is follows from its beginning, what it holds from its fields.
 Memory: text and numbers once, as they are kept; one client (HDF5) or one record (SQLite) beside them.
 """
 
@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_labels, damaged
+from fedjax_dp.data.files import check_file, check_growth, check_id, check_labels, damaged
 from fedjax_dp.data.formats import database, hdf5
 from fedjax_dp.data.formats.characters import SNIPPET_OPTIONS, snippets
-from fedjax_dp.data.formats.limits import check_file, check_growth, check_id
-from fedjax_dp.data.formats.splits import Numbers, Split, made, reshaped, whole
+from fedjax_dp.data.formats.splits import Numbers, Split, data_set, reshaped, whole
 from fedjax_dp.data.formats.tf_example import ExampleError, features_of
 from fedjax_dp.data.formats.words import SENTENCE_OPTIONS, sentences
 from fedjax_dp.data.reading import NAMES, Reading
@@ -38,7 +37,7 @@ class Field(NamedTuple):
         return [] if self.dtype is None else Numbers(self.dtype, self.shape)
 
 
-class Layout(NamedTuple):
+class TffLayout(NamedTuple):
     """The fields of one of the data sets, and what becomes of them."""
 
     fields: dict[str, Field]
@@ -69,8 +68,8 @@ def tff(path: pathlib.Path, reading: Reading) -> Dataset:
     else:
         raise damaged(path, f"{beginning[:8]!r} at its beginning", "HDF5, or SQLite, perhaps packed by lzma or xz")
     reading.require_meant((*layout.options, "subset"), f"a data set of {', '.join(layout.fields)}")
-    found = layout.finish(name, str(path), train, test, reading)
-    return found._replace(notes=(*notes, *found.notes))
+    made = layout.finish(name, str(path), train, test, reading)
+    return made._replace(notes=(*notes, *made.notes))
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path | None:
@@ -81,7 +80,7 @@ def _beside(path: pathlib.Path) -> pathlib.Path | None:
     return next((file for file in other if file.is_file()), None)
 
 
-def _layout_of(where: str, fields: list[str]) -> Layout:
+def _layout_of(where: str, fields: list[str]) -> TffLayout:
     for layout in LAYOUTS:
         if set(layout.fields) <= set(fields):
             return layout
@@ -89,9 +88,9 @@ def _layout_of(where: str, fields: list[str]) -> Layout:
     raise damaged(where, f"fields {', '.join(fields)}"[:120] if fields else "no field", f"with fields {known}")
 
 
-def _from_hdf5(path: pathlib.Path) -> tuple[Layout, Split]:
+def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, Split]:
     stored, read, split = path.stat().st_size, 0, Split()
-    layout: Layout | None = None
+    layout: TffLayout | None = None
     with hdf5.opened(path) as group:
         for client in hdf5.clients_of(path, group):
             where = f"{path}: {client!r}"
@@ -107,7 +106,7 @@ def _from_hdf5(path: pathlib.Path) -> tuple[Layout, Split]:
                     split.columns[name] += texts
                     read += sum(map(len, texts))
                 else:
-                    values = hdf5.numbers(f"{where}: {name}", arrays[name])
+                    values = arrays[name][()]
                     split.columns[name].add(f"{where}: {name}", values)
                     read += values.nbytes
             check_growth(path, stored, read)  # of all: links may name one client many times
@@ -117,9 +116,9 @@ def _from_hdf5(path: pathlib.Path) -> tuple[Layout, Split]:
     return layout, split
 
 
-def _from_database(path: pathlib.Path, subset: str | None) -> tuple[Layout, Split, Split | None, list[str]]:
+def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, Split, Split | None, list[str]]:
     """The training and the test split, in one scan; other splits are counted and left."""
-    layout: Layout | None = None
+    layout: TffLayout | None = None
     found: dict[str, Split] = {}
     counts: dict[tuple[str, str], int] = {}
     with database.opened(path) as base:
@@ -156,7 +155,7 @@ def _from_database(path: pathlib.Path, subset: str | None) -> tuple[Layout, Spli
     return layout, found[train], found.get(test) if test else None, notes
 
 
-def _take(where: str, layout: Layout, split: Split, values: dict[str, Any]) -> None:
+def _take(where: str, layout: TffLayout, split: Split, values: dict[str, Any]) -> None:
     """One record into the columns of a split."""
     for name, field in layout.fields.items():
         value = values.get(name)
@@ -191,7 +190,7 @@ def _announced(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
 
 
 def _splits_of(path: pathlib.Path, splits: set[str], subset: str | None) -> tuple[str, str | None, list[str]]:
-    """The splits to train and to test on, and what is to be said of the others."""
+    """The splits to train and to test on, and notes on the others."""
     subsets = [f"{subset}_"] if subset is not None else ["", "all_"]
     begin = next((prefix for prefix in subsets if f"{prefix}train" in splits), None)
     if begin is None:
@@ -215,12 +214,12 @@ def _images(
     few = most == EMNIST and all(y.max() < DIGITS for y in labels)
     x = [reshaped(where, part[pixels], reading.record_shape) for part in parts]
     sides = [(a, y, part.owners) for a, y, part in zip(x, labels, parts)]
-    return made(name, where, sides[0], sides[1], notes, classes=DIGITS if few else most)
+    return data_set(name, where, sides[0], sides[1], notes, classes=DIGITS if few else most)
 
 
 def _emnist(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
-    found = _images(name, where, train, test, reading, "pixels", EMNIST)
-    return found._replace(notes=(*found.notes, "paper is 1, as in FEMNIST: the inverse of MNIST"))
+    made = _images(name, where, train, test, reading, "pixels", EMNIST)
+    return made._replace(notes=(*made.notes, "paper is 1, as in FEMNIST: the inverse of MNIST"))
 
 
 def _cifar(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
@@ -235,8 +234,8 @@ def _posts(name: str, where: str, train: Split, test: Split | None, reading: Rea
 
 
 LAYOUTS = (
-    Layout({"label": Field(np.int64), "pixels": Field(np.float32, (28, 28))}, _emnist, ("record_shape",)),
-    Layout({"label": Field(np.int64), "image": Field(np.uint8, (32, 32, 3))}, _cifar, ("record_shape",)),
-    Layout({"snippets": Field()}, snippets, SNIPPET_OPTIONS),
-    Layout({"tokens": Field()}, _posts, SENTENCE_OPTIONS),
+    TffLayout({"label": Field(np.int64), "pixels": Field(np.float32, (28, 28))}, _emnist, ("record_shape",)),
+    TffLayout({"label": Field(np.int64), "image": Field(np.uint8, (32, 32, 3))}, _cifar, ("record_shape",)),
+    TffLayout({"snippets": Field()}, snippets, SNIPPET_OPTIONS),
+    TffLayout({"tokens": Field()}, _posts, SENTENCE_OPTIONS),
 )

@@ -12,19 +12,19 @@ from fedjax_dp.data.formats.sequences import (
     CONVENTIONS,
     MOST_WORDS,
     WORDS,
-    Ids,
     check_cut,
+    cut_words,
     most_frequent,
+    next_tokens,
     numbered,
+    of_words,
     read_words,
     sentence,
-    smallest,
+    words_of,
 )
-from fedjax_dp.data.formats.splits import Part, Split, made, whole
+from fedjax_dp.data.formats.splits import Split, data_set, whole
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import Vocabulary
-from fedjax_dp.data.text import words_of
 
 CLASSIFIED_OPTIONS = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
 SENTENCE_OPTIONS = (*CLASSIFIED_OPTIONS, "convention")
@@ -50,8 +50,8 @@ def sentences(name: str, where: str, train: Split, test: Split | None, reading: 
             row[:] = sentence(map(ids.of, text.split()[: length + 1]), ids.vocabulary, length)
         return table
 
-    rows = [rows_of(side) for side in texts]
-    return _sequences(name, where, rows, parts, ids.vocabulary, learnt, notes)
+    sides = [(rows_of(side), part.owners) for side, part in zip(texts, parts)]
+    return next_tokens(name, where, sides[0], sides[1], ids.vocabulary, notes, learnt=learnt)
 
 
 def token_rows(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
@@ -61,12 +61,11 @@ def token_rows(name: str, where: str, train: Split, test: Split | None, reading:
     plain = ([token for token in row if token not in SPECIAL and token != UNKNOWN] for row in rows[0])
     words, learnt = _vocabulary(where, plain, reading)
     ids = numbered(words, reading.convention or "tff", _buckets(reading))
-    special = {token: getattr(ids.vocabulary, role) for token, role in SPECIAL.items()}
-    tables = [
-        np.array([[special[token] if token in special else ids.of(token) for token in row] for row in side], np.int32)
-        for side in rows
+    ids = ids._replace(known=ids.known | {token: getattr(ids.vocabulary, role) for token, role in SPECIAL.items()})
+    sides = [
+        (np.array([[*map(ids.of, row)] for row in side], np.int32), part.owners) for side, part in zip(rows, parts)
     ]
-    return _sequences(name, where, tables, parts, ids.vocabulary, learnt, notes)
+    return next_tokens(name, where, sides[0], sides[1], ids.vocabulary, notes, learnt=learnt)
 
 
 def classified(name: str, where: str, train: Split, test: Split | None, reading: Reading, classes: int) -> Dataset:
@@ -79,36 +78,16 @@ def classified(name: str, where: str, train: Split, test: Split | None, reading:
     parts, notes = whole(where, train, test)
     texts = [list(map(words_of, part["text"])) for part in parts]
     words, learnt = _vocabulary(where, texts[0], reading)
-    buckets = _buckets(reading)
-    vocabulary = Vocabulary(1 + buckets + len(words), pad=0, oov=tuple(range(1, 1 + buckets)))
-    ids = Ids({word: 1 + buckets + place for place, word in enumerate(words)}, vocabulary)
-    sides = []
-    for part, found in zip(parts, texts):
-        x = np.zeros((len(found), length), np.int32)
-        for row, text in zip(x, found):
-            told = [ids.of(word) for word in text[:length]] or [1]
-            row[: len(told)] = told
-        sides.append((smallest(x, vocabulary.size), np.array(part["y"], np.int32), part.owners))
-    about: dict[str, Any] = {"classes": classes, "tokens": True, "vocabulary": vocabulary, "learnt": learnt}
-    return made(name, where, sides[0], sides[1], notes, **about)
-
-
-def _sequences(
-    name: str,
-    where: str,
-    rows: list[np.ndarray],
-    parts: tuple[Part, Part],
-    vocabulary: Vocabulary,
-    learnt: tuple[str, ...],
-    notes: list[str],
-) -> Dataset:
-    kept = [(smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].copy(), part.owners) for ids, part in zip(rows, parts)]
-    about: dict[str, Any] = {"task": "sequence", "tokens": True, "vocabulary": vocabulary, "learnt": learnt}
-    return made(name, where, kept[0], kept[1], notes, **about)
+    ids = of_words(words, _buckets(reading))
+    sides = [
+        (cut_words(side, ids, length), np.array(part["y"], np.int32), part.owners) for side, part in zip(texts, parts)
+    ]
+    about: dict[str, Any] = {"classes": classes, "tokens": True, "vocabulary": ids.vocabulary, "learnt": learnt}
+    return data_set(name, where, sides[0], sides[1], notes, **about)
 
 
 def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) -> tuple[list[str], tuple[str, ...]]:
-    """Words, public or of the training records, and what was learnt from those."""
+    """Words, public or of the training records, and what was learnt of those."""
     most = WORDS if reading.vocabulary_size is None else reading.vocabulary_size
     errors.require_integer("vocabulary_size", most, 1, MOST_WORDS)
     if reading.convention is not None:

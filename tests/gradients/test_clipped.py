@@ -428,7 +428,7 @@ def use(model):
 
 def test_a_loss_that_is_balanced_over_a_batch_cannot_be_written():
     model = fdp.model(Apart(lambda x: x), (5,), loss=balanced)
-    with pytest.raises(errors.ConfigurationError, match=r"the loss that fails on one record in .*test_gradients.py"):
+    with pytest.raises(errors.ConfigurationError, match=r"the loss that fails on one record in .*test_clipped.py"):
         use(model)
 
 
@@ -497,16 +497,16 @@ odd.def_impl(lambda a: a)
         (lambda: fdp.model(Apart(lambda x: x.astype(jnp.float16)), (5,)), None),
         (
             lambda: fdp.model((lambda key: jnp.ones(5), half), (5,)),
-            r"overflow in it, got .* in float16 in .*test_gradients.py",
+            r"overflow in it, got .* in float16 in .*test_clipped.py",
         ),
-        (lambda: fdp.model(Odd(), (5,)), r"got odd in .*test_gradients.py"),
+        (lambda: fdp.model(Odd(), (5,)), r"got odd in .*test_clipped.py"),
         (lambda: fdp.model(Forgetful(), (5,)), "Forgetful that fails on one record.*InvalidRngError"),
         (lambda: fdp.model((lambda key: jnp.ones(5), unknown), (5,)), r"a loop of unknown length in .*use scan"),
         (lambda: fdp.model(3, (5,)), "got 3; give"),
         (lambda: fdp.model(Apart(lambda x: x.sum()), (5,)), "fails on one record|makes"),
         (
             lambda: fdp.model(Apart(lambda x: x @ jnp.ones((7, 2))), (5,)),
-            "fails on one record in .*test_gradients.py.*TypeError",
+            "fails on one record in .*test_clipped.py.*TypeError",
         ),
     ],
 )

@@ -1,0 +1,48 @@
+"""Pictures as arrays, from bytes that stand in the files of a data set; no other file is opened."""
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors, folders
+from fedjax_dp.data.files import damaged
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # none that starts other programs
+MOST_PIXELS = 1 << 24
+DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # Pillow's names of pixels that are no bytes
+
+
+def decoded(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
+    """Bytes of pictures of one size as `(records, height, width)` or `(records, height, width, channels)`.
+
+    mode  Pillow's name of the channels; else gray where the first picture is, RGB otherwise.
+    Raises: ConfigurationError for what is no picture, a large one, one of other pixels than bytes, of another size.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise errors.refuse("pillow", "not installed", f"installed to read {where}", "pip install pillow") from None
+    found: list[np.ndarray] = []
+    for place, raw in enumerate(cells):
+        at = f"{where}, record {place}"
+        if not isinstance(raw, bytes):
+            raise damaged(at, "a path alone, or nothing", "with the picture's bytes", "embed them before it is saved")
+        try:
+            with Image.open(io.BytesIO(raw), formats=FORMATS) as picture:
+                if picture.width * picture.height > MOST_PIXELS or picture.mode in DEEP:
+                    got = f"{picture.width} x {picture.height}, {picture.mode}"
+                    raise damaged(at, got, f"bytes, at most {MOST_PIXELS:,} pixels")
+                mode = mode or ("L" if picture.mode in ("1", "L") else "RGB")
+                pixels = np.asarray(picture.convert(mode))
+        except errors.ConfigurationError:
+            raise
+        except Exception as error:  # any error of a library that reads a damaged picture
+            raise damaged(at, f"no picture ({folders.reason(error)[:60]})", f"one of {', '.join(FORMATS)}") from None
+        if found and pixels.shape != found[0].shape:
+            raise damaged(at, f"{pixels.shape}", f"{found[0].shape}, as the first", "resize them")
+        found.append(pixels)
+    if not found:
+        raise damaged(where, "no record", "at least one")
+    return np.stack(found)

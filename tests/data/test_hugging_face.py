@@ -1,0 +1,99 @@
+"""Folders of Hugging Face that do not fit, or point out of themselves: one line each."""
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from client_files import saved
+from helpers import refusal
+
+from fedjax_dp.data import load
+
+VALUE = {"_type": "Value", "dtype": "float32"}
+
+LABEL = {"_type": "ClassLabel", "names": ["no", "yes"]}
+
+IMAGE = {"_type": "Image"}
+
+
+def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
+    features = {name: IMAGE if name == "image" else VALUE for name in columns} | {"y": label}
+    return saved(tmp_path / "d", pa.table({**columns, "y": list(y)}), features)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"a": [1.0, 2, 3, None]}, "given in every record"),
+        ({"a": [[1.0], [2.0], [3.0], []]}, "lists of one length, got lists of 0 and 1"),
+        ({"a": [[1.0], [2.0], [3.0], [None]]}, "given in every record"),
+        ({"a": [1.0, 2, 3, float("nan")]}, "finite"),
+        ({"a": [1.0, 2, 3, 1e300]}, "finite"),
+        ({"a": [b"a", b"b", b"c", b"d"]}, "numbers, or lists of them"),
+        ({"a": [1.0] * 4, "b": ["x"] * 4}, "text among other features"),
+        ({"a": [1.0] * 4, "y": [0, 1, -1, 0]}, "-1 is a label that is missing"),
+        ({"a": [1.0] * 4, "y": [0, 1, 2, 0]}, "0 to 1 of its 2 names"),
+        ({"a": [1.0] * 4, "y": [0, 1, None, 0]}, "given in every record"),
+        ({"a": [1.0] * 4, "y": [0.5, 1, 0, 0]}, "0 to 1 of its 2 names"),
+        ({"a": [1.0] * 4, "label": {"_type": "ClassLabel", "names": ["no"]}}, "two different classes"),
+        ({"a": [1.0] * 4, "label": {"_type": "ClassLabel", "names": ["no", "no"]}}, "two different classes"),
+        ({"a": [1.0] * 4, "label": {"_type": "ClassLabel"}}, "a list of names"),
+        ({"a": [1.0] * 4, "label": {"names": []}}, "an object with _type"),
+        ({"a": [1.0] * 4, "label": "ClassLabel"}, "an object with _type"),
+        ({}, "a column of features"),
+        ({"image": [{"bytes": None, "path": "/etc/passwd"}] * 4}, "with the picture's bytes"),
+        ({"image": [{"bytes": b"no picture", "path": None}] * 4}, "no picture"),
+        ({"image": [{"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n", "path": None}] * 4}, "no picture"),
+        ({"image": ["/etc/passwd"] * 4}, "with the picture's bytes"),
+        ({"image": [{"bytes": b"x", "path": None}] * 4, "a": [1.0] * 4}, "pictures among other features"),
+    ],
+)
+def test_folders_of_hugging_face_that_do_not_fit(tmp_path, options, words):
+    assert words in refusal(lambda: load(f"hf:{folder(tmp_path, **options)}"))
+
+
+def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
+    Image = pytest.importorskip("PIL.Image")
+    import io
+
+    from fedjax_dp.data.formats import pictures
+
+    def png(*size, mode="L"):
+        buffer = io.BytesIO()
+        Image.new(mode, size).save(buffer, "PNG")
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    path = folder(tmp_path, image=[png(2, 2), png(2, 2), png(2, 3), png(2, 2)])
+    assert "(2, 2), as the first" in refusal(lambda: load(f"hf:{path}"))
+    path = folder(tmp_path, image=[png(2, 2, mode="I;16")] * 4)
+    assert "I;16" in refusal(lambda: load(f"hf:{path}"))
+    path = folder(tmp_path, image=[png(2, 2, mode="RGBA"), png(2, 2), png(2, 2), png(2, 2)])
+    assert load(f"hf:{path}").x_train.shape[1:] == (2, 2, 3)
+    monkeypatch.setattr(pictures, "MOST_PIXELS", 3)
+    assert "at most 3 pixels" in refusal(lambda: load(f"hf:{path}"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("state.json", "{}", "an object with _data_files"),
+        ("state.json", '{"_data_files": []}', "Arrow files in _data_files"),
+        ("state.json", '{"_data_files": [{}]}', "an object with filename"),
+        ("state.json", '{"_data_files": [{"filename": "../x.arrow"}]}', "plain names"),
+        ("state.json", '{"_data_files": [{"filename": "/etc/passwd"}]}', "plain names"),
+        ("state.json", '{"_data_files": [{"filename": ".."}]}', "plain names"),
+        ("state.json", '{"_data_files": [{"filename": 3}]}', "plain names"),
+        ("state.json", '{"_data_files": [{"filename": "absent.arrow"}]}', "existing file"),
+        ("state.json", '{"_data_files": [{"filename": "a\\u0000"}]}', "plain names"),
+        ("state.json", '{"_data_files": [{"filename": "x"}], "_indices_data_files": [{}]}', "flatten_indices"),
+        ("dataset_info.json", "{}", "features must be an object"),
+        ("dataset_info.json", '{"features": {"a": {}}}', "must be a, y"),
+        ("dataset_dict.json", '{"splits": ["other"]}', "with a split train"),
+        ("dataset_dict.json", '{"splits": ["../train"]}', "plain names"),
+        ("dataset_dict.json", '{"splits": ["train"]}', "existing file"),
+        ("dataset_dict.json", '{"splits": "train"}', "a list of names"),
+    ],
+)
+def test_descriptions_of_other_things(tmp_path, file, content, words):
+    path = folder(tmp_path, a=[1.0] * 4)
+    (path / file).write_text(content)
+    assert words in refusal(lambda: load(f"hf:{path}"))

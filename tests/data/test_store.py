@@ -1,0 +1,64 @@
+"""The federated store holds the records of the data set, once."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import refusal
+
+from fedjax_dp import data
+from fedjax_dp.data import Dataset
+
+
+def image_set(records=12):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (records, 4, 3), np.uint8), rng.integers(0, 3, records)
+    return Dataset("toy", x, y, x[:5], y[:5], classes=3, scale=1 / 255, shift=2.5)
+
+
+ROWS = [np.array([7, 2, 9]), np.array([0]), np.array([4, 11, 1, 3])]
+
+
+def test_rows_are_contiguous_by_client_and_the_records_are_shared():
+    dataset = image_set()
+    store = data.federate(dataset, ROWS)
+    assert store.sizes.tolist() == [3, 1, 4]
+    assert store.offsets.tolist() == [0, 3, 4]
+    np.testing.assert_allclose(store.shares, [3 / 8, 1 / 8, 4 / 8], rtol=1e-7)
+    np.testing.assert_array_equal(store.rows, np.concatenate(ROWS))
+    assert store.x is dataset.x_train
+    np.testing.assert_array_equal(store.y, dataset.y_train)
+    np.testing.assert_array_equal(store.x_test, dataset.x_test)
+    np.testing.assert_array_equal(store.y_test, dataset.y_test)
+    assert (store.num_clients, store.record_shape, store.classes, store.name) == (3, (4, 3), 3, "toy")
+    assert (store.x.dtype, store.x_test.dtype, store.y.dtype) == (np.uint8, np.uint8, np.int32)
+
+
+def test_shares_can_be_given():
+    assert data.federate(image_set(), ROWS, shares=[0.25, 0.25, 0.5]).shares.tolist() == [0.25, 0.25, 0.5]
+
+
+def test_gather_returns_the_clients_own_records_normalised():
+    dataset = image_set()
+    store = data.federate(dataset, ROWS)
+    gather = jax.jit(lambda store, i, positions: store.gather(store.client(i), positions))
+    for i, rows in enumerate(ROWS):
+        x, y = gather(store, i, np.arange(len(rows))[::-1])
+        seen = (dataset.x_train[rows[::-1]].astype(np.float32) - np.float32(2.5)) * np.float32(1 / 255)
+        assert x.dtype == np.float32
+        np.testing.assert_array_equal(x, seen)
+        np.testing.assert_array_equal(y, dataset.y_train[rows[::-1]])
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        [[0, 1], [1, 2]],  # shared by two clients
+        [[0, 0]],
+        [[0, 12]],
+        [[-1]],
+        [[0], []],
+        [],
+    ],
+)
+def test_repeated_or_missing_records_are_refused(clients):
+    refusal(data.federate, image_set(), [np.array(rows, int) for rows in clients])
