@@ -16,7 +16,7 @@ from fedjax_dp.options import Names
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
     {"devices", "display", "errors", "few", "prng", "schedules"},
-    {"doors", "folders", "own_code", "pictures"},
+    {"doors", "folders", "own_code"},
     {"accounting", "arguments"},
     {"options", "pytrees"},
     {"reading"},
@@ -27,6 +27,7 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"rounds"},
     {"algorithms", "inspection"},
     {"privacy"},
+    {"figures"},
     {"experiments"},
     {"sweeps"},
     {"audits", "papers"},

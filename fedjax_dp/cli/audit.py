@@ -95,7 +95,7 @@ def audit_command(arguments: list[str]) -> int:
         found, promise = _audited(config, options, screen)
     found = dataclasses.replace(found, repeat=_again(arguments))
     if options.plot:
-        from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
+        from fedjax_dp.figures.audits import plot_audit  # slow to import, and only needed here
 
         plot_audit(found, options.plot, **look)
         screen.say(f"picture in {options.plot}")

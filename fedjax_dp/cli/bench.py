@@ -22,13 +22,13 @@ from fedjax_dp.experiments.build import (
 from fedjax_dp.experiments.config import Overrides, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data
+from fedjax_dp.figures.canvas import Look
 from fedjax_dp.forecast.compiled import Compiled, compiled_round
 from fedjax_dp.forecast.latency import Latency, latency
 from fedjax_dp.forecast.targets import LAUNCH_US, TARGETS, Target, target_of
 from fedjax_dp.gradients import Explanation
 from fedjax_dp.models import explain_gradients
 from fedjax_dp.options import about
-from fedjax_dp.pictures import Look
 
 DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
 

@@ -10,8 +10,8 @@ from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.sweep import run_file
 from fedjax_dp.cli.telling import columns, page, tell
+from fedjax_dp.figures.tables.comparison import Comparison, Row, require_comparable
 from fedjax_dp.options import about
-from fedjax_dp.sweeps.personalisation import Comparison, Row, require_comparable
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.sweep import open_sweep
 
@@ -58,7 +58,8 @@ def compare_command(arguments: list[str]) -> int:
         raise errors.refuse("out", str(picture), wanted)
     is_file = pathlib.Path(where).is_file()
     if is_file:
-        require_comparable(read_sweep(where))  # before it takes long
+        planned = read_sweep(where)
+        require_comparable(planned.varied, planned.base)  # before it takes long
     sweep, folder = run_file(where) if is_file else (open_sweep(where), pathlib.Path(where))
     found, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storing(path.parent, "make room, or give another --out"):

@@ -1,12 +1,12 @@
-"""Pictures of a round's time. `look` of each of them is ax, size and style, see `pictures.Look`."""
+"""Pictures of a round's time. `look` of each of them is ax, size and style, see `figures.Look`."""
 
 import os
 from typing import Unpack
 
 from matplotlib.figure import Figure
 
-from fedjax_dp import pictures
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.figures import canvas
 from fedjax_dp.forecast.compiled import Compiled
 from fedjax_dp.forecast.latency import Latency
 
@@ -15,7 +15,7 @@ ROUND, PART, FLOOR = "#1f5fa8", "#b0643c", "#2f8f5b"
 
 @checks_arguments
 def plot_latency(
-    found: Latency, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+    found: Latency, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
     """A round, its parts, each where the last one ends, and its floor, in milliseconds as they are printed. One panel.
 
@@ -33,7 +33,7 @@ def plot_latency(
         ("normals", floor.flops_ms, floor.normals_ms, "0.6"),
         ("memory, overlapping", 0.0, floor.bytes_ms, "0.6"),
     ]
-    with pictures.page(path, look, (9, 4.2), dpi=150) as page:
+    with canvas.page(path, look, (9, 4.2), dpi=150) as page:
         (panel,) = page.panels
         for place, (_, left, ms, color) in enumerate(rows):
             panel.barh(place, ms, left=left, color=color)
@@ -53,14 +53,14 @@ def plot_latency(
 
 @checks_arguments
 def plot_compiled(
-    found: Compiled, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+    found: Compiled, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
     """A round compiled for an accelerator: its times by what would bound it, and its parts. Two panels.
 
     The parts are launches of a round, or cycles where the compiler estimates them.
     """
     unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
-    with pictures.page(path, look, (9, 4.2), 2, lambda figure: figure.subplots(1, 2), dpi=150) as page:
+    with canvas.page(path, look, (9, 4.2), 2, lambda figure: figure.subplots(1, 2), dpi=150) as page:
         left, right = page.panels
         for panel, bars, told in (
             (left, found.times_ms, "{:.3g} ms"),

@@ -1,28 +1,24 @@
 """The report of an audit: the JSON object that `fedjax-dp audit --json` prints."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_dp.figures.tables import audits as tables
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import Block, Facts, Figure, Grid, Prose, Report, Rows, Section, Tiles, seconds, told
 
 KIND = "audit"
 KEYS = frozenset({"violated", "verdict", "epsilon_stated", "epsilon_lower", "guarantee", "trials"})
-POINTS = 101  # of a curve
-LARGEST = 700.0  # epsilon whose exponential is a number; beyond it no curve can be told from the axes
-SEEN, AT_MOST = "seen in the trials", "proved to be at most"
 
 
 def of_content(content: Mapping[str, Any]) -> Report:
     """The report of an audit."""
     config = content.get("config") or {}
-    data: dict[str, Rows] = {"epsilons": _epsilons(content)}
+    data: dict[str, Rows] = {"epsilons": tables.epsilons(content)}
     blocks: list[Block] = [_figure(data["epsilons"])]
-    errors = content.get("errors")
+    errors = tables.errors(content)
     if errors and content["epsilon_tested"] is not None:
-        data["region"] = _region(content)
-        data["errors"] = _rates(errors)
+        data |= {"region": tables.regions(content), "errors": errors}
         blocks.append(_trade_off())
     blocks.append(Facts(_attack(content)))
     sections = [_result(content), Section("The attack", blocks), *shared.resting(content["guarantee"])]
@@ -53,38 +49,13 @@ def _result(content: Mapping[str, Any]) -> Section:
     return Section("Result", blocks)
 
 
-def _epsilons(content: Mapping[str, Any]) -> Rows:
-    """Every epsilon on one axis, and what kind of number it is."""
-    found: Rows = [
-        {"what": "proved (stated kind)", "kind": LOWER, "epsilon": content["epsilon_lower"]},
-        {
-            "what": "proved (any kind)",
-            "kind": LOWER,
-            "epsilon": content["epsilon_lower_of_any_mechanism"],
-        },
-        {"what": "promised", "kind": UPPER, "epsilon": content["epsilon_stated"]},
-    ]
-    if content["claim"] is not None:
-        found.append({"what": "claimed, tested", "kind": CLAIM, "epsilon": content["claim"]})
-    refuted = set(content["refuted_claims"])
-    for claim in content["guarantee"]["claims"]:
-        if claim["epsilon"] is not None:
-            ending = ", refuted here" if claim["statement"] in refuted else ""
-            found.append({"what": f"{claim['source']}{ending}", "kind": CLAIM, "epsilon": claim["epsilon"]})
-    return found
-
-
-LOWER, UPPER, CLAIM = "lower bound, proved", "upper bound, promised", "claim"
-KINDS = [LOWER, UPPER, CLAIM]
-
-
 def _figure(rows: Rows) -> Figure:
     about = (
         "A lower bound to the right of the promise breaks it; the verdict looks at the whole mechanism beside. One "
         "bound takes noise and sampling to be of the stated kind, and only their size to be in doubt; the other holds "
         "for any mechanism."
     )
-    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    kinds = [kind for kind in tables.KINDS if any(row["kind"] == kind for row in rows)]
     kind = {
         "field": "kind",
         "type": "nominal",
@@ -116,44 +87,6 @@ def _figure(rows: Rows) -> Figure:
     return Figure("epsilons", "Lower bounds against the promise", about, spec, "epsilons")
 
 
-def _region(content: Mapping[str, Any]) -> Rows:
-    """The least error rates that (epsilon, delta) leaves any attack, for what is promised and what is proved."""
-    delta = content["delta"]
-    curves = {
-        "allowed by what is promised": content["epsilon_tested"],
-        "allowed by what is proved": content["epsilon_lower_of_any_mechanism"],
-    }
-    rates = [place / (POINTS - 1) for place in range(POINTS)]
-    return [
-        {"curve": name, "false_positive": rate, "false_negative": least_error(epsilon, delta, rate)}
-        for name, epsilon in curves.items()
-        for rate in rates
-    ]
-
-
-def least_error(epsilon: float, delta: float, rate: float) -> float:
-    """The least rate of missed canaries at this rate of false alarms (Kairouz et al. 2015, Theorem 2.1)."""
-    factor = math.exp(min(epsilon, LARGEST))
-    return max(0.0, 1 - delta - factor * rate, (1 - delta - rate) / factor)
-
-
-def _rates(errors: Mapping[str, Any]) -> Rows:
-    """How often the attack erred, and what that bounds."""
-    rows = [
-        {
-            "what": SEEN,
-            "false_positive": errors["false_positives"] / errors["negatives"],
-            "false_negative": errors["false_negatives"] / errors["positives"],
-        }
-    ]
-    if errors["mean"] is None:
-        bounds = errors["false_positive"], errors["false_negative"]
-    else:  # the joint test knows a bound on the mean alone, which refutes as if both rates were it
-        bounds = errors["mean"], errors["mean"]
-    rows.append({"what": AT_MOST, "false_positive": bounds[0], "false_negative": bounds[1]})
-    return rows
-
-
 def _trade_off() -> Figure:
     about = (
         "How often the attack saw a canary that was not there, and missed one that was. An attack below the lower "
@@ -175,7 +108,7 @@ def _trade_off() -> Figure:
     shape = {
         "field": "what",
         "type": "nominal",
-        "scale": {"domain": [SEEN, AT_MOST], "range": ["circle", "diamond"]},
+        "scale": {"domain": [tables.COUNTED, tables.AT_MOST], "range": ["circle", "diamond"]},
         "legend": charts.LEGEND | {"symbolType": "circle"},
     }
     spec = charts.chart(

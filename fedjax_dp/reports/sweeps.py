@@ -7,6 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp.display import count
+from fedjax_dp.figures.tables import sweeps as tables
+from fedjax_dp.figures.tables.settings import (
+    CONFIDENCE,
+    Setting,
+    by_value,
+    measures_of_records,
+    ranked,
+    same,
+    settings_of,
+)
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -23,17 +33,7 @@ from fedjax_dp.reports.contents import (
     seconds,
     told,
 )
-from fedjax_dp.sweeps import tables
 from fedjax_dp.sweeps.records import SELECTION, Record, read_records
-from fedjax_dp.sweeps.settings import (
-    CONFIDENCE,
-    Setting,
-    by_value,
-    measures_of_records,
-    ranked,
-    same,
-    settings_of,
-)
 from fedjax_dp.tasks.measures import Measure
 
 KIND, FOLDER = "sweep", "sweep.json"

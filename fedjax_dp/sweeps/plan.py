@@ -54,6 +54,12 @@ class SweepConfig:
     trials_law: str = "fixed"
     search_seed: int = 0
 
+    @property
+    def varied(self) -> list[str]:
+        """The fields that axes and points set."""
+        written = [*self.axes, *(name for point in self.points for name in point)]
+        return list(dict.fromkeys(name.strip() for names in written for name in names.split(",")))
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:

@@ -12,13 +12,13 @@ from fedjax_dp.accounting import Guarantee
 from fedjax_dp.display import count
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.figures.tables.settings import measures_of_records
 from fedjax_dp.models import task_of
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.sweeps.axes import Values, told
 from fedjax_dp.sweeps.engine import Group, Job, PointEnd, Shelf, fastest, grouped
 from fedjax_dp.sweeps.preparation import Ready
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import measures_of_records
 from fedjax_dp.tasks import told_of
 from fedjax_dp.tasks.measures import Measure
 

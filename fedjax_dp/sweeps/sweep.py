@@ -18,6 +18,7 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.figures.tables.comparison import Comparison, compare
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
@@ -30,7 +31,6 @@ from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
-from fedjax_dp.sweeps.personalisation import Comparison, compare
 from fedjax_dp.sweeps.plan import SweepConfig, checked, digest, expand, law_of, refuse_points, to_toml
 from fedjax_dp.sweeps.preparation import Ready, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from fedjax_dp.pictures import Look
+    from fedjax_dp.figures.canvas import Look
 
 
 @displayed
@@ -122,13 +122,13 @@ class Sweep:
         personalisation.
 
         It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name; `look` is ax, size and
-        style, see `fedjax_dp.pictures.Look`.
+        style, see `fedjax_dp.figures.Look`.
         """
-        from fedjax_dp.sweeps.plots import figures  # slow to import
+        from fedjax_dp.figures import sweeps as figures  # slow to import
 
         if kind == "all":
             raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))
-        drawn = figures.pictures(self.records, self.axes, self.name, kind, metric, x, y, by)
+        drawn = figures.drawings(self.records, self.axes, self.name, kind, metric, x, y, by)
         return next(iter(drawn.values()))(path=path, **look)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of results. `look` of each of them is ax, size and style, see `pictures.Look`."""
+"""Pictures of results. `look` of each of them is ax, size and style, see `figures.Look`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp import pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
 from fedjax_dp.arguments import checks_arguments
+from fedjax_dp.figures import canvas, elements, styles
+from fedjax_dp.figures.styles import OBJECTIVE, PROBE, RED, TEST, VIOLET
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.rounds.simulation import Evaluation
     from fedjax_dp.tasks import Task
 
-TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
-COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.5"}
+ACCOUNTED = {"pld": TEST, "rdp": OBJECTIVE, "gaussian": VIOLET, "zcdp": PROBE, "tcdp": RED, "attained": "0.5"}
 
 
 @checks_arguments
@@ -30,7 +30,7 @@ def plot_run(
     title: str,
     path: str | os.PathLike[str] | None = None,
     task: Task | None = None,
-    **look: Unpack[pictures.Look],
+    **look: Unpack[canvas.Look],
 ) -> Figure:
     """The task's main metric and the loss against rounds, two panels, with the Guarantee underneath.
 
@@ -46,11 +46,11 @@ def plot_run(
     def draw(panel: Any, name: str, rank: int, color: str, label: str, unit: float = 1.0) -> None:
         told = [getattr(point, name) for point in history]  # None: nobody took part, or it cannot be known
         numbers = [math.nan if number is None else unit * number for number in told]
-        every = pictures.marks(len(rounds), rank, 3)
-        panel.plot(rounds, numbers, color=color, label=label, markevery=every, **pictures.line_look(rank, 3))
+        every = styles.marks(len(rounds), rank, 3)
+        panel.plot(rounds, numbers, color=color, label=label, markevery=every, **styles.line_look(rank, 3))
 
     last = history[-1]
-    with pictures.page(path, look, (9, 4.9), 2, lambda figure: figure.subplots(1, 2)) as page:
+    with canvas.page(path, look, (9, 4.9), 2, lambda figure: figure.subplots(1, 2)) as page:
         left, right = page.panels
         alone = last.worst_tenth is None
         draw(left, main.name, 0, TEST, "" if alone else "all test records", unit)
@@ -63,7 +63,7 @@ def plot_run(
             draw(left, "worst_tenth", 1, PROBE, "worst tenth of clients (probe)", unit)
             if last.personal_mean is not None:
                 draw(left, "personal_mean", 2, OBJECTIVE, "own models, mean over clients (probe)", unit)
-            pictures.legend_below(left)
+            elements.legend_below(left)
         left.set(title=main.label, xlabel="round")
         if main.share:
             left.set_ylim(0, 100)
@@ -86,7 +86,7 @@ def plot_run(
         right.set(title=loss.label.removeprefix("test "), xlabel="round")
         if not loss.signed:
             right.set_ylim(bottom=0)
-        pictures.legend_below(right)
+        elements.legend_below(right)
         for panel in page.panels:
             if len(rounds) == 1:
                 panel.set_xlim(rounds[0] - 1, rounds[0] + 1)
@@ -106,28 +106,28 @@ def plot_epsilon(
     whose: str,
     path: str | os.PathLike[str] | None = None,
     target: float | None = None,
-    **look: Unpack[pictures.Look],
+    **look: Unpack[canvas.Look],
 ) -> Figure:
     """Epsilon against `axis`, a curve per accountant; the legend says `whose` epsilon it is. One panel."""
     names = [*ACCOUNTANTS, ATTAINED.name]  # so that each looks alike in all pictures
-    with pictures.page(path, look, (8.2, 4.6)) as page:
+    with canvas.page(path, look, (8.2, 4.6)) as page:
         (panel,) = page.panels
         for name, (x, y) in curves.items():
             about = {ATTAINED.name: "attained (lower bound)"}.get(name, name)
             rank = names.index(name)
-            every = pictures.marks(len(x), rank, len(names))
-            panel.plot(x, y, color=COLORS[name], label=about, markevery=every, **pictures.line_look(rank, len(names)))
+            every = styles.marks(len(x), rank, len(names))
+            panel.plot(x, y, color=ACCOUNTED[name], label=about, markevery=every, **styles.line_look(rank, len(names)))
         if target is not None:
-            panel.axhline(target, color=pictures.ink(), lw=0.8, ls="--", label=f"budget {target:g}")
+            panel.axhline(target, color=styles.ink(), lw=0.8, ls="--", label=f"budget {target:g}")
         panel.set(xlabel=axis, ylabel="epsilon (nats)", xscale="log", yscale="log")
         if all(len(x) == 1 for x, _ in curves.values()):
             panel.set_xlim(0.5, 2)
             panel.minorticks_off()
-        pictures.plain_log(panel.xaxis)
-        pictures.plain_log(panel.yaxis)
+        elements.plain_log(panel.xaxis)
+        elements.plain_log(panel.yaxis)
         panel.grid(alpha=0.25, which="both")
         panel.spines[["top", "right"]].set_visible(False)
-        pictures.legend_beside(panel, title=f"epsilon of {whose}".replace(", ", ",\n"))
+        elements.legend_beside(panel, title=f"epsilon of {whose}".replace(", ", ",\n"))
         page.title(title)
         silent = [name for name in ACCOUNTANTS if name not in curves]
         if silent:
@@ -140,7 +140,7 @@ def plot_clients(
     counts: np.ndarray,
     title: str,
     path: str | os.PathLike[str] | None = None,
-    **look: Unpack[pictures.Look],
+    **look: Unpack[canvas.Look],
 ) -> Figure:
     """Records of each client, and of each client and class `(clients, classes)`: two panels.
 
@@ -150,7 +150,7 @@ def plot_clients(
     clients, classes = counts.shape
     few = clients <= 30
     size, ratios = (9, min(4.2 + 0.22 * classes, 10.5)), [1.2, 1 + 0.22 * classes]
-    with pictures.page(path, look, size, 2, lambda figure: figure.subplots(2, 1, height_ratios=ratios)) as page:
+    with canvas.page(path, look, size, 2, lambda figure: figure.subplots(2, 1, height_ratios=ratios)) as page:
         above, below = page.panels
         if few:
             _bubbles(above, below, counts)
