@@ -5,7 +5,19 @@ from typing import Any
 
 from fedjax_dp.figures.tables import audits as tables
 from fedjax_dp.reports import charts, shared
-from fedjax_dp.reports.contents import Block, Facts, Figure, Grid, Prose, Report, Rows, Section, Tiles, seconds, told
+from fedjax_dp.reports.contents import (
+    Block,
+    Facts,
+    Figure,
+    Grid,
+    Prose,
+    Report,
+    Rows,
+    Section,
+    Tiles,
+    in_words,
+    seconds,
+)
 
 KIND = "audit"
 KEYS = frozenset({"violated", "verdict", "epsilon_stated", "epsilon_lower", "guarantee", "trials"})
@@ -36,10 +48,10 @@ def _result(content: Mapping[str, Any]) -> Section:
         ("proved", f"≥ {content['epsilon_lower']:.4g}", "epsilon, a lower bound"),
         (
             "claimed" if content["claim"] is not None else "promised",
-            f"≤ {told(content['epsilon_tested'])}",
+            f"≤ {in_words(content['epsilon_tested'])}",
             f"epsilon, {tested}",
         ),
-        ("delta", told(content["delta"]), "of both"),
+        ("delta", in_words(content["delta"]), "of both"),
     ]
     lines = [shared.sentence(content["verdict"])]
     blocks: list[Block] = [Tiles(items), Prose(lines, "Violated" if violated else "")]
@@ -56,33 +68,15 @@ def _figure(rows: Rows) -> Figure:
         "for any mechanism."
     )
     kinds = [kind for kind in tables.KINDS if any(row["kind"] == kind for row in rows)]
-    kind = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": kinds},
-        "legend": charts.LEGEND | {"symbolType": "circle"},
-    }
-    y = {"field": "what", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170, "ticks": False}}
-    x = {"field": "epsilon", **charts.axis("epsilon (nats)")}
+    kind = charts.names("kind", kinds, "circle")
+    x, tips = charts.axis("epsilon", "epsilon (nats)"), charts.tips(*((name, name, "") for name in ("what", "kind")))
+    tips += charts.tips(("epsilon", "epsilon", ".4g"))
     spec = charts.chart(
         height=34 * len(rows),
         data={"name": "epsilons"},
         transform=[{"filter": "isValid(datum.epsilon)"}],
-        encoding={"y": y, "color": kind},
-        layer=[
-            {
-                "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.6, "aria": False},
-                "encoding": {"x": x | {"field": "epsilon"}, "x2": {"datum": 0}},
-            },
-            {
-                "mark": charts.POINT | {"size": 110},
-                "encoding": {
-                    "x": x,
-                    "shape": {"field": "kind", "type": "nominal", "scale": {"domain": kinds}, "legend": kind["legend"]},
-                    "tooltip": charts.tips(("what", "what", ""), ("kind", "kind", ""), ("epsilon", "epsilon", ".4g")),
-                },
-            },
-        ],
+        encoding={"y": charts.rows_of_names("what", 170), "color": kind},
+        layer=[charts.rule(3, 0.6, x=x, x2={"datum": 0}), charts.points(110, tips, x=x, shape=kind)],
     )
     return Figure("epsilons", "Lower bounds against the promise", about, spec, "epsilons")
 
@@ -92,38 +86,20 @@ def _trade_off() -> Figure:
         "How often the attack saw a canary that was not there, and missed one that was. An attack below the lower "
         "curve would break the promise. The Guarantee's own curve lies above it: it knows the mechanism."
     )
-    x = {"field": "false_positive", **charts.axis("false alarms", ".0%", domain=[0, 1])}
-    y = {"field": "false_negative", **charts.axis("missed canaries", ".0%", domain=[0, 1])}
-    names = ["allowed by what is promised", "allowed by what is proved"]
-    curve = {"field": "curve", "type": "nominal", "scale": {"domain": names}, "legend": charts.LEGEND}
-    dashes = {
-        "field": "curve",
-        "type": "nominal",
-        "scale": {"domain": names, "range": charts.DASHES[:2]},
-        "legend": charts.LEGEND,
-    }
+    x = charts.axis("false_positive", "false alarms", ".0%", domain=[0, 1])
+    y = charts.axis("false_negative", "missed canaries", ".0%", domain=[0, 1])
+    curve = charts.names("curve", tables.CURVES)
+    dashes = charts.names("curve", tables.CURVES, range=charts.DASHES[:2])
     tips = charts.tips(
         ("what", "rates", ""), ("false_positive", "false alarms", ".2%"), ("false_negative", "missed", ".2%")
     )
-    shape = {
-        "field": "what",
-        "type": "nominal",
-        "scale": {"domain": [tables.COUNTED, tables.AT_MOST], "range": ["circle", "diamond"]},
-        "legend": charts.LEGEND | {"symbolType": "circle"},
-    }
+    shape = charts.names("what", [tables.COUNTED, tables.AT_MOST], "circle", range=["circle", "diamond"])
+    red = {"value": "#c23b4b"}
     spec = charts.chart(
         height=320,
         layer=[
-            {
-                "data": {"name": "region"},
-                "mark": {"type": "line", "strokeWidth": 2, "aria": False},
-                "encoding": {"x": x, "y": y, "color": curve, "strokeDash": dashes},
-            },
-            {
-                "data": {"name": "errors"},
-                "mark": charts.POINT | {"size": 110, "color": "#c23b4b"},
-                "encoding": {"x": x, "y": y, "shape": shape, "tooltip": tips},
-            },
+            {"data": {"name": "region"}, **charts.line(x=x, y=y, color=curve, strokeDash=dashes)},
+            {"data": {"name": "errors"}, **charts.points(110, tips, x=x, y=y, color=red, shape=shape)},
         ],
     )
     return Figure("errors", "Error rates of the attack", about, spec, "errors")

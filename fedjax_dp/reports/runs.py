@@ -16,9 +16,9 @@ from fedjax_dp.reports.contents import (
     Rows,
     Section,
     Tiles,
+    in_words,
     seconds,
     size,
-    told,
 )
 from fedjax_dp.tasks.measures import Measures, measures_of, plural
 
@@ -34,7 +34,7 @@ LOSS = {
 
 
 def of_folder(path: pathlib.Path, spending: Spending) -> Report:
-    """The report of a run folder. `spending`: how epsilon by round is found, which takes a while."""
+    """The report of a run folder. `spending` gives epsilon by round, which takes a while."""
     from fedjax_dp.experiments import run_folder  # loads JAX
 
     about = run_folder.begun(path)
@@ -47,9 +47,9 @@ def of_folder(path: pathlib.Path, spending: Spending) -> Report:
 
 def of_content(content: Mapping[str, Any]) -> Report:
     """The report of what `fedjax-dp run --json` prints and `result.json` holds."""
-    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder tells: give that"
-    told = content["config"]
-    return _report(told, content["history"], content["guarantee"], content, content, [], missing, True)
+    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder says it: name that"
+    config = content["config"]
+    return _report(config, content["history"], content["guarantee"], content, content, [], missing, True)
 
 
 def _spent(
@@ -117,7 +117,7 @@ def _result(
             items.append((one.words, shared.number(one, shared.latest(history, name)), "public test data"))
     of_loss = ", ".join(filter(None, [loss.words.removeprefix("test "), loss.unit]))
     if main is not loss:
-        items.append(("test loss", told(shared.latest(history, "test_loss")), of_loss))
+        items.append(("test loss", in_words(shared.latest(history, "test_loss")), of_loss))
     blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
     if not finished:
         line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee is of all {rounds:,} rounds, done or not."
@@ -172,7 +172,7 @@ def _curves(
             f"{shared.capital(words)} by round",
             shared.tested(history, words),
             _fields(measures),
-            shared.axis_of(main, words, whole=True),
+            shared.axis_of("value", main, words, whole=True),
             shared.format_of(main),
         ),
         *_figure(
@@ -181,7 +181,7 @@ def _curves(
             "Loss by round",
             f"Mean {loss.words.removeprefix('test ')}{f' in {loss.unit}' if loss.unit else ''}, without penalties.",
             LOSS,
-            charts.axis(loss.label.removeprefix("test ")),
+            charts.axis("value", loss.label.removeprefix("test ")),
         ),
     ]
     if spent:
@@ -197,7 +197,7 @@ def _curves(
         "Share of the last round's records whose gradient was scaled down. Usual is half, or nearly all with a "
         "learning rate to match.",
         {"clipped": "clipped fraction (probe)"},
-        charts.axis("clipped fraction", ".0%", domain=[0, 1]),
+        charts.axis("value", "clipped fraction", ".0%", domain=[0, 1]),
         ".1%",
         idle=guarantee["epsilon"] is None or guarantee["unit"] != "record",  # no record's gradient is clipped there
     )
@@ -208,7 +208,7 @@ def _curves(
         "Norm of a round's noise over the norm of what it is added to. Above 1 is usual: noise points everywhere, the "
         "signal in few directions, and rounds average it out.",
         {"noise_to_signal": "noise to signal (probe)"},
-        charts.axis("noise / signal"),
+        charts.axis("value", "noise / signal"),
         idle=True,
     )
     blocks += _figure(
@@ -217,14 +217,14 @@ def _curves(
         "Gradient norm by round",
         "L2 norm of the gradient of the objective over all training records.",
         {"gradient_norm": "gradient norm (probe)"},
-        charts.axis("gradient norm"),
+        charts.axis("value", "gradient norm"),
     )
     if len(shared.thinned(history)) < len(history):
         line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
         blocks.append(Prose([line]))
     if history and shared.latest(history, "objective") is None:
         line = (
-            "The objective over all training records was not asked for: --train-metrics true adds it and its gradient."
+            "The objective over all training records was not computed: --train-metrics true adds it and its gradient."
         )
         blocks.append(Prose([line], "Missing"))
     return Section("By round", blocks)
@@ -256,7 +256,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figur
     about = f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee."
     if not finished:
         about += " The whole plan is shown: pale dots are rounds that are not done yet."
-    spec = charts.curves("spent", fields, charts.axis("epsilon (nats)"))
+    spec = charts.curves("spent", fields, charts.axis("epsilon", "epsilon (nats)"))
     spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
     return Figure("epsilon", "Epsilon by round", about, spec, "spent")
 
@@ -266,10 +266,10 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
     blocks: list[Block] = []
     rows = _ranked(guarantee.get("epsilons"))
     if not rows and guarantee["epsilon"] is not None:
-        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder tells each client's."
+        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder says each client's."
         blocks.append(Prose([line]))
     elif rows and rows[0]["epsilon"] == rows[-1]["epsilon"]:
-        blocks.append(Prose([f"Epsilon is {told(rows[0]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
+        blocks.append(Prose([f"Epsilon is {in_words(rows[0]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
         rows = []
     elif rows:
         about = "Clients in order of their epsilon, from the best protected to the worst. Each client has its own."
@@ -278,7 +278,7 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
             mark={"type": "bar", "width": {"band": 0.8}, "orient": "vertical"},
             encoding={
                 "x": {"field": "rank", "type": "ordinal", "title": "client, by epsilon", "axis": RANKS},
-                "y": {"field": "epsilon", **charts.axis("epsilon (nats)")},
+                "y": charts.axis("epsilon", "epsilon (nats)"),
                 "tooltip": charts.tips(("rank", "rank", ",d"), ("epsilon", "epsilon", ".5g")),
             },
         )
@@ -321,7 +321,7 @@ def _served(history: Rows, measures: Measures) -> list[Block]:
         ("worst tenth of clients", shared.number(main, worst), f"probe, mean of their {plural(words)}"),
         ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
     ]
-    y = shared.axis_of(main, words, whole=True)
+    y = shared.axis_of("low", main, words, whole=True)
     fields = {name: label for name, label in _fields(measures).items() if name != main.name}
     fields |= {"personal_mean": "mean of own models (probe)"} if own else {}
     spec = charts.curves("history", fields, y, shared.format_of(main))
@@ -335,11 +335,7 @@ def _served(history: Rows, measures: Measures) -> list[Block]:
             {"calculate": high, "as": "high"},
         ],
         "mark": {"type": "area", "opacity": 0.15, "aria": False},
-        "encoding": {
-            "x": charts.ROUND,
-            "y": {"field": "low", **y},
-            "y2": {"field": "high"},
-        },
+        "encoding": {"x": charts.ROUND, "y": y, "y2": {"field": "high"}},
     }
     lines = {"transform": spec.pop("transform"), "encoding": spec.pop("encoding"), "layer": spec.pop("layer")}
     about = (
@@ -356,7 +352,7 @@ def _cost(result: Mapping[str, Any]) -> Section:
     """Time and bytes of a finished run."""
     timing, traffic = result.get("timing"), result.get("traffic")
     if not timing or not traffic:
-        return Section("Time and bytes", [Prose(["Time and bytes are told when the run is finished."], "Missing")])
+        return Section("Time and bytes", [Prose(["Time and bytes are known when the run is finished."], "Missing")])
     facts = [
         ("time in all", seconds(timing["total_s"])),
         ("time to compile", seconds(timing["compile_s"])),

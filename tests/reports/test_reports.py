@@ -109,7 +109,7 @@ def test_an_unfinished_run_says_how_far_it_is(run_folder, tmp_path):
     assert (report.finished, report.progress) == (False, "round 4 of 6")
     made = page(report)
     assert "is of all 6 rounds, done or not" in made
-    assert "Time and bytes are told when the run is finished" in made
+    assert "Time and bytes are known when the run is finished" in made
     assert "Epsilon by round is not known: not looked for" in made
     (folder / "metrics.json").unlink()
     assert "Nothing has been evaluated yet" in page(kinds.read_report(folder, unspent))

@@ -7,6 +7,7 @@ from typing import Any
 Rows = list[dict[str, Any]]
 LOWER, UPPER, CLAIM, REFUTED = "lower bound, proved", "upper bound, promised", "claim", "claim, refuted"
 KINDS = (LOWER, UPPER, CLAIM, REFUTED)
+CURVES = ("allowed by what is promised", "allowed by what is proved")
 COUNTED, AT_MOST = "counted in the trials", "proved to be at most"
 POINTS = 101  # of a curve
 LARGEST = 700.0  # epsilon whose exponential is a number; beyond it no curve can be told from the axes
@@ -46,14 +47,11 @@ def errors(content: Mapping[str, Any]) -> Rows:
 
 def regions(content: Mapping[str, Any]) -> Rows:
     """The least error rates that (epsilon, delta) leaves any attack, for what is promised and what is proved."""
-    curves = {
-        "allowed by what is promised": content["epsilon_tested"],
-        "allowed by what is proved": content["epsilon_lower_of_any_mechanism"],
-    }
+    bounds = content["epsilon_tested"], content["epsilon_lower_of_any_mechanism"]
     rates = [place / (POINTS - 1) for place in range(POINTS)]
     return [
         {"curve": name, "false_positive": rate, "false_negative": least_error(epsilon, content["delta"], rate)}
-        for name, epsilon in curves.items()
+        for name, epsilon in zip(CURVES, bounds)
         for rate in rates
     ]
 
