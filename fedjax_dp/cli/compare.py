@@ -10,7 +10,7 @@ from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.sweep import run_file
 from fedjax_dp.cli.telling import columns, page, tell
-from fedjax_dp.figures.tables.comparison import Comparison, Row, require_comparable
+from fedjax_dp.figures.tables.comparison import Comparison, ComparisonRow, require_comparable
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.sweep import open_sweep
@@ -101,7 +101,7 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _against(row: Row, field: str) -> str:
+def _against(row: ComparisonRow, field: str) -> str:
     return "-" if row.against is None else f"{getattr(row.against, field):.3f}"
 
 

@@ -47,7 +47,7 @@ class Look(TypedDict, total=False):
     style: str | Mapping[str, Any] | None
 
 
-class Picture(Figure):
+class NotebookFigure(Figure):
     """A figure that a notebook shows, whatever backend it uses."""
 
     def _repr_png_(self) -> bytes:
@@ -206,7 +206,7 @@ def _axes_of(ax: Any, panels: int) -> list[Any]:
 
 def new(size: tuple[float, float], layout: Any = "constrained") -> Any:
     """An empty figure of so many inches."""
-    return Picture(figsize=size, layout=layout)
+    return NotebookFigure(figsize=size, layout=layout)
 
 
 def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Figure:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_dp.figures import canvas, elements, styles
-from fedjax_dp.figures.tables.comparison import Comparison, Row
+from fedjax_dp.figures.tables.comparison import Comparison, ComparisonRow
 from fedjax_dp.figures.tables.settings import Record
 
 
@@ -55,13 +55,12 @@ def draw(
                 title=f"a point for each client{told}",
             )
         for panel in page.panels:
-            panel.grid(alpha=0.25)
-            panel.spines[["top", "right"]].set_visible(False)
+            elements.open_frame(panel)
         page.title(title)
     return page.figure
 
 
-def _best(found: Comparison, budget: float | None) -> tuple[Row, list[Row]] | None:
+def _best(found: Comparison, budget: float | None) -> tuple[ComparisonRow, list[ComparisonRow]] | None:
     """The best of the own models at a budget, and whom it stands against."""
     rows, better = found.at(budget), found.measure.better
     own = [row for row in rows if row.against is not None]
@@ -72,11 +71,11 @@ def _best(found: Comparison, budget: float | None) -> tuple[Row, list[Row]] | No
     return max(own, key=lambda row: better * row.standing.mean), [alone, shared]
 
 
-def _clients(row: Row, others: list[Row], better: int) -> tuple[np.ndarray, np.ndarray]:
+def _clients(row: ComparisonRow, others: list[ComparisonRow], better: int) -> tuple[np.ndarray, np.ndarray]:
     """Values by client, of those that have test records: own models, and the better of the others."""
     seed = row.points[0]["values"]["seed"]
 
-    def values(of: Row) -> np.ndarray:
+    def values(of: ComparisonRow) -> np.ndarray:
         point: Record = next((one for one in of.points if one["values"]["seed"] == seed), of.points[0])
         return np.array([np.nan if value is None else value for value in point["clients"]["values"]])
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp.figures import elements, scales, styles
 from fedjax_dp.figures.points import CROSS, best_over, coloured, finish, legend_head, title
-from fedjax_dp.figures.scales import Line, Scale
+from fedjax_dp.figures.scales import AxisScale, Line
 from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked
 from fedjax_dp.tasks.measures import Measure
@@ -145,7 +145,7 @@ def _bent(heights: Sequence[float]) -> np.ndarray:
     return np.stack([np.append((np.arange(len(pieces))[:, None] + t).ravel(), len(pieces)), y], axis=1)
 
 
-def _upright(panel: Any, uprights: dict[str, Scale]) -> None:
+def _upright(panel: Any, uprights: dict[str, AxisScale]) -> None:
     """One upright axis for each axis of the sweep, with its values and its name, and room for the metric's."""
     for place, scale in enumerate(uprights.values()):
         values = scale.values if len(scale.values) <= 12 else [scale.values[0], scale.values[-1]]
@@ -172,7 +172,7 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
         )
 
 
-def _metric_axis(panel: Any, uprights: dict[str, Scale], metric: Measure, norm: Any, failed: bool) -> None:
+def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, norm: Any, failed: bool) -> None:
     """The last upright axis, where every path ends at its metric, or, if it failed, below; and the names of all."""
     place = len(uprights)
     found = [] if norm is None else MaxNLocator(6).tick_values(norm.vmin, norm.vmax)

@@ -188,7 +188,7 @@ def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measur
 def _cells(
     panel: Any,
     settings: Sequence[Setting],
-    both: tuple[scales.Scale, scales.Scale],
+    both: tuple[scales.AxisScale, scales.AxisScale],
     names: tuple[str, str],
     metric: Measure,
 ) -> bool:
@@ -261,5 +261,4 @@ def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric
     panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)
     lost = [[scale.position(s.values[name]) for s in settings if s.failed] for scale, name in zip(both, (x, y))]
     panel.plot(*lost, "x", color=styles.FAILED, ms=6, mew=1.5)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    elements.open_frame(panel)

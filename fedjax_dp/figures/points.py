@@ -121,8 +121,7 @@ def title(panel: Any, head: str, how: str) -> None:
 def finish(panel: Any, metric: Measure, head: str | None) -> None:
     """Label of the metric, grid, spines, and a legend under `head` beside the panel."""
     panel.set_ylabel(metric.label)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    elements.open_frame(panel)
     handles, names = panel.get_legend_handles_labels()
     if any(line.get_gid() == CROSS for line in panel.lines):
         handles.append(panel.plot([], [], "x", color=styles.FAILED, ms=6, mew=1.6)[0])

@@ -65,7 +65,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class Scale(NamedTuple):
+class AxisScale(NamedTuple):
     """Where the values of an axis lie: numbers on a linear or logarithmic scale, everything else side by side."""
 
     kind: str  # linear, log or category
@@ -107,16 +107,16 @@ def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None
     axis.set_ticks(places, labels=labels, **({"rotation": 30, "ha": "right"} if leaning else {}))
 
 
-def scale_of(settings: Iterable[Setting], axis: str) -> Scale:
+def scale_of(settings: Iterable[Setting], axis: str) -> AxisScale:
     """The scale that suits the values of an axis: logarithmic if they span a decade or more in steps that grow."""
     found = list({same(value): value for value in (setting.values[axis] for setting in settings)}.values())
     numbers = sorted(value for value in found if is_number(value))
     values = [*numbers, *(value for value in found if not is_number(value))]
     if len(numbers) < len(values) or not values:
-        return Scale("category", values)
+        return AxisScale("category", values)
     if not _grow([number for number in numbers if number > 0]):
-        return Scale("linear", values)
-    return Scale("log" if numbers[0] > 0 else "category", values)  # a grid of 0 and powers: side by side
+        return AxisScale("linear", values)
+    return AxisScale("log" if numbers[0] > 0 else "category", values)  # a grid of 0 and powers: side by side
 
 
 def _grow(numbers: Sequence[float]) -> bool:

@@ -38,7 +38,7 @@ from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import initial_state, place
 from fedjax_dp.sweeps import program as programs
-from fedjax_dp.sweeps.memory import records_of
+from fedjax_dp.sweeps.record_cache import records_of
 
 STEP = "local_step"
 PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
@@ -189,7 +189,7 @@ def compiled_sweep(
     portion = there.portion(members, size)
     alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
 
-    def compile_in(slots: int) -> programs.Compiled:
+    def compile_in(slots: int) -> programs.Executables:
         program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
         shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest), frozen)
         return compiled_for(chosen, lambda options: program.compile(*shapes, options))

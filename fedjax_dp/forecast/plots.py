@@ -6,7 +6,7 @@ from typing import Unpack
 from matplotlib.figure import Figure
 
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.figures import canvas
+from fedjax_dp.figures import canvas, elements
 from fedjax_dp.forecast.compiled import Compiled
 from fedjax_dp.forecast.latency import Latency
 
@@ -44,9 +44,7 @@ def plot_latency(
         panel.invert_yaxis()
         panel.margins(x=0.12, y=0.02)
         panel.set(xlabel="milliseconds")
-        panel.grid(alpha=0.25, axis="x")
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
+        elements.open_frame(panel, "x")
         page.title(f"{title}: {found.headline}")
     return page.figure
 
@@ -72,9 +70,7 @@ def plot_compiled(
             panel.set_yticks(range(len(bars)), list(bars))
             panel.invert_yaxis()
             panel.margins(x=0.25)
-            panel.grid(alpha=0.25, axis="x")
-            panel.set_axisbelow(True)
-            panel.spines[["top", "right"]].set_visible(False)
+            elements.open_frame(panel, "x")
         left.set(xlabel="milliseconds a round, predicted", title="bound by the longest")
         right.set(xlabel=f"{unit} a round", title=f"{found.step_cycles or found.step_launches:,} {unit} a local step")
         needed, there = found.needed_bytes / 1e9, found.target.memory / 1e9

@@ -54,8 +54,7 @@ def plot_claims(
         panel.margins(x=0.4)  # for the names of settings
         panel.axvline(1, color=styles.ink(), lw=0.8)
         elements.plain_log(panel.xaxis)
-        panel.grid(alpha=0.25, axis="x")
-        panel.spines[["top", "right"]].set_visible(False)
+        elements.open_frame(panel, "x")
         told = {row.claim.verdict.value for row in rows if row.noise_ratio}
         for verdict, (color, marker) in VERDICTS.items():
             if verdict in told:

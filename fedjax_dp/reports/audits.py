@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_dp.display import duration
 from fedjax_dp.figures.tables import audits as tables
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
@@ -16,7 +17,6 @@ from fedjax_dp.reports.contents import (
     Section,
     Tiles,
     in_words,
-    seconds,
 )
 
 KIND = "audit"
@@ -130,7 +130,7 @@ def _attack(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _cost(content: Mapping[str, Any]) -> Section:
-    blocks: list[Block] = [Facts([("time in all", seconds(content["seconds"])), ("repeat", content["repeat"])])]
+    blocks: list[Block] = [Facts([("time in all", duration(content["seconds"])), ("repeat", content["repeat"])])]
     if content["refuted_claims"]:
         rows = [[line] for line in content["refuted_claims"]]
         blocks.append(Grid("Claims of papers that the lower bound contradicts", ["claim"], rows))

@@ -107,24 +107,6 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
 
 
-def size(count: float) -> str:
-    """Bytes in the largest unit that leaves a number of at least 1."""
-    unit = next((unit for unit in ("GB", "MB", "kB") if count >= UNITS[unit]), "bytes")
-    return f"{count / UNITS[unit]:.3g} {unit}" if unit != "bytes" else f"{count:,.0f} bytes"
-
-
-UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
-
-
-def seconds(count: float) -> str:
-    """A time in the unit that people would use."""
-    if count < 1:
-        return f"{1000 * count:.3g} ms"
-    if count < 120:
-        return f"{count:.3g} s"
-    return f"{count / 60:.3g} min" if count < 7200 else f"{count / 3600:.3g} h"
-
-
 class Tiles(NamedTuple):
     """The few numbers that a reader came for: label, value, and what it is of."""
 

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_dp.display import count
+from fedjax_dp.display import count, duration
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe, recipes
 from fedjax_dp.reports import charts, shared
@@ -22,7 +22,6 @@ from fedjax_dp.reports.contents import (
     Section,
     Tiles,
     in_words,
-    seconds,
 )
 
 KIND, FOLDER = "reproduction", "table.json"
@@ -243,6 +242,6 @@ def _common(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cost(content: Mapping[str, Any]) -> Section:
     time = content["seconds_of_runs"]  # in whole tenths
-    facts = [("runs", content["runs"]), ("time of all runs", seconds(time) if time else "below 0.1 s")]
+    facts = [("runs", content["runs"]), ("time of all runs", duration(time) if time else "below 0.1 s")]
     facts.append(("date", content["date"]))
     return Section("Time", [Facts(facts)])

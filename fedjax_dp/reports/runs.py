@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.display import count
+from fedjax_dp.display import count, duration, size
+from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -17,20 +18,12 @@ from fedjax_dp.reports.contents import (
     Section,
     Tiles,
     in_words,
-    seconds,
-    size,
 )
 from fedjax_dp.tasks.measures import Measures, measures_of, plural
 
 KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
 COMING = "datum.state === 'to come'"
 Spending = Callable[[pathlib.Path, Mapping[str, Any], float], Rows]
-
-LOSS = {
-    "test_loss": "test records",
-    "train_loss": "cohort's batches (probe)",
-    "objective": "all training records (probe)",
-}
 
 
 def of_folder(path: pathlib.Path, spending: Spending) -> Report:
@@ -110,14 +103,14 @@ def _result(
     rounds = config["rounds"]
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
-    items = [(main.words, shared.number(main, shared.latest(history, main.name)), of)]
+    items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
     items += shared.tiles(guarantee)
     for name, one in measures.tested.items():
         if name not in (main.name, loss.name):
-            items.append((one.words, shared.number(one, shared.latest(history, name)), "public test data"))
+            items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
     of_loss = ", ".join(filter(None, [loss.words.removeprefix("test "), loss.unit]))
     if main is not loss:
-        items.append(("test loss", in_words(shared.latest(history, "test_loss")), of_loss))
+        items.append(("test loss", in_words(tables.latest(history, "test_loss")), of_loss))
     blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
     if not finished:
         line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee is of all {rounds:,} rounds, done or not."
@@ -150,15 +143,6 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(label, config[name]) for name, label in names.items() if config.get(name) is not None]
 
 
-def _fields(measures: Measures) -> dict[str, str]:
-    """The main metric, and how it is spread over clients."""
-    return {
-        measures.main.name: "all test records",
-        "client_mean": "mean of clients (probe)",
-        "worst_tenth": "worst tenth of clients (probe)",
-    }
-
-
 def _curves(
     history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, finished: bool, measures: Measures
 ) -> Section:
@@ -171,7 +155,7 @@ def _curves(
             main.name.removeprefix("test_"),
             f"{shared.capital(words)} by round",
             shared.tested(history, words),
-            _fields(measures),
+            {name: label for name, label in tables.quality(measures).items() if name != "personal_mean"},
             shared.axis_of("value", main, words, whole=True),
             shared.format_of(main),
         ),
@@ -180,7 +164,7 @@ def _curves(
             "loss",
             "Loss by round",
             f"Mean {loss.words.removeprefix('test ')}{f' in {loss.unit}' if loss.unit else ''}, without penalties.",
-            LOSS,
+            tables.LOSS,
             charts.axis("value", loss.label.removeprefix("test ")),
         ),
     ]
@@ -222,7 +206,7 @@ def _curves(
     if len(shared.thinned(history)) < len(history):
         line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
         blocks.append(Prose([line]))
-    if history and shared.latest(history, "objective") is None:
+    if history and tables.latest(history, "objective") is None:
         line = (
             "The objective over all training records was not computed: --train-metrics true adds it and its gradient."
         )
@@ -242,7 +226,7 @@ def _figure(
     idle: bool = False,
 ) -> list[Block]:
     """The figure of the fields that some evaluation knows; nothing where none does, or `idle` and all are 0."""
-    known = {field: label for field, label in fields.items() if any(row.get(field) is not None for row in history)}
+    known = tables.known(history, fields)
     if not known or (idle and not any(row.get(field) for field in known for row in history)):
         return []
     probes = any("probe" in label for label in known.values())
@@ -283,7 +267,7 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
             },
         )
         blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
-    if shared.latest(history, "client_mean") is None:
+    if tables.latest(history, "client_mean") is None:
         line = (
             f"How {measures.main.words.removeprefix('test ')} is spread over clients is not known: clients have no "
             "test records of their own. "
@@ -309,7 +293,7 @@ def _ranked(epsilons: Sequence[tuple[float, int]] | None) -> Rows:
 def _served(history: Rows, measures: Measures) -> list[Block]:
     """The main metric by client: mean, spread, worst tenth."""
     main, words = measures.main, measures.main.words.removeprefix("test ")
-    mean, worst, variance = (shared.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
+    mean, worst, variance = (tables.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
     own = [row for row in history if row.get("personal_mean") is not None]
     items = [
         *(
@@ -322,9 +306,7 @@ def _served(history: Rows, measures: Measures) -> list[Block]:
         ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
     ]
     y = shared.axis_of("low", main, words, whole=True)
-    fields = {name: label for name, label in _fields(measures).items() if name != main.name}
-    fields |= {"personal_mean": "mean of own models (probe)"} if own else {}
-    spec = charts.curves("history", fields, y, shared.format_of(main))
+    spec = charts.curves("history", tables.known(history, tables.CLIENTS), y, shared.format_of(main))
     low, high = ("datum.client_mean - sqrt(datum.client_variance)", "datum.client_mean + sqrt(datum.client_variance)")
     low = low if main.signed else f"max(0, {low})"
     high = f"min(1, {high})" if main.share else high
@@ -354,9 +336,9 @@ def _cost(result: Mapping[str, Any]) -> Section:
     if not timing or not traffic:
         return Section("Time and bytes", [Prose(["Time and bytes are known when the run is finished."], "Missing")])
     facts = [
-        ("time in all", seconds(timing["total_s"])),
-        ("time to compile", seconds(timing["compile_s"])),
-        ("time of a round (median)", seconds(timing["round_s_median"])),
+        ("time in all", duration(timing["total_s"])),
+        ("time to compile", duration(timing["compile_s"])),
+        ("time of a round (median)", duration(timing["round_s_median"])),
         ("sent to a client in a round", size(traffic["down"])),
         ("sent by a client in a round", size(traffic["up"])),
         ("clients in a round, on average", traffic["clients"]),

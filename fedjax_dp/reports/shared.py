@@ -7,6 +7,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
+from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
 from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
@@ -135,7 +136,7 @@ def thinned(rows: Rows) -> Rows:
 
 def tested(rows: Sequence[Mapping[str, Any]], words: str) -> str:
     """What a metric is measured on."""
-    held = latest(rows, "client_mean") is not None
+    held = tables.latest(rows, "client_mean") is not None
     return f"{capital(words)} on {'records that clients hold out' if held else 'public test data'}."
 
 
@@ -159,8 +160,3 @@ def number(measure: Measure, value: float | None) -> str:
 def format_of(measure: Measure) -> str:
     """Of its numbers beside a point."""
     return ".2%" if measure.share else ".4g"
-
-
-def latest(rows: Sequence[Mapping[str, Any]], field: str) -> Any:
-    """The last known value of a field."""
-    return next((row[field] for row in reversed(rows) if row.get(field) is not None), None)

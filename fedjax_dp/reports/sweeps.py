@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp.display import count
+from fedjax_dp.display import count, duration
 from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.settings import (
     CONFIDENCE,
@@ -31,7 +31,6 @@ from fedjax_dp.reports.contents import (
     Tiles,
     chosen,
     in_words,
-    seconds,
 )
 from fedjax_dp.sweeps.records import SELECTION, Record, read_records
 from fedjax_dp.tasks.measures import Measure
@@ -336,8 +335,8 @@ def _promise(records: Sequence[Record]) -> list[Section]:
 
 def _cost(records: Sequence[Record]) -> Section:
     total = math.fsum(record["seconds"] for record in records)
-    facts = [("time of all points", seconds(total)), ("points", len(records))]
+    facts = [("time of all points", duration(total)), ("points", len(records))]
     if records:
-        facts.append(("time of a point", seconds(total / len(records))))
+        facts.append(("time of a point", duration(total / len(records))))
     line = "A sweep does not count bytes: fedjax-dp run prints those of the configuration that fedjax-dp best prints."
     return Section("Time and bytes", [Facts(facts), Prose([line])])

@@ -382,8 +382,9 @@ def test_the_picture_of_a_run_shows_the_worst_tenth_and_labels_probes():
     seen = [figures.plot_run(history, "a promise", "a title", "a.png")]
     seen.append(figures.plot_run([Evaluation(1, {"accuracy": 0.7}, 1.0)], "a promise", "a title", "b.png"))
     labels = [axes.get_legend_handles_labels()[1] for axes in (*seen[0].axes, *seen[1].axes)]
-    assert labels[0] == ["all test records", "worst tenth to mean (probe)", "worst tenth of clients (probe)"]
-    assert labels[1] == ["test", "cohort's batches (probe)", "all training records (probe)"]
-    assert labels[2] == []
-    assert labels[3] == ["test", "cohort's batches (probe)"]
+    assert labels[0] == ["all test records", "worst tenth of clients (probe)", "worst tenth to mean (probe)"]
+    assert labels[1] == ["test records", "cohort's batches (probe)", "all training records (probe)"]
+    assert labels[2] == ["all test records"]
+    assert seen[1].axes[0].get_legend() is None
+    assert labels[3] == ["test records"]  # nothing else is known
     assert pathlib.Path("a.png").stat().st_size > pathlib.Path("b.png").stat().st_size > 10_000

@@ -17,7 +17,7 @@ ALONE = "local"  # the entry whose clients share nothing
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """An algorithm at a budget: its best setting by the mean over clients and seeds.
 
     settings  among how many it was chosen;
@@ -41,9 +41,9 @@ class Comparison:
     """All algorithms of a sweep at all of its budgets."""
 
     measure: Measure
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
-    def at(self, epsilon: float | None) -> list[Row]:
+    def at(self, epsilon: float | None) -> list[ComparisonRow]:
         """Those of one budget."""
         return [row for row in self.rows if row.epsilon == epsilon]
 
@@ -151,13 +151,13 @@ def _row(
     settings: int,
     best: dict[tuple[Any, str], tuple[Setting, int]],
     measure: Measure,
-) -> Row:
+) -> ComparisonRow:
     (epsilon, algorithm), point = key, setting.done[0]
     own, against = point["clients"]["own"], None
     if own and algorithm != ALONE:
         against = _against(setting, rivals(best, epsilon, measure), measure)
     values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
-    return Row(
+    return ComparisonRow(
         epsilon,
         algorithm,
         values,
