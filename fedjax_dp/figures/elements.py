@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from fedjax_dp.figures.styles import SMALL
+from fedjax_dp.figures.styles import SMALL, TEST
 
 BANDS = 2  # more of them cannot be told apart where they overlap
 BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
@@ -46,6 +47,27 @@ def legend_below(panel: Any, columns: int = 1) -> Any:
     )
     made.set_gid(BELOW)
     return made
+
+
+class Bar(NamedTuple):
+    """A bar from `start`, to the left where its length is below 0."""
+
+    name: str
+    length: float
+    start: float = 0.0
+    color: Any = TEST
+
+
+def draw_bars(panel: Any, bars: Sequence[Bar], words: Callable[[float], str]) -> None:
+    """Bars below one another, with their names on the left and their lengths in words at their ends."""
+    names, lengths, starts, colors = zip(*bars)
+    drawn = panel.barh(range(len(bars)), lengths, left=starts, color=colors)
+    for place, (bar, length) in enumerate(zip(drawn, lengths)):
+        end = bar.get_x() + max(bar.get_width(), 0)
+        panel.annotate(words(length), (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+    panel.set_yticks(range(len(bars)), names)
+    panel.invert_yaxis()
+    open_frame(panel, "x")
 
 
 def open_frame(panel: Any, grid: str = "both", which: Any = "major") -> None:
