@@ -26,7 +26,7 @@ import fedjax_dp as fdp
 from fedjax_dp.experiments import environment
 from fedjax_dp.forecast import latency
 from fedjax_dp.forecast.floor import floor_of, speeds
-from fedjax_dp.sweeps.engine import Group, Job, Shelf
+from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache
 
 COHORTS, POINTS = (10, 100, 1000), (64, 256)
 
@@ -73,7 +73,7 @@ def sweep_of(points, rounds, repeats):
     data, model = ours.clients_of(w), ours.model_of(w)
     rates = np.geomspace(0.001, 0.1, points)
     jobs = [Job(ours.algorithm_of(w._replace(rate=float(rate))), data, model, rounds, 0, rounds) for rate in rates]
-    group, alone = Group(jobs, shelf=Shelf()), Group(jobs[:1], shelf=Shelf())
+    group, alone = JobGroup(jobs, cache=RecordCache()), JobGroup(jobs[:1], cache=RecordCache())
 
     def several(group):
         def run():

@@ -192,13 +192,13 @@ def exchanges(row):
 
 def draw(rows, path):
     """Predicted milliseconds, by what would bound it; a panel for every target."""
-    from fedjax_dp import pictures
+    from fedjax_dp.figures import canvas, elements
 
     kinds = {"launches": "o", "cycles": "s", "operations": "^", "memory": "D"}
     named = list(dict.fromkeys(row["target"] for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
     size = 2.6 + 3.4 * len(named), 1.4 + 0.26 * len(names)
-    with pictures.page(
+    with canvas.page(
         path,
         {},
         size,
@@ -216,7 +216,7 @@ def draw(rows, path):
             panel.grid(alpha=0.25)
             panel.spines[["top", "right"]].set_visible(False)
         page.panels[0].invert_yaxis()
-        pictures.legend_beside(page.panels[-1])
+        elements.legend_beside(page.panels[-1])
 
 
 def main():

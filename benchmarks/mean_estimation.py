@@ -25,9 +25,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import pictures
 from fedjax_dp.execution import Execution
 from fedjax_dp.experiments import environment
+from fedjax_dp.figures import canvas, elements
 from fedjax_dp.papers.reproductions import mean_estimation as theory
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.rounds.personal import models_of_clients
@@ -262,7 +262,7 @@ def draw(told, path):
         f"{told['setting']['runs']:,} runs",
         fontsize=11,
     )
-    figure.savefig(path, dpi=pictures.DPI)
+    figure.savefig(path, dpi=canvas.DPI)
 
 
 def _against_lambda(axes, rows):
@@ -283,7 +283,7 @@ def _against_lambda(axes, rows):
     ticks[ENDS["fedavg"]] = "FedAvg"
     axes.set_xticks(list(ticks), list(ticks.values()), minor=False)
     axes.set_xticks([], minor=True)
-    pictures.plain_log(axes.yaxis)
+    elements.plain_log(axes.yaxis)
     axes.grid(alpha=0.3)
 
 
@@ -302,7 +302,7 @@ def _own_panel(axes, own):
     axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize=8, ncols=2, loc="upper left")
     axes.set_ylim(top=0.08)
-    pictures.plain_log(axes.yaxis)
+    elements.plain_log(axes.yaxis)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import gradients, pictures
+from fedjax_dp import gradients
 from fedjax_dp.experiments import environment
+from fedjax_dp.figures import canvas, styles
 from fedjax_dp.models import mlp
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
@@ -89,11 +90,11 @@ def draw(told, path):
     over = told["over_its_parts"]
     figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
     bars = axes.barh(list(over), list(over.values()), color="C0")
-    axes.bar_label(bars, fmt="%.2f", label_type="center", color=pictures.paper())
-    axes.axvline(1, color=pictures.ink(), linewidth=1)
+    axes.bar_label(bars, fmt="%.2f", label_type="center", color=styles.paper())
+    axes.axvline(1, color=styles.ink(), linewidth=1)
     axes.set(xlabel="time of a round over that of its parts", xlim=(0, 1.1 * max(over.values())))
     axes.invert_yaxis()
-    figure.savefig(path, dpi=pictures.DPI)
+    figure.savefig(path, dpi=canvas.DPI)
     plt.close(figure)
 
 

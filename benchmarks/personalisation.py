@@ -27,8 +27,8 @@ import numpy as np
 from scipy import ndimage
 
 import fedjax_dp as fdp
-from fedjax_dp import pictures
 from fedjax_dp.experiments import environment
+from fedjax_dp.figures import canvas
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.metrics import client_metric, client_values
 from fedjax_dp.rounds.personal import measure_personal
@@ -226,7 +226,7 @@ def draw(told, path):
             axes.grid(alpha=0.3)
     shown, names = panels[0, 0].get_legend_handles_labels()
     figure.legend(shown, names, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    figure.savefig(path, dpi=pictures.DPI)
+    figure.savefig(path, dpi=canvas.DPI)
 
 
 def _points(axes, shown):

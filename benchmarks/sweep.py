@@ -33,7 +33,7 @@ from round_latency import ours, workloads
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
 from fedjax_dp.experiments import environment
 from fedjax_dp.sweeps import program
-from fedjax_dp.sweeps.engine import Group, Job, Shelf, grouped
+from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache, grouped
 
 W = workloads.WORKLOADS["W1"]._replace(steps=10)
 ROUNDS, SEEDS = 50, 4
@@ -91,7 +91,7 @@ def measure_here(repeats):
     traced, run_rounds = [], program.run_rounds
     program.run_rounds = lambda *a, **k: traced.append(1) or run_rounds(*a, **k)
     began = time.perf_counter()
-    group = Group(jobs, shelf=Shelf())
+    group = JobGroup(jobs, cache=RecordCache())
     compile_s = time.perf_counter() - began
     visit, inside = group.compiled.visit, []
 

@@ -6,6 +6,7 @@ from . import audits as audits
 from . import data as data
 from . import execution as execution
 from . import experiments as experiments
+from . import figures as figures
 from . import forecast as forecast
 from . import gradients as gradients
 from . import models as models

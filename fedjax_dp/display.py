@@ -45,13 +45,13 @@ class Card(NamedTuple):
     def _facts(self, whole: bool) -> list[str]:
         """Title and facts; each in one line unless `whole`."""
         wide = max(map(len, self.facts), default=0)
-        told = [("", self.title), *((f"  {name:<{wide}}  ", text) for name, text in self.facts.items())]
+        lines = [("", self.title), *((f"  {name:<{wide}}  ", text) for name, text in self.facts.items())]
         if not whole:
-            return [_cut(start + " ".join(text.split())) for start, text in told]
+            return [_cut(start + " ".join(text.split())) for start, text in lines]
         inside = " " * (wide + 4)
         return [
             line
-            for start, text in told
+            for start, text in lines
             for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=inside) or [start.rstrip()]
         ]
 
@@ -63,15 +63,15 @@ class Card(NamedTuple):
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
             for name, text in self.facts.items()
         )
-        told = f"<b>{html.escape(self.title)}</b><table>{facts}</table>"
+        head = f"<b>{html.escape(self.title)}</b><table>{facts}</table>"
         if self.table is None or not self.table.rows:
-            return told
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.table.columns)
+            return head
+        names = "".join(f"<th>{html.escape(name)}</th>" for name in self.table.columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
             for row in _some(self.table.rows, HTML_ROWS)
         )
-        return f"{told}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"{head}<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def displayed(shown: type[T]) -> type[T]:
@@ -79,10 +79,10 @@ def displayed(shown: type[T]) -> type[T]:
 
     def card(self: Any) -> Card:
         try:
-            told: Card = self._card()
+            made: Card = self._card()
         except Exception as error:  # traced values, damaged folders: what shows a value never fails
-            told = Card(f"<{type(self).__name__}: {type(error).__name__}>", {})
-        return told
+            made = Card(f"<{type(self).__name__}: {type(error).__name__}>", {})
+        return made
 
     def text(self: Any) -> str:
         return card(self).text
@@ -118,20 +118,37 @@ def words(value: Any) -> str:
 
 def facts_of(value: Any, indent: str = "") -> dict[str, str]:
     """A line for each field of a value; fields too long for one are shown field by field."""
-    told: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for name, field in _fields(value):
         text, inner = words(field), dict(_fields(field))
         if len(text) > LONG and inner:
-            told[indent + name] = type(field).__name__
-            told |= facts_of(field, indent + "  ")
+            lines[indent + name] = type(field).__name__
+            lines |= facts_of(field, indent + "  ")
         else:
-            told[indent + name] = text
-    return told
+            lines[indent + name] = text
+    return lines
 
 
 def count(number: int, what: str) -> str:
     """1 client, 2,000 clients."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def size(number: float) -> str:
+    """Bytes in the largest unit that leaves a number of at least 1."""
+    for unit, large in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= large:
+            return f"{number / large:.3g} {unit}"
+    return f"{number:,.0f} bytes"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that people would use."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
@@ -158,8 +175,8 @@ def _cut(line: str) -> str:
 
 def _named(value: Any) -> str:
     if isinstance(value, functools.partial):
-        given = [*map(words, value.args), *(f"{name}={words(one)}" for name, one in value.keywords.items())]
-        return f"{_named(value.func)}({', '.join(given)})"
+        arguments = [*map(words, value.args), *(f"{name}={words(one)}" for name, one in value.keywords.items())]
+        return f"{_named(value.func)}({', '.join(arguments)})"
     name: str = getattr(value, "__qualname__", None) or type(value).__name__
     return name.replace("<locals>.", "")
 

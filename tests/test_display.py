@@ -9,7 +9,7 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp.display import LINES, WIDTH, Card, Table, displayed, words
+from fedjax_dp.display import LINES, WIDTH, Card, Table, displayed, duration, size, words
 
 ENTRIES = [entry for entry in fdp.CATALOGUE.values() if entry.private][:6]
 
@@ -103,3 +103,8 @@ def test_what_is_traced_or_damaged_is_shown_too():
 def test_markup_of_others_stays_text():
     page = Card("<script>", {"<b>": "<i>"}, Table(["<u>"], [["<s>"]])).html
     assert not re.search("<script>|<i>|<u>|<s>", page)
+
+
+def test_times_and_bytes_stand_in_the_unit_that_people_use():
+    assert [duration(s) for s in (0.52, 42, 600, 7200)] == ["520 ms", "42 s", "10 min", "2 h"]
+    assert [size(n) for n in (999, 2_000, 3.5e6, 4.25e9)] == ["999 bytes", "2 kB", "3.5 MB", "4.25 GB"]

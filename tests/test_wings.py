@@ -14,7 +14,7 @@ import fedjax_dp
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
     {"devices", "display", "errors", "prng", "schedules", "small_reductions"},
-    {"validation", "folders", "own_code", "pictures"},
+    {"validation", "folders", "own_code"},
     {"accounting"},
     {"options", "pytrees"},
     {"data", "execution", "gradients"},
@@ -24,6 +24,7 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"rounds"},
     {"algorithms", "inspection"},
     {"privacy"},
+    {"figures"},
     {"experiments"},
     {"sweeps"},
     {"audits", "papers"},

@@ -31,7 +31,7 @@ from fedjax_dp.cli.output import columns, page
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
-    from fedjax_dp.pictures import Look
+    from fedjax_dp.figures.canvas import Look
 
 SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and the options that each takes
     "none": (FullBatch, ()),
@@ -296,7 +296,7 @@ def _curve_points(options: Release) -> tuple[str, list[int]]:
 
 
 def _plot_account(options: AccountOptions, look: "Look") -> None:
-    from fedjax_dp.experiments import plots  # takes half a second to load
+    from fedjax_dp.figures.runs import plot_epsilon  # takes half a second to load
 
     name, counts = _curve_points(options)
 
@@ -306,16 +306,16 @@ def _plot_account(options: AccountOptions, look: "Look") -> None:
 
     curves = compare.epsilon_curves(event, counts, options.delta)
     title = f"noise multiplier {options.noise_multiplier:g}, {_sampling(options)}, delta {options.delta:g}"
-    plots.plot_epsilon(curves, name, title, _legend(options), options.plot, **look)
+    plot_epsilon(curves, name, title, _legend(options), options.plot, **look)
 
 
 def _plot_calibrate(options: CalibrateOptions, noises: list[float], look: "Look") -> None:
-    from fedjax_dp.experiments import plots
+    from fedjax_dp.figures.runs import plot_epsilon
 
     points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
     curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
     title = f"{options.steps} steps, {_sampling(options)}, delta {options.delta:g}"
-    plots.plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, options.epsilon, **look)
+    plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, options.epsilon, **look)
 
 
 def _legend(options: Release) -> str:

@@ -45,7 +45,7 @@ def carry_out(
         found, promise = _audited(config, options, screen)
     found = dataclasses.replace(found, repeat=repeat)
     if options.plot:
-        from fedjax_dp.audits.plots import plot_audit  # slow to import, and only needed here
+        from fedjax_dp.figures.audits import plot_audit  # slow to import, and only needed here
 
         plot_audit(found, options.plot, **look)
         screen.say(f"picture in {options.plot}")

@@ -19,12 +19,12 @@ from fedjax_dp.experiments.build import (
 from fedjax_dp.experiments.config import Overrides, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data
+from fedjax_dp.figures.canvas import Look
 from fedjax_dp.forecast.compiled import Compiled, compiled_round
-from fedjax_dp.forecast.latency import Latency, latency
+from fedjax_dp.forecast.latency import Latency, latency, milliseconds
 from fedjax_dp.forecast.targets import LAUNCH_US, target_of
 from fedjax_dp.gradients import Explanation
 from fedjax_dp.models import explain_gradients
-from fedjax_dp.pictures import Look
 
 if TYPE_CHECKING:
     from fedjax_dp.cli.bench import BenchOptions
@@ -154,28 +154,24 @@ def to_dict(found: Latency, config: RunSpec) -> dict[str, Any]:
 
 def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
     console = page()
-    floor, device, told = found.floor, environment.device(), found.told
+    floor, device = found.floor, environment.device()
     first = f"{name}: {found.headline}"
     if not found.disturbed:
         first += f"; {found.devices} {device['platform']} devices ({device['processor']})"
     console.print(first)
     for part, ms in found.parts.items():
         if part != "evaluation":
-            console.print(f"  {part:<12}{told(ms):>12}  {ms / found.round_ms:5.0%} of a round")
-    if found.parts["evaluation"]:
-        console.print(
-            f"  {'evaluation':<12}{told(found.parts['evaluation']):>12}  a round on top, as the mean over rounds"
-        )
-    noise = f" + noise {told(floor.normals_ms)} ({_number(floor.normals)} normals)" if floor.normals else ""
+            console.print(f"  {part:<12}{milliseconds(ms):>12}  {ms / found.round_ms:5.0%} of a round")
+    if ms := found.parts["evaluation"]:
+        console.print(f"  {'evaluation':<12}{milliseconds(ms):>12}  a round on top, as the mean over rounds")
+    least = f"at least {milliseconds(floor.ms)} a round by this machine's speeds, {floor.ms / found.round_ms:.0%} of it"
+    gradients = f"gradients {milliseconds(floor.flops_ms)} ({_number(floor.flops)} operations)"
+    noise = f" + noise {milliseconds(floor.normals_ms)} ({_number(floor.normals)} normals)"
+    memory = f"memory traffic {milliseconds(floor.bytes_ms)} ({_number(floor.bytes)} bytes) overlaps"
     lines = [
-        (
-            "floor",
-            f"at least {told(floor.ms)} a round by this machine's speeds, {floor.ms / found.round_ms:.0%} of it: "
-            f"gradients {told(floor.flops_ms)} ({_number(floor.flops)} operations){noise}; memory traffic "
-            f"{told(floor.bytes_ms)} ({_number(floor.bytes)} bytes) overlaps",
-        ),
+        ("floor", f"{least}: {gradients}{noise if floor.normals else ''}; {memory}"),
         *(
-            ("change", f"{change.setting}: {change.told}; saves about {told(change.saves_ms)}")
+            ("change", f"{change.setting}: {change.description}; saves about {milliseconds(change.saves_ms)}")
             for change in found.changes[:SHOWN_CHANGES]
         ),
         ("gradients", how.summary + (f"; {how.cost(batch):,} bytes a batch" if batch else "")),

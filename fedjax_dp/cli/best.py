@@ -10,10 +10,10 @@ from fedjax_dp import errors
 from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.figures.tables.settings import bounds, metric_of
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import Record, read_records
-from fedjax_dp.sweeps.settings import bounds, metric_of
 from fedjax_dp.sweeps.table import Best
 from fedjax_dp.tasks.measures import Measure
 

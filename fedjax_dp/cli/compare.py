@@ -12,7 +12,7 @@ from fedjax_dp.cli.output import columns, page, tell
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
-    from fedjax_dp.sweeps.personalisation import Comparison, Row
+    from fedjax_dp.figures.tables.comparison import Comparison, ComparisonRow
 
 DESCRIPTION = """Clients' own models against training alone and one shared model, at the same epsilon.
 
@@ -56,13 +56,14 @@ def compare_command(arguments: list[str]) -> int:
         wanted = f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}"
         raise errors.refuse("out", str(picture), wanted)
     from fedjax_dp.cli.sweep_outcome import run_file  # loads JAX
-    from fedjax_dp.sweeps.personalisation import require_comparable
+    from fedjax_dp.figures.tables.comparison import require_comparable
     from fedjax_dp.sweeps.plan import read_sweep
     from fedjax_dp.sweeps.sweep import open_sweep
 
     is_file = pathlib.Path(where).is_file()
     if is_file:
-        require_comparable(read_sweep(where))  # before it takes long
+        planned = read_sweep(where)
+        require_comparable(planned.varied, planned.base)  # before it takes long
     sweep, folder = run_file(where) if is_file else (open_sweep(where), pathlib.Path(where))
     found, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storing(path.parent, "make room, or give another --out"):
@@ -104,7 +105,7 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _against(row: "Row", field: str) -> str:
+def _against(row: "ComparisonRow", field: str) -> str:
     return "-" if row.against is None else f"{getattr(row.against, field):.3f}"
 
 

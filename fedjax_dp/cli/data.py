@@ -61,7 +61,7 @@ def data_command(arguments: list[str]) -> int:
             save_store(data, options.out, show)
         Screen().say(f"store in {options.out}: fedjax-dp run --dataset store:{options.out}")
     if options.plot and counts is not None:
-        from fedjax_dp.experiments.plots import plot_clients  # slow to import, and only needed here
+        from fedjax_dp.figures.runs import plot_clients  # slow to import, and only needed here
 
         plot_clients(counts, f"{summary.name}, {_about(options)}", options.plot, **look)
         Screen().say(f"picture in {options.plot}")

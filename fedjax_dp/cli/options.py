@@ -22,7 +22,7 @@ from fedjax_dp.options import REQUIRED, Option, Options, about
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedjax_dp.pictures import Look
+    from fedjax_dp.figures.canvas import Look
 
 T = TypeVar("T")
 HELP = ("-h", "--help", "--help-all")
@@ -99,12 +99,12 @@ def look_of(options: LookOptions) -> "Look":
     """Size and style as they are taken by what draws; refuses those that are none."""
     if options.size is None and options.style is None:
         return {}
-    from fedjax_dp import pictures  # loads matplotlib
+    from fedjax_dp.figures import canvas  # loads matplotlib
 
-    look: Look = {} if options.size is None else {"size": pictures.size_of(options.size)}
+    look: Look = {} if options.size is None else {"size": canvas.size_of(options.size)}
     if options.style is not None:
         look["style"] = options.style
-    pictures.check(look)
+    canvas.check(look)
     return look
 
 

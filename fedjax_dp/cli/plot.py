@@ -52,10 +52,10 @@ def plot_command(arguments: list[str]) -> int:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     look = look_of(options)
     about, records = read_records(options.sweep)
-    from fedjax_dp.sweeps.plots import figures  # loads matplotlib
+    from fedjax_dp.figures import sweeps as figures  # loads matplotlib
 
     title = str(about.get("name", options.sweep))
-    drawn = figures.pictures(
+    drawn = figures.drawings(
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
     paths = _paths(options.out, pathlib.Path(options.sweep) / "plots", list(drawn), errors.PICTURES)

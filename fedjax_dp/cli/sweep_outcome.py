@@ -13,10 +13,10 @@ from fedjax_dp.cli.options import Detail
 from fedjax_dp.cli.output import columns, page, tell
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.figures.tables.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
-from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.sweeps.sweep import Sweep, run_sweep
 
 if TYPE_CHECKING:

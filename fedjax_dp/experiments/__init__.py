@@ -1,4 +1,4 @@
-"""A run from its configuration to its folder: result, traffic, pictures."""
+"""A run from its configuration to its folder: result, traffic."""
 
 import lazy_loader
 

@@ -1,11 +1,8 @@
-"""A run from its configuration to its folder: result, traffic, pictures."""
+"""A run from its configuration to its folder: result, traffic."""
 
 from .communication import Traffic as Traffic
 from .communication import traffic as traffic
 from .config import RunSpec as RunSpec
-from .plots import plot_clients as plot_clients
-from .plots import plot_epsilon as plot_epsilon
-from .plots import plot_run as plot_run
 from .run import resume as resume
 from .run import run as run
 from .saved_run import SavedRun as SavedRun

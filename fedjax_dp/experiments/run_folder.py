@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from fedjax_dp import errors, folders
+from fedjax_dp import errors, figures, folders
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import environment, phases, plots, summary
+from fedjax_dp.experiments import environment, phases, summary
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
@@ -62,7 +62,7 @@ class RunFolder:
         told = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
         if distributed.first():
             with self._storing():
-                plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
+                figures.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
                 folders.write_json(self.path / RESULT, told)  # last: it says that the run is finished
 
     def state(self, ready: Ready) -> ServerState | None:

@@ -1,7 +1,7 @@
 """A round, sweep or audit compiled for an accelerator that is not here: launches, cycles, memory, exchanges, times.
 
 Nothing is measured. Launches, cycles, bytes and exchanges are read off the compiled program; times follow from them by
-formulas that are told with them:
+formulas that are printed with them:
     launches  number of launches x time of a launch, which is assumed (GPU);
     cycles    the compiler's own estimate over the clock (TPU);
     work      the larger of operations over the peak, and bytes over the bandwidth, of what a round cannot do without.
@@ -27,7 +27,7 @@ from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.forecast.floor import Work, work_of
 from fedjax_dp.forecast.program_text import OTHER, Collective, counted
-from fedjax_dp.forecast.targets import LAUNCH_US, Target, compiled_for, devices_of, execution_on, target_of
+from fedjax_dp.forecast.targets import LAUNCH_US, Accelerator, compiled_for, devices_of, execution_on, target_of
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.privacy.planned_run import plan_run
@@ -37,7 +37,7 @@ from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import initial_state, place
 from fedjax_dp.sweeps import program as programs
-from fedjax_dp.sweeps.memory import records_of
+from fedjax_dp.sweeps.record_cache import records_of
 
 STEP = "local_step"
 PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
@@ -46,7 +46,7 @@ PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server
 class Compiled(NamedTuple):
     """What the compiler makes of a round of all that runs at once, or of an audit's trials, and the time it takes."""
 
-    target: Target
+    target: Accelerator
     devices: int
     model_devices: int  # of these, that hold a model together
     runs: int  # points of a sweep, trials of an audit
@@ -89,13 +89,13 @@ class Compiled(NamedTuple):
     def times_ms(self) -> dict[str, float]:
         """Predicted milliseconds of all runs (a round of each, or a whole trial), by what would bound them alone."""
         target, share = self.target, 1e3 / self.devices
-        found = {
+        bounds = {
             "operations": share * self.work.flops / target.flops_per_s,
             "memory": share * self.work.bytes / target.bytes_per_s,
         }
         if target.platform == "cuda":
-            return {"launches": 1e-3 * LAUNCH_US * self.turns * sum(self.launches.values())} | found
-        return {"cycles": 1e3 * self.turns * sum(self.cycles.values()) / target.clock_hz} | found
+            return {"launches": 1e-3 * LAUNCH_US * self.turns * sum(self.launches.values())} | bounds
+        return {"cycles": 1e3 * self.turns * sum(self.cycles.values()) / target.clock_hz} | bounds
 
     @property
     def bound(self) -> str:
@@ -108,9 +108,9 @@ class Compiled(NamedTuple):
         return self.times_ms[self.bound]
 
     def to_dict(self) -> dict[str, Any]:
-        told = self._asdict()
-        del told["text"]
-        return told | {
+        fields = self._asdict()
+        del fields["text"]
+        return fields | {
             "target": self.target.name,
             "turns": self.turns,
             "work": self.work._asdict(),
@@ -186,7 +186,7 @@ def compiled_sweep(
     portion = there.portion(members, size)
     alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
 
-    def compile_in(slots: int) -> programs.Compiled:
+    def compile_in(slots: int) -> programs.Executables:
         program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
         shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest), frozen)
         return compiled_for(chosen, lambda options: program.compile(*shapes, options))
@@ -201,8 +201,8 @@ def compiled_sweep(
             what="points",
         )
     work = times(work_of(algorithm, data, model), points)
-    told = {"at_once": portion, "runs": points, "runs_at_once": slots}
-    return read_off(chosen, made.visit, work, devices=devices, loops=2, **told)
+    counts = {"at_once": portion, "runs": points, "runs_at_once": slots}
+    return read_off(chosen, made.visit, work, devices=devices, loops=2, **counts)
 
 
 def compiled_audit(
@@ -220,7 +220,7 @@ def compiled_audit(
     lanes: int | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Compiled:
-    """Compile the trials of an audit, each of all its rounds; what is told is of whole trials, not of a round.
+    """Compile the trials of an audit, each of all its rounds; numbers are of whole trials, not of a round.
 
     target, devices as for `compiled_round`, the rest as for `fedjax_dp.audit`.
     """
@@ -249,11 +249,11 @@ def compiled_audit(
         else:
             made = play(lanes)
     work = times(work_of(game.algorithm, game.data, game.model), trials * rounds)
-    told = {"at_once": portion, "runs": trials, "runs_at_once": lanes}
-    return read_off(chosen, made, work, devices=devices, loops=0, **told)
+    counts = {"at_once": portion, "runs": trials, "runs_at_once": lanes}
+    return read_off(chosen, made, work, devices=devices, loops=0, **counts)
 
 
-def require_room(target: Target, model: Model, model_devices: int = 1) -> None:
+def require_room(target: Accelerator, model: Model, model_devices: int = 1) -> None:
     """Refuse models of which not even one and the copy that a client moves fit, before anything is made of them."""
     least = 2 * 4 * size_of(model) / model_devices
     if least > target.memory:
@@ -271,7 +271,7 @@ def compiling(target: str) -> Iterator[None]:
 
 
 def read_off(
-    target: Target,
+    target: Accelerator,
     made: Any,
     work: Work,
     *,

@@ -101,8 +101,8 @@ def speeds(execution: Execution) -> dict[str, float]:
 
         run = jax.jit(all_, compiler_options=COMPILER_OPTIONS)
         placed = execution.place((start, jnp.arange(execution.shares, dtype=jnp.float32)))
-        tell = repeated(lambda: run(*placed), 1)
-        return work * times * execution.shares / (min(tell() for _ in range(5)) / 1e3)
+        timed = repeated(lambda: run(*placed), 1)
+        return work * times * execution.shares / (min(timed() for _ in range(5)) / 1e3)
 
     return {
         "flops": per_second(product, jnp.ones((side, side)), 2.0 * side**3, 10),

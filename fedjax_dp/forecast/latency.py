@@ -142,7 +142,7 @@ class Change(NamedTuple):
     """A run, and what changing it would save of a round."""
 
     setting: str
-    told: str
+    description: str
     saves_ms: float
 
 
@@ -169,18 +169,18 @@ class Latency(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """What is said first of it, in print and on a picture."""
+        """What stands first of it, in print and on a picture."""
         if self.disturbed:
             return (
                 f"disturbed: the middle half of the round's times spreads over {self.spread:.0%} of their median; "
                 "what follows is no measurement, run it again on a quiet machine"
             )
-        return f"{self.told(self.round_ms)} a round, floor {self.told(self.floor.ms)}"
+        return f"{milliseconds(self.round_ms)} a round, floor {milliseconds(self.floor.ms)}"
 
-    @staticmethod
-    def told(ms: float) -> str:
-        """Milliseconds, wherever they are shown."""
-        return f"{ms:,.0f} ms" if abs(ms) >= 100 else f"{ms:.3g} ms"
+
+def milliseconds(ms: float) -> str:
+    """As they are printed and drawn."""
+    return f"{ms:,.0f} ms" if abs(ms) >= 100 else f"{ms:.3g} ms"
 
 
 Show = Callable[[float, str], None]
@@ -195,13 +195,13 @@ def latency(
     seed: int = 0,
     turns: int = 7,
     execution: Execution | None = None,
-    show: Show = lambda done, told: None,
+    show: Show = lambda done, what: None,
 ) -> Latency:
     """Measure a round of an algorithm and where its time goes.
 
     evaluate_every  rounds between evaluations, whose cost is spread over them; 0 leaves evaluation out;
     turns           how often every variant is timed, in turns;
-    show            told the fraction done and what is under way.
+    show            called with the fraction done and what is under way.
     Raises:         ConfigurationError for what would not run.
     """
     model = model or usual_model(data)
@@ -237,11 +237,11 @@ def latency(
 def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, Model]]:
     """The round, and the round without one part after another; each lacks what those before it lack too."""
     local, privatizer, upload = algorithm.local, algorithm.local.privatizer, algorithm.upload
-    found = {"whole": (algorithm, model)}
+    rounds = {"whole": (algorithm, model)}
     if hasattr(privatizer, "bound") and not privatizer.bound.no_epsilon_reason:
         local = changed(local, privatizer=changed(privatizer, bound=Unbounded()))
         algorithm = changed(algorithm, local=local)
-        found["clipping"] = (algorithm, model)
+        rounds["clipping"] = (algorithm, model)
     noisy = [part for part in (local.privatizer, upload) if hasattr(part, "source")]
     if noisy:
         if hasattr(local.privatizer, "source"):
@@ -249,13 +249,13 @@ def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, M
         if hasattr(upload, "source"):
             upload = changed(upload, source=Silence())
         algorithm = changed(algorithm, local=local, upload=upload)
-        found["noise"] = (algorithm, model)
+        rounds["noise"] = (algorithm, model)
     if not isinstance(local.batches.sampling(2**31 - 1), FullBatch):
         algorithm = changed(algorithm, local=changed(local, batches=GivenBatches(like=local.batches)))
-        found["sampling"] = (algorithm, model)
-    found["gradient"] = (algorithm, Idle(model, reads=True))
-    found["gather"] = (algorithm, Idle(model, reads=False))
-    return found
+        rounds["sampling"] = (algorithm, model)
+    rounds["gradient"] = (algorithm, Idle(model, reads=True))
+    rounds["gather"] = (algorithm, Idle(model, reads=False))
+    return rounds
 
 
 def _parts(middle: dict[str, float], ladder: list[str], evaluate_every: int) -> dict[str, float]:
@@ -272,7 +272,7 @@ def _parts(middle: dict[str, float], ladder: list[str], evaluate_every: int) -> 
 def _timed(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, seed: int
 ) -> tuple[Callable[[], float], float]:
-    """Runs some rounds and tells milliseconds of one; and the seconds that compiling took."""
+    """Runs some rounds and measures milliseconds of one; and the seconds that compiling took."""
     rounds_, state = simulation.on_devices(algorithm, data, model, execution, seed=seed)
     held: list[ServerState] = [state]
 
@@ -337,7 +337,7 @@ def _portions(
 
 def _changes(parts: dict[str, float], middle: dict[str, float], evaluate_every: int) -> list[Change]:
     """What would save most; only `chunk_size` leaves the results as they are."""
-    found = [
+    changes = [
         Change(
             "evaluate_every",
             f"{2 * evaluate_every} instead of {evaluate_every}: half the evaluations",
@@ -353,5 +353,7 @@ def _changes(parts: dict[str, float], middle: dict[str, float], evaluate_every: 
     for name, ms in middle.items():
         if name.startswith("chunk_size"):
             run, number = name.split()
-            found.append(Change(run, f"{number}: so many clients at once on a device, measured", middle["whole"] - ms))
-    return sorted((change for change in found if change.saves_ms > 0), key=lambda change: -change.saves_ms)
+            changes.append(
+                Change(run, f"{number}: so many clients at once on a device, measured", middle["whole"] - ms)
+            )
+    return sorted((change for change in changes if change.saves_ms > 0), key=lambda change: -change.saves_ms)

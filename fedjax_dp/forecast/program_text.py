@@ -50,16 +50,16 @@ class Counts(NamedTuple):
 def counted(text: str, parts: tuple[str, ...], step: str, loops: int = 1) -> Counts:
     """Counts by `parts`, names of `jax.named_scope`; `step` is that of the body of the loop over local steps.
 
-    loops  without a told end that stand around what is counted, one in another; what is outside of them is not counted.
+    loops  whose end is not in the text that stand around what is counted, one in another; nothing outside of them is.
     An operation that XLA made of several belongs to the part of the last of them, one of no part to the loop it is in.
     """
-    found, entry = _computations(text)
+    bodies, entry = _computations(text)
     for _ in range(loops):
-        entry = _inside(found, entry)
+        entry = _inside(bodies, entry)
     launches: Counter[str] = Counter()
     cycles: Counter[str] = Counter()
     collectives = []
-    for line, times, around in _run(found, entry, 1, []):
+    for line, times, around in _run(bodies, entry, 1, []):
         shape, kind = _launched(line)
         if not kind:
             continue
@@ -75,7 +75,7 @@ def counted(text: str, parts: tuple[str, ...], step: str, loops: int = 1) -> Cou
     def of_steps(body: list[str]) -> int:
         return sum(_part_of(line, (step,)) == step for line in body)
 
-    steps = max(_bodies(found, entry), key=of_steps, default=[])
+    steps = max(_bodies(bodies, entry), key=of_steps, default=[])
     steps = steps if of_steps(steps) else []
     spent = sum(int(cost.group(1)) for cost in map(_CYCLES.search, steps) if cost)
     return Counts(launches, cycles, tuple(collectives), sum(bool(_launched(line)[1]) for line in steps), spent)
@@ -83,46 +83,48 @@ def counted(text: str, parts: tuple[str, ...], step: str, loops: int = 1) -> Cou
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     """The lines of every computation by name, and the name of the first to run."""
-    found: dict[str, list[str]] = {}
+    bodies: dict[str, list[str]] = {}
     current = entry = ""
     for line in text.splitlines():
         head = _HEAD.match(line.rstrip())
         if head:
             current = head.group(2)
-            found[current] = []
+            bodies[current] = []
             entry = current if head.group(1) else entry
         elif current:
-            found[current].append(line)
-    return found, entry
+            bodies[current].append(line)
+    return bodies, entry
 
 
-def _inside(found: dict[str, list[str]], entry: str) -> str:
-    """The body of the loop without a told end, with its condition; all of it where there is no such loop."""
-    loops = [line for line in found[entry] if " while(" in line and _trips(found, line) == 1]
+def _inside(bodies: dict[str, list[str]], entry: str) -> str:
+    """The body of the loop whose end is not in the text, with its condition; all of it where there is no such loop."""
+    loops = [line for line in bodies[entry] if " while(" in line and _trips(bodies, line) == 1]
     if not loops:
         return entry
     body, condition = max(
-        ((_named(line, "body"), _named(line, "condition")) for line in loops), key=lambda names: len(found[names[0]])
+        ((_named(line, "body"), _named(line, "condition")) for line in loops), key=lambda names: len(bodies[names[0]])
     )
     inside = f"inside {body}"
-    found[inside] = found[body] + found[condition]
+    bodies[inside] = bodies[body] + bodies[condition]
     return inside
 
 
-def _run(found: dict[str, list[str]], name: str, times: int, around: list[str]) -> Iterator[tuple[str, int, list[str]]]:
+def _run(
+    bodies: dict[str, list[str]], name: str, times: int, around: list[str]
+) -> Iterator[tuple[str, int, list[str]]]:
     """Every line that runs, how often, and the body of the loop that it is in, where that has a known end."""
-    for line in found[name]:
+    for line in bodies[name]:
         yield line, times, around
-        for inner, more in _called(found, line):
-            yield from _run(found, inner, times * more, found[inner] if more > 1 else around)
+        for inner, more in _called(bodies, line):
+            yield from _run(bodies, inner, times * more, bodies[inner] if more > 1 else around)
 
 
-def _bodies(found: dict[str, list[str]], name: str) -> Iterator[list[str]]:
+def _bodies(bodies: dict[str, list[str]], name: str) -> Iterator[list[str]]:
     """The lines of what is run by others."""
-    for line in found[name]:
-        for inner, _ in _called(found, line):
-            yield found[inner]
-            yield from _bodies(found, inner)
+    for line in bodies[name]:
+        for inner, _ in _called(bodies, line):
+            yield bodies[inner]
+            yield from _bodies(bodies, inner)
 
 
 def _launched(line: str) -> tuple[str, str]:
@@ -133,12 +135,12 @@ def _launched(line: str) -> tuple[str, str]:
     return operation.group(1), operation.group(2)
 
 
-def _called(found: dict[str, list[str]], line: str) -> list[tuple[str, int]]:
+def _called(bodies: dict[str, list[str]], line: str) -> list[tuple[str, int]]:
     """Computations that a line runs, and how often."""
     operation = _OPERATION.match(line)
     kind = operation.group(2) if operation else ""
     if kind == "while":
-        trips = _trips(found, line)
+        trips = _trips(bodies, line)
         return [(_named(line, "body"), trips), *([(_named(line, "condition"), 1)] if trips == 1 else [])]
     if kind == "call":
         return [(_named(line, "to_apply"), 1)]
@@ -149,7 +151,7 @@ def _called(found: dict[str, list[str]], line: str) -> list[tuple[str, int]]:
             _named(line, "true_computation"),
             _named(line, "false_computation"),
         ]
-        return [(max(named, key=lambda name: len(found[name])), 1)]  # the longer one
+        return [(max(named, key=lambda name: len(bodies[name])), 1)]  # the longer one
     return []
 
 
@@ -158,11 +160,11 @@ def _named(line: str, role: str) -> str:
     return match.group(1) if match else ""
 
 
-def _trips(found: dict[str, list[str]], line: str) -> int:
+def _trips(bodies: dict[str, list[str]], line: str) -> int:
     known = _TRIPS.search(line)
     if known:
         return int(known.group(1))
-    condition = found.get(_named(line, "condition"), [])
+    condition = bodies.get(_named(line, "condition"), [])
     compared = next((text for text in condition if "direction=LT" in text and "ROOT" in text), "")
     for constant in re.finditer(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", "\n".join(condition)):
         if re.search(rf"%{re.escape(constant.group(1))}\b", compared):
@@ -171,8 +173,8 @@ def _trips(found: dict[str, list[str]], line: str) -> int:
 
 
 def _part_of(line: str, parts: tuple[str, ...]) -> str:
-    told = _SCOPES.search(line)
-    return next((part for part in parts if told and part in told.group(1)), OTHER)
+    scopes = _SCOPES.search(line)
+    return next((part for part in parts if scopes and part in scopes.group(1)), OTHER)
 
 
 def _bytes(shape: str) -> int:

@@ -1,6 +1,6 @@
 """Accelerators that are not here: both compilers are packages, and compile whole programs without a device.
 
-What a device is like is told to XLA as text (GPU) or by the name of a topology (TPU). Peaks and sizes are those of the
+XLA learns what a device is like from text (GPU) or from the name of a topology (TPU). Peaks and sizes are those of the
 makers' data sheets; the time of a launch is measured by nobody here, and is said to be assumed.
 """
 
@@ -27,7 +27,7 @@ NO_TILES = "Couldn't find output tile sizes"  # says XLA for a GPU of some produ
 PRODUCTS_OF_THE_LIBRARY = {"xla_gpu_enable_triton_gemm": False}
 
 
-class Target(NamedTuple):
+class Accelerator(NamedTuple):
     """A kind of accelerator."""
 
     name: str
@@ -50,10 +50,10 @@ class Target(NamedTuple):
 TARGETS = {
     target.name: target
     for target in (
-        Target("h200", "cuda", 141 * 10**9, 4.8e12, 67e12, 132, (9, 0), 233_472),
-        Target("h100", "cuda", 80 * 10**9, 3.35e12, 67e12, 132, (9, 0), 233_472),
-        Target("a100", "cuda", 80 * 10**9, 2.04e12, 19.5e12, 108, (8, 0), 167_936),
-        Target(
+        Accelerator("h200", "cuda", 141 * 10**9, 4.8e12, 67e12, 132, (9, 0), 233_472),
+        Accelerator("h100", "cuda", 80 * 10**9, 3.35e12, 67e12, 132, (9, 0), 233_472),
+        Accelerator("a100", "cuda", 80 * 10**9, 2.04e12, 19.5e12, 108, (8, 0), 167_936),
+        Accelerator(
             "v5e",
             "tpu",
             16 * 2**30,
@@ -62,7 +62,7 @@ TARGETS = {
             topologies=((4, "v5e:2x2x1"), (8, "v5e:2x4x1")),
             clock_hz=0.94e9,
         ),
-        Target(
+        Accelerator(
             "v5p",
             "tpu",
             95 * 2**30,
@@ -71,7 +71,7 @@ TARGETS = {
             topologies=((4, "v5p:2x2x1"), (8, "v5p:2x2x2")),
             clock_hz=1.75e9,
         ),
-        Target(
+        Accelerator(
             "v6e",
             "tpu",
             32 * 2**30,
@@ -84,19 +84,19 @@ TARGETS = {
 }
 
 
-def target_of(name: str) -> Target:
+def target_of(name: str) -> Accelerator:
     """The target of a name.
 
     Raises: ConfigurationError for names that are none, and where the packages that compile for it are missing.
     """
     errors.require_choice("target", name, TARGETS)
-    found = TARGETS[name]
-    if lacking := missing(found.platform):
+    target = TARGETS[name]
+    if lacking := missing(target.platform):
         remedy = 'pip install "fedjax-dp[accelerators]", best into an environment of its own'
         raise errors.refuse(f"the compiler for {name}", f"no {lacking}", "installed", remedy)
-    if found.platform == "cuda":  # its plugin asks for libraries and a driver, without which it compiles as well
+    if target.platform == "cuda":  # its plugin wants libraries and a driver, without which it compiles as well
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    return found
+    return target
 
 
 def missing(platform: str) -> str | None:
@@ -111,7 +111,7 @@ def missing(platform: str) -> str | None:
 
 
 def execution_on(
-    target: Target,
+    target: Accelerator,
     devices: int = 1,
     chunk_size: int | None = None,
     *,
@@ -134,7 +134,7 @@ def execution_on(
     return Execution(Mesh(found, (AXIS,)), chunk_size, parts)
 
 
-def compiled_for(target: Target, compiled: Callable[[dict[str, Any]], T]) -> T:
+def compiled_for(target: Accelerator, compiled: Callable[[dict[str, Any]], T]) -> T:
     """What is compiled for a target, given the options of its compiler."""
     options: dict[str, Any] = COMPILER_OPTIONS[target.platform]
     try:
@@ -145,13 +145,13 @@ def compiled_for(target: Target, compiled: Callable[[dict[str, Any]], T]) -> T:
     return compiled(options | PRODUCTS_OF_THE_LIBRARY)  # which tuning would choose there, or other tiles
 
 
-def devices_of(target: Target, count: int) -> list[jax.Device]:
+def devices_of(target: Accelerator, count: int) -> list[jax.Device]:
     """So many devices of a target; raises ConfigurationError for more than there is a topology for."""
     errors.require_count("devices", count)
     return _gpus(target, count) if target.platform == "cuda" else _tpus(target, count)
 
 
-def _gpus(target: Target, devices: int) -> list[jax.Device]:
+def _gpus(target: Accelerator, devices: int) -> list[jax.Device]:
     major, minor = target.capability
     described = f"""
 gpu_device_info {{
@@ -192,14 +192,14 @@ device_description_str: "{target.name.upper()}"
     return list(made.devices)
 
 
-def _tpus(target: Target, devices: int) -> list[jax.Device]:
+def _tpus(target: Accelerator, devices: int) -> list[jax.Device]:
     # Without these libtpu asks a service of the cloud what machine this is, and prints that nobody answers.
-    for variable, told in (
+    for variable, value in (
         ("TPU_SKIP_MDS_QUERY", "1"),
         ("TPU_ACCELERATOR_TYPE", "none"),
         ("TPU_WORKER_HOSTNAMES", "localhost"),
     ):
-        os.environ.setdefault(variable, told)
+        os.environ.setdefault(variable, value)
     for most, name in target.topologies:
         if devices <= most:
             return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices[:devices])

@@ -1,4 +1,4 @@
-"""A picture of the papers' claims. `look` is ax, size and style, see `pictures.Look`."""
+"""A picture of the papers' claims. `look` is ax, size and style, see `figures.Look`."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,8 @@ from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
-from fedjax_dp import errors, pictures
+from fedjax_dp import errors
+from fedjax_dp.figures import canvas, elements, styles
 from fedjax_dp.papers.row import PaperRow
 
 VERDICTS = {
@@ -19,7 +20,7 @@ SETTINGS = 24  # of claims that are all named
 
 
 def plot_claims(
-    rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+    rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
     """Each paper's noise over the noise that suffices, by verdict, one panel. Below 1 is too little noise.
 
@@ -34,30 +35,29 @@ def plot_claims(
         raise errors.refuse("plot", path or "none", wanted, remedy)
     shown = sum(map(len, groups.values()))
     pitch = 0.17 if shown <= SETTINGS else 0.1  # inches from setting to setting
-    with pictures.page(path, look, (9, 1.5 + pitch * (shown + 2 * len(groups)))) as page:
+    with canvas.page(path, look, (9, 1.5 + pitch * (shown + 2 * len(groups)))) as page:
         (panel,) = page.panels
         middles, top = [], 0.0
         for group in groups.values():
             _claim(panel, group, top + 1, shown <= SETTINGS)
             middles.append(top + (len(group) + 1) / 2)
             top += len(group) + 2
-            panel.axhline(top - 0.5, color=pictures.ink(), lw=0.5, alpha=0.25)
+            panel.axhline(top - 0.5, color=styles.ink(), lw=0.5, alpha=0.25)
         counts = [f"{len(group)} setting{'s' * (len(group) > 1)}" for group in groups.values()]
         names = [f"{paper}, {source}\n{count}" for (paper, source), count in zip(groups, counts)]
-        panel.set_yticks(middles, names, fontsize=pictures.SMALL)
+        panel.set_yticks(middles, names, fontsize=styles.SMALL)
         panel.tick_params(axis="y", length=0)
         panel.set(ylim=(top - 0.5, -0.5), xscale="log")
         panel.set_xlabel("noise by the paper / noise that suffices\n(below 1: too little; above 1: more than needed)")
         panel.margins(x=0.4)  # for the names of settings
-        panel.axvline(1, color=pictures.ink(), lw=0.8)
-        pictures.plain_log(panel.xaxis)
-        panel.grid(alpha=0.25, axis="x")
-        panel.spines[["top", "right"]].set_visible(False)
+        panel.axvline(1, color=styles.ink(), lw=0.8)
+        elements.plain_log(panel.xaxis)
+        elements.open_frame(panel, "x")
         present = {row.claim.verdict.value for row in rows if row.noise_ratio}
         for verdict, (color, marker) in VERDICTS.items():
             if verdict in present:
                 panel.plot([], [], marker, color=color, label=verdict)
-        pictures.legend_below(panel, len(VERDICTS))
+        elements.legend_below(panel, len(VERDICTS))
         page.note("of one record of one client, replace-one")
     return page.figure
 
@@ -80,5 +80,5 @@ def _claim(panel: Any, group: Sequence[PaperRow], top: float, all_named: bool) -
             ha="left" if right else "right",
             va="center",
             fontsize="x-small",
-            bbox={"fc": pictures.paper(), "ec": "none", "alpha": 0.8, "pad": 0.5},
+            bbox={"fc": styles.paper(), "ec": "none", "alpha": 0.8, "pad": 0.5},
         )

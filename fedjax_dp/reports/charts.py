@@ -1,4 +1,4 @@
-"""Vega-Lite: the shapes of figures that several reports share. Colours, fonts and sizes are the page's."""
+"""Vega-Lite: the shapes of charts that reports share. Colours, fonts and sizes are the page's."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,71 +22,30 @@ ROUND: Spec = {
 }
 # A transparent edge that widens what a pointer can hit.
 POINT: Spec = {"type": "point", "filled": True, "size": 26, "strokeWidth": 14, "stroke": "transparent", "opacity": 1}
+DASHES: Sequence[list[int]] = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2])
 
 
 def chart(**parts: Any) -> Spec:
-    """A figure as wide as the page lets it be."""
+    """A chart as wide as the page lets it be."""
     return {"width": "container", "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, **parts}
 
 
-def axis(title: str, number: str = "", zero: bool = True, **scale: Any) -> Spec:
-    """What a quantitative channel has beside its field; `number` is a format of D3."""
+def axis(field: str, title: str, number: str = "", zero: bool = True, **scale: Any) -> Spec:
+    """A channel of numbers; `number` is a format of D3."""
+    form = {"format": number} if number else {}
     return {
+        "field": field,
         "type": "quantitative",
         "title": title,
-        "axis": {"format": number} if number else {},
+        "axis": form,
         "scale": {"zero": zero, **scale},
     }
 
 
-def curves(data: str, fields: Mapping[str, str], y: Spec, number: str = ".4g") -> Spec:
-    """Fields of rows against their round, a line each, told apart by colour and dashes; gaps where a field is null."""
-    names = list(fields.values())
-    several = len(names) > 1
-    colour: Spec = {
-        "field": "curve",
-        "type": "nominal",
-        "scale": {"domain": names},
-        "legend": LEGEND if several else None,
-    }
-    dashes: Spec = {"field": "curve", "type": "nominal", "scale": {"domain": names, "range": DASHES[: len(names)]}}
-    encoding = {"x": ROUND, "y": {"field": "value", **y}, "color": colour}
-    return chart(
-        data={"name": data},
-        transform=[
-            {"fold": list(fields), "as": ["field", "value"]},
-            {"filter": "isValid(datum.value)"},
-            {"calculate": choice(fields), "as": "curve"},
-        ],
-        encoding=encoding,
-        layer=[
-            {
-                "mark": {"type": "line", "aria": False, "strokeWidth": 2},
-                "encoding": {"strokeDash": dashes | {"legend": LEGEND if several else None}},
-            },
-            {
-                "mark": POINT,
-                "encoding": {
-                    "tooltip": [
-                        {"field": "round", "type": "quantitative", "title": "round", "format": ",d"},
-                        {"field": "curve", "type": "nominal", "title": "curve"},
-                        {"field": "value", "type": "quantitative", "title": y["title"], "format": number},
-                    ]
-                },
-            },
-        ],
-    )
-
-
-DASHES: Sequence[list[int]] = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2])
-
-
-def choice(names: Mapping[str, str]) -> str:
-    """An expression for what the field of a row is called."""
-    found = "datum.field"
-    for field, name in names.items():
-        found = f"datum.field === {json.dumps(field)} ? {json.dumps(name)} : {found}"
-    return found
+def names(field: str, domain: Sequence[str], symbol: str = "stroke", *, legend: bool = True, **scale: Any) -> Spec:
+    """A channel of words in their order, by colour, dashes or shape; `symbol` is that of its legend."""
+    shown = LEGEND | {"symbolType": symbol} if legend else None
+    return {"field": field, "type": "nominal", "scale": {"domain": list(domain), **scale}, "legend": shown}
 
 
 def tips(*fields: tuple[str, str, str]) -> list[Spec]:
@@ -96,3 +55,46 @@ def tips(*fields: tuple[str, str, str]) -> list[Spec]:
         | ({"type": "quantitative", "format": number} if number else {"type": "nominal"})
         for field, title, number in fields
     ]
+
+
+def line(width: float = 2, **encoding: Any) -> Spec:
+    """A layer of lines, which screen readers pass over: points say the same."""
+    return {"mark": {"type": "line", "aria": False, "strokeWidth": width}, "encoding": encoding}
+
+
+def rule(width: float, opacity: float, where: str = "", **encoding: Any) -> Spec:
+    """A layer of bars between two ends, of the rows `where` both are known."""
+    known = {"transform": [{"filter": f"isValid(datum.{where})"}]} if where else {}
+    mark = {"type": "rule", "strokeWidth": width, "opacity": opacity, "aria": False}
+    return {**known, "mark": mark, "encoding": encoding}
+
+
+def points(size: float, tooltip: list[Spec], **encoding: Any) -> Spec:
+    """A layer of points that say what they are."""
+    return {"mark": POINT | {"size": size}, "encoding": {"tooltip": tooltip, **encoding}}
+
+
+def rows_of_names(field: str, limit: int, **axis: Any) -> Spec:
+    """A channel with a row for each name, in the order of the table."""
+    look = {"labelLimit": limit, "ticks": False, **axis}
+    return {"field": field, "type": "nominal", "title": None, "sort": None, "axis": look}
+
+
+def curves(data: str, fields: Mapping[str, str], y: Spec, number: str = ".4g") -> Spec:
+    """Fields of rows against their round, a line each, distinct in colour and dashes; gaps where a field is null."""
+    several, labels = len(fields) > 1, list(fields.values())
+    label = "datum.field"
+    for field, name in fields.items():
+        label = f"datum.field === {json.dumps(field)} ? {json.dumps(name)} : {label}"
+    shown = tips(("round", "round", ",d"), ("curve", "curve", ""), ("value", y["title"], number))
+    dashes = names("curve", labels, legend=several, range=DASHES[: len(labels)])
+    return chart(
+        data={"name": data},
+        transform=[
+            {"fold": list(fields), "as": ["field", "value"]},
+            {"filter": "isValid(datum.value)"},
+            {"calculate": label, "as": "curve"},
+        ],
+        encoding={"x": ROUND, "y": y | {"field": "value"}, "color": names("curve", labels, legend=several)},
+        layer=[line(strokeDash=dashes), points(26, shown)],
+    )

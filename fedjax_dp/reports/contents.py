@@ -1,6 +1,6 @@
 """What a report holds: sections of blocks, and the rows that its figures are drawn from.
 
-A block makes its own HTML, in which all that a user may have named is escaped. Rows are kept apart, once, as JSON.
+A block makes its own HTML by `tag`, which escapes whatever is not made by it. Rows are kept apart, once, as JSON.
 """
 
 import html
@@ -47,12 +47,39 @@ class Report(NamedTuple):
     finished: bool = True
 
 
-def text(what: Any) -> str:
+class Markup(str):
+    """HTML as `tag` makes it, which is not escaped again."""
+
+
+def text(what: Any) -> Markup:
     """What a user may have named, as HTML; in ASCII, so that no encoding can change it."""
-    return html.escape(str(what)).encode("ascii", "xmlcharrefreplace").decode()
+    return (
+        what
+        if isinstance(what, Markup)
+        else Markup(html.escape(str(what)).encode("ascii", "xmlcharrefreplace").decode())
+    )
 
 
-def told(value: Any) -> str:
+def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
+    """An element with all inside it escaped; of names of attributes `_` is a line, and None leaves one out.
+
+    >>> tag("p", "a < b", id="x", data_key=1, hidden=False)
+    '<p id="x" data-key="1">a &lt; b</p>'
+    """
+    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items()}
+    words = "".join(
+        f" {key}" if value is True else f' {key}="{text(value)}"'
+        for key, value in given.items()
+        if value is not None and value is not False
+    )
+    content = "".join(map(text, inside))
+    return Markup(f"<{name}{words}>" if name in VOID else f"<{name}{words}>{content}</{name}>")
+
+
+VOID = ("img", "input")
+
+
+def in_words(value: Any) -> str:
     """A number, truth value or list as people read it; nothing is a dash."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
@@ -63,14 +90,14 @@ def told(value: Any) -> str:
     if isinstance(value, float):
         return "∞" if math.isinf(value) else f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(told, value))
+        return ", ".join(map(in_words, value))
     return str(value)
 
 
 def chosen(value: Any) -> str:
-    """A value that somebody chose, whole: two that differ are told apart."""
+    """A value that somebody chose, whole: two that differ read differently."""
     if not isinstance(value, float) or not math.isfinite(value):
-        return told(value)
+        return in_words(value)
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
@@ -80,24 +107,6 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
 
 
-def size(count: float) -> str:
-    """Bytes in the largest unit that leaves a number of at least 1."""
-    unit = next((unit for unit in ("GB", "MB", "kB") if count >= UNITS[unit]), "bytes")
-    return f"{count / UNITS[unit]:.3g} {unit}" if unit != "bytes" else f"{count:,.0f} bytes"
-
-
-UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
-
-
-def seconds(count: float) -> str:
-    """A time in the unit that people would use."""
-    if count < 1:
-        return f"{1000 * count:.3g} ms"
-    if count < 120:
-        return f"{count:.3g} s"
-    return f"{count / 60:.3g} min" if count < 7200 else f"{count / 3600:.3g} h"
-
-
 class Tiles(NamedTuple):
     """The few numbers that a reader came for: label, value, and what it is of."""
 
@@ -105,11 +114,11 @@ class Tiles(NamedTuple):
     fixed: bool = False
 
     def html(self) -> str:
-        cells = "".join(
-            f"<div><dt>{text(label)}</dt><dd><b>{text(value)}</b><small>{text(about)}</small></dd></div>"
+        cells = (
+            tag("div", tag("dt", label), tag("dd", tag("b", value), tag("small", about)))
             for label, value, about in self.items
         )
-        return f'<dl class="tiles">{cells}</dl>'
+        return tag("dl", *cells, class_="tiles")
 
 
 class Facts(NamedTuple):
@@ -120,8 +129,8 @@ class Facts(NamedTuple):
     fixed: bool = False
 
     def html(self) -> str:
-        rows = "".join(f"<div><dt>{text(label)}</dt><dd>{text(told(value))}</dd></div>" for label, value in self.items)
-        return f'<dl class="facts{" wide" if self.wide else ""}">{rows}</dl>'
+        cells = (tag("div", tag("dt", label), tag("dd", in_words(value))) for label, value in self.items)
+        return tag("dl", *cells, class_="facts wide" if self.wide else "facts")
 
 
 class Prose(NamedTuple):
@@ -132,9 +141,8 @@ class Prose(NamedTuple):
     fixed: bool = False
 
     def html(self) -> str:
-        mark = f"<strong>{text(self.tone)}:</strong> " if self.tone else ""
-        lines = "".join(f"<p>{mark}{text(line)}</p>" for line in self.lines)
-        return f'<div class="prose {text(self.tone.lower())}">{lines}</div>'
+        mark = [tag("strong", f"{self.tone}:"), " "] if self.tone else []
+        return tag("div", *(tag("p", *mark, line) for line in self.lines), class_=f"prose {self.tone.lower()}")
 
 
 class Listing(NamedTuple):
@@ -144,7 +152,7 @@ class Listing(NamedTuple):
     fixed: bool = False
 
     def html(self) -> str:
-        return "<ul>" + "".join(f"<li>{text(line)}</li>" for line in self.lines) + "</ul>"
+        return tag("ul", *(tag("li", line) for line in self.lines))
 
 
 class Grid(NamedTuple):
@@ -158,38 +166,27 @@ class Grid(NamedTuple):
     fixed: bool = False
 
     def html(self) -> str:
-        head = "".join(
-            f'<th scope="col"{_right(row)}>{text(name)}</th>'
-            for name, row in zip(self.columns, self.rows[0] if self.rows else self.columns)
-        )
-        body = "".join(
-            f"<tr{_keyed(self.keys, place)}>" + "".join(map(_cell, range(len(row)), row)) + "</tr>"
-            for place, row in enumerate(self.rows)
-        )
-        table = (
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{text(self.caption)}"><table>'
-            f"<caption>{text(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
-        return f"<details><summary>{text(self.caption)}</summary>{table}</details>" if self.folded else table
+        first = self.rows[0] if self.rows else self.columns
+        head = (tag("th", name, scope="col", class_=_right(value)) for name, value in zip(self.columns, first))
+        keyed = zip(self.rows, self.keys) if self.keys else ((row, None) for row in self.rows)
+        body = (tag("tr", *map(_cell, range(len(row)), row), data_key=key) for row, key in keyed)
+        inside = (tag("caption", self.caption), tag("thead", tag("tr", *head)), tag("tbody", *body))
+        table = tag("div", tag("table", *inside), class_="scroll", role="region", tabindex=0, aria_label=self.caption)
+        return tag("details", tag("summary", self.caption), table) if self.folded else table
 
 
-LONG, SHORT = ' class="long"', ' class="short"'  # cells that need some width to be read, or fit on a line
+def _right(value: Any) -> str | None:
+    return "n" if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _right(value: Any) -> str:
-    return ' class="n"' if isinstance(value, int | float) and not isinstance(value, bool) else ""
-
-
-def _keyed(keys: Sequence[int], place: int) -> str:
-    return f' data-key="{keys[place]}"' if keys else ""
-
-
-def _cell(column: int, value: Any) -> str:
+def _cell(column: int, value: Any) -> Markup:
+    """Of a table: the first of a row is its head; the others have some width to be read, or fit on a line."""
+    shown = in_words(value)
     if column == 0:
-        return f'<th scope="row"{_right(value)}>{text(told(value))}</th>'
-    shown = told(value)
-    width = LONG if len(shown) > 40 else SHORT if len(shown) < 16 else ""
-    return f"<td{_right(value) or width}>{text(shown)}</td>"
+        return tag("th", shown, scope="row", class_=_right(value))
+    return tag(
+        "td", shown, class_=_right(value) or ("long" if len(shown) > 40 else "short" if len(shown) < 16 else None)
+    )
 
 
 class Figure(NamedTuple):
@@ -208,15 +205,17 @@ class Figure(NamedTuple):
     fixed: bool = True
 
     def html(self) -> str:
-        badge = f'<span class="badge" title="{text(PROBE_MEANS)}">{PROBE}</span>' if self.probes else ""
-        name = text(self.name)
-        return (
-            f'<figure id="figure-{name}" aria-labelledby="title-{name}" aria-describedby="about-{name}">'
-            f'<figcaption><h3 id="title-{name}">{text(self.title)}{badge}</h3>'
-            f'<p id="about-{name}">{text(self.about)}</p></figcaption>'
-            f'<div class="chart" data-figure="{name}"></div>'
-            f'<details class="rows" data-rows="{text(self.table)}"><summary>Data as table'
-            f'<span class="hidden">: {text(self.title)}</span></summary></details></figure>'
+        badge = [tag("span", PROBE, class_="badge", title=PROBE_MEANS)] if self.probes else []
+        title, about = f"title-{self.name}", f"about-{self.name}"
+        summary = tag("summary", "Data as table", tag("span", f": {self.title}", class_="hidden"))
+        return tag(
+            "figure",
+            tag("figcaption", tag("h3", self.title, *badge, id=title), tag("p", self.about, id=about)),
+            tag("div", class_="chart", data_figure=self.name),
+            tag("details", summary, class_="rows", data_rows=self.table),
+            id=f"figure-{self.name}",
+            aria_labelledby=title,
+            aria_describedby=about,
         )
 
 
@@ -229,10 +228,7 @@ class Picture(NamedTuple):
     fixed: bool = True
 
     def html(self) -> str:
-        return (
-            f'<figure><figcaption><h3>{text(self.title)}</h3></figcaption><img alt="{text(self.about)}" '
-            f'src="{text(self.address)}"></figure>'
-        )
+        return tag("figure", tag("figcaption", tag("h3", self.title)), tag("img", alt=self.about, src=self.address))
 
 
 class Filters(NamedTuple):
@@ -242,17 +238,14 @@ class Filters(NamedTuple):
     fixed: bool = True
 
     def html(self) -> str:
-        groups = "".join(
-            f"<fieldset><legend>{text(axis)}</legend>"
-            + "".join(
-                f'<label><input type="checkbox" checked data-axis="{number}" data-value="{place}">'
-                f"<span>{text(value)}</span></label>"
-                for place, value in enumerate(values)
-            )
-            + "</fieldset>"
+        def box(axis: int, place: int, value: str) -> Markup:
+            made = tag("input", type="checkbox", checked=True, data_axis=axis, data_value=place)
+            return tag("label", made, tag("span", value))
+
+        groups = (
+            tag("fieldset", tag("legend", axis), *(box(number, place, value) for place, value in enumerate(values)))
             for number, (axis, values) in enumerate(self.axes.items())
         )
-        return (
-            f'<form class="filters" aria-label="Settings shown">{groups}<p><button type="reset">Show all</button> '
-            '<span role="status" aria-live="polite" id="count"></span></p></form>'
-        )
+        count = tag("span", role="status", aria_live="polite", id="count")
+        buttons = tag("p", tag("button", "Show all", type="reset"), " ", count)
+        return tag("form", *groups, buttons, class_="filters", aria_label="Settings shown")

@@ -5,10 +5,11 @@ import functools
 import hashlib
 import importlib.resources
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import __version__
-from fedjax_dp.reports.contents import Block, Figure, Report, text
+from fedjax_dp.reports.contents import Block, Figure, Markup, Report, tag, text
 
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src {connect}; {rest}"
@@ -23,12 +24,9 @@ def page(report: Report, *, live: bool = False) -> str:
     """
     scripts = [_library(), _resource("page.js")]
     policy = policy_of(scripts, live)
-    sections = "".join(
-        _section(number, section.title, section.blocks) for number, section in enumerate(report.sections)
-    )
+    sections = "".join(_section(number, *section) for number, section in enumerate(report.sections))
     links = "".join(
-        f'<li><a href="#section-{number}">{text(section.title)}</a></li>'
-        for number, section in enumerate(report.sections)
+        tag("li", tag("a", section.title, href=f"#section-{number}")) for number, section in enumerate(report.sections)
     )
     programs = "".join(f"<script>{script}</script>\n" for script in scripts)
     title = text(report.title)
@@ -106,16 +104,17 @@ def policy_of(scripts: list[str], live: bool) -> str:
     return POLICY.format(scripts=allowed, connect="'self'" if live else "'none'", rest=REST)
 
 
-def _section(number: int, title: str, blocks: Any) -> str:
-    inside = "\n".join(_block(_name(number, place), block) for place, block in enumerate(blocks))
+def _section(number: int, title: str, blocks: Sequence[Block]) -> Markup:
+    inside = [Markup(f"\n{_block(_name(number, place), block)}") for place, block in enumerate(blocks)]
     if sum(isinstance(block, Figure) for block in blocks) > 1:
-        inside = f'<div class="figures">{inside}</div>'
-    head = f'<h2 id="head-{number}">{text(title)}</h2>'
-    return f'<section id="section-{number}" aria-labelledby="head-{number}">{head}\n{inside}\n</section>\n'
+        inside = [tag("div", *inside, class_="figures")]
+    head = tag("h2", title, id=f"head-{number}")
+    return tag("section", head, *inside, "\n", id=f"section-{number}", aria_labelledby=f"head-{number}")
 
 
-def _block(name: str, block: Block) -> str:
-    return block.html() if block.fixed else f'<div data-block="{name}">{block.html()}</div>'
+def _block(name: str, block: Block) -> Markup:
+    made = Markup(block.html())
+    return made if block.fixed else tag("div", made, data_block=name)
 
 
 def _name(section: int, place: int) -> str:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_dp.display import count
+from fedjax_dp.display import count, duration
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe, recipes
 from fedjax_dp.reports import charts, shared
@@ -21,8 +21,7 @@ from fedjax_dp.reports.contents import (
     Rows,
     Section,
     Tiles,
-    seconds,
-    told,
+    in_words,
 )
 
 KIND, FOLDER = "reproduction", "table.json"
@@ -79,9 +78,9 @@ def _result(content: Mapping[str, Any]) -> Section:
     literal = sum(row["verdicts"]["literal"] == "reproduced" for row in rows)
     hold = [claim for claim in claims if claim["cases"]]
     items = [
-        ("numbers", told(len(rows)), f"{count(len(compared), 'number')} published"),
-        ("reproduced, correct", told(agree), "by the correct reading"),
-        ("reproduced, literal", told(literal), "by the paper's own recipe"),
+        ("numbers", in_words(len(rows)), f"{count(len(compared), 'number')} published"),
+        ("reproduced, correct", in_words(agree), "by the correct reading"),
+        ("reproduced, literal", in_words(literal), "by the paper's own recipe"),
         (
             "claims that hold",
             f"{sum(one['verdict'] == 'holds' for one in hold)} of {len(hold)}",
@@ -138,7 +137,7 @@ def _measure(metric: str) -> tuple[str, int]:
 def _where(row: Mapping[str, Any], titles: Mapping[str, str]) -> list[str]:
     """Panel, line and x."""
     panel, line = (titles.get(row[part], row[part]) for part in ("panel", "line"))
-    return [panel, line, told(row["x"])]
+    return [panel, line, in_words(row["x"])]
 
 
 def _values(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
@@ -186,43 +185,19 @@ def _curves(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
 def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
     metric = values[0]["metric"] if values else ""
     label, _ = _measure(metric)
-    names = ["published", *READINGS]
-    legend = charts.LEGEND | {"symbolType": "circle"}
-    x = charts.axis(label, zero=False)
-    reading = {"field": "reading", "type": "nominal", "scale": {"domain": names}, "legend": legend}
-    y = {
-        "field": "what",
-        "type": "nominal",
-        "title": None,
-        "sort": None,
-        "axis": {"labelLimit": 215, "labelFontSize": 11, "ticks": False, "grid": True},
-    }
-    first = [{"filter": {"field": "metric", "equal": metric}}]
-    rows = len({row["what"] for row in values if row["metric"] == metric})
+    names, rows = ["published", *READINGS], {row["what"] for row in values if row["metric"] == metric}
+    reading = charts.names("reading", names, "circle")
+    tips = charts.tips(("what", "what", ""), ("reading", "reading", ""))
+    tips += charts.tips(("value", label, ".4g"), ("epsilon", "epsilon", ".4g"))
+    low, value = (charts.axis(field, label, zero=False) for field in ("low", "value"))
     spec = charts.chart(
-        height=26 * max(rows, 1),
+        height=26 * max(len(rows), 1),
         data={"name": "values"},
-        transform=first,
-        encoding={"y": y, "color": reading},
+        transform=[{"filter": {"field": "metric", "equal": metric}}],
+        encoding={"y": charts.rows_of_names("what", 215, labelFontSize=11, grid=True), "color": reading},
         layer=[
-            {
-                "transform": [{"filter": "isValid(datum.low)"}],
-                "mark": {"type": "rule", "strokeWidth": 2, "opacity": 0.6, "aria": False},
-                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-            },
-            {
-                "mark": charts.POINT | {"size": 80},
-                "encoding": {
-                    "x": {"field": "value", **x},
-                    "shape": {"field": "reading", "type": "nominal", "scale": {"domain": names}, "legend": legend},
-                    "tooltip": charts.tips(
-                        ("what", "what", ""),
-                        ("reading", "reading", ""),
-                        ("value", label, ".4g"),
-                        ("epsilon", "epsilon", ".4g"),
-                    ),
-                },
-            },
+            charts.rule(2, 0.6, "low", x=low, x2={"field": "high"}),
+            charts.points(80, tips, x=value, shape=reading),
         ],
     )
     about = "; ".join(f"{name}: {MEANS[name]}" for name in names) + ". Bars are one standard deviation over seeds."
@@ -238,34 +213,21 @@ def _curve_figures(content: Mapping[str, Any], curves: Rows) -> list[Block]:
 
 def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
     lines = list(dict.fromkeys(row["method"] for row in curves))
-    y = {"field": "value", **charts.axis(label, zero=False)}
-    method = {"field": "method", "type": "nominal", "scale": {"domain": lines}, "legend": charts.LEGEND}
-    reading = {
-        "field": "reading",
-        "type": "nominal",
-        "scale": {"domain": list(READINGS), "range": [[7, 3], [1, 0]]},
-        "legend": charts.LEGEND,
-    }
-    tips = charts.tips(
-        ("panel", "panel", ""),
-        ("method", "method", ""),
-        ("reading", "reading", ""),
-        ("round", "round", ",d"),
-        ("value", label, ".4g"),
-    )
-    layers = [
-        {
-            "mark": {"type": "line", "strokeWidth": 1.8, "aria": False},
-            "encoding": {"strokeDash": reading, "detail": {"field": "panel", "type": "nominal"}},
-        },
-        {"mark": charts.POINT | {"size": 14}, "encoding": {"tooltip": tips}},
-    ]
+    tips = charts.tips(*((name, name, "") for name in ("panel", "method", "reading")))
+    tips += charts.tips(("round", "round", ",d"), ("value", label, ".4g"))
     spec = charts.chart(
         height=320,
         data={"name": "by_round"},
         transform=[{"filter": "isValid(datum.value)"}, {"filter": {"field": "panel", "equal": panel}}],
-        encoding={"x": charts.ROUND, "y": y, "color": method},
-        layer=layers,
+        encoding={
+            "x": charts.ROUND,
+            "y": charts.axis("value", label, zero=False),
+            "color": charts.names("method", lines),
+        },
+        layer=[
+            charts.line(1.8, strokeDash=charts.names("reading", READINGS, range=[[7, 3], [1, 0]])),
+            charts.points(14, tips),
+        ],
     )
     about = f"{label[:1].upper()}{label[1:]}. The literal reading is dashed, the correct one solid."
     return Figure(f"curves-{place}", f"{panel}, by round", about, spec, "by_round")
@@ -280,6 +242,6 @@ def _common(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cost(content: Mapping[str, Any]) -> Section:
     time = content["seconds_of_runs"]  # in whole tenths
-    facts = [("runs", content["runs"]), ("time of all runs", seconds(time) if time else "below 0.1 s")]
+    facts = [("runs", content["runs"]), ("time of all runs", duration(time) if time else "below 0.1 s")]
     facts.append(("date", content["date"]))
     return Section("Time", [Facts(facts)])

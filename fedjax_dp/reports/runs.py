@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.display import count
+from fedjax_dp.display import count, duration, size
+from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -16,9 +17,7 @@ from fedjax_dp.reports.contents import (
     Rows,
     Section,
     Tiles,
-    seconds,
-    size,
-    told,
+    in_words,
 )
 from fedjax_dp.tasks.measures import Measures, measures_of, plural
 
@@ -26,15 +25,9 @@ KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guar
 COMING = "datum.state === 'to come'"
 Spending = Callable[[pathlib.Path, Mapping[str, Any], float], Rows]
 
-LOSS = {
-    "test_loss": "test records",
-    "train_loss": "cohort's batches (probe)",
-    "objective": "all training records (probe)",
-}
-
 
 def of_folder(path: pathlib.Path, spending: Spending) -> Report:
-    """The report of a run folder. `spending`: how epsilon by round is found, which takes a while."""
+    """The report of a run folder. `spending` gives epsilon by round, which takes a while."""
     from fedjax_dp.experiments import run_folder  # loads JAX
 
     about = run_folder.begun(path)
@@ -47,9 +40,9 @@ def of_folder(path: pathlib.Path, spending: Spending) -> Report:
 
 def of_content(content: Mapping[str, Any]) -> Report:
     """The report of what `fedjax-dp run --json` prints and `result.json` holds."""
-    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder tells: give that"
-    told = content["config"]
-    return _report(told, content["history"], content["guarantee"], content, content, [], missing, True)
+    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder says it: name that"
+    config = content["config"]
+    return _report(config, content["history"], content["guarantee"], content, content, [], missing, True)
 
 
 def _spent(
@@ -110,14 +103,14 @@ def _result(
     rounds = config["rounds"]
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
-    items = [(main.words, shared.number(main, shared.latest(history, main.name)), of)]
+    items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
     items += shared.tiles(guarantee)
     for name, one in measures.tested.items():
         if name not in (main.name, loss.name):
-            items.append((one.words, shared.number(one, shared.latest(history, name)), "public test data"))
+            items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
     of_loss = ", ".join(filter(None, [loss.words.removeprefix("test "), loss.unit]))
     if main is not loss:
-        items.append(("test loss", told(shared.latest(history, "test_loss")), of_loss))
+        items.append(("test loss", in_words(tables.latest(history, "test_loss")), of_loss))
     blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
     if not finished:
         line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee is of all {rounds:,} rounds, done or not."
@@ -150,15 +143,6 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(label, config[name]) for name, label in names.items() if config.get(name) is not None]
 
 
-def _fields(measures: Measures) -> dict[str, str]:
-    """The main metric, and how it is spread over clients."""
-    return {
-        measures.main.name: "all test records",
-        "client_mean": "mean of clients (probe)",
-        "worst_tenth": "worst tenth of clients (probe)",
-    }
-
-
 def _curves(
     history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, finished: bool, measures: Measures
 ) -> Section:
@@ -171,8 +155,8 @@ def _curves(
             main.name.removeprefix("test_"),
             f"{shared.capital(words)} by round",
             shared.tested(history, words),
-            _fields(measures),
-            shared.axis_of(main, words, whole=True),
+            {name: label for name, label in tables.quality(measures).items() if name != "personal_mean"},
+            shared.axis_of("value", main, words, whole=True),
             shared.format_of(main),
         ),
         *_figure(
@@ -180,8 +164,8 @@ def _curves(
             "loss",
             "Loss by round",
             f"Mean {loss.words.removeprefix('test ')}{f' in {loss.unit}' if loss.unit else ''}, without penalties.",
-            LOSS,
-            charts.axis(loss.label.removeprefix("test ")),
+            tables.LOSS,
+            charts.axis("value", loss.label.removeprefix("test ")),
         ),
     ]
     if spent:
@@ -197,7 +181,7 @@ def _curves(
         "Share of the last round's records whose gradient was scaled down. Usual is half, or nearly all with a "
         "learning rate to match.",
         {"clipped": "clipped fraction (probe)"},
-        charts.axis("clipped fraction", ".0%", domain=[0, 1]),
+        charts.axis("value", "clipped fraction", ".0%", domain=[0, 1]),
         ".1%",
         idle=guarantee["epsilon"] is None or guarantee["unit"] != "record",  # no record's gradient is clipped there
     )
@@ -208,7 +192,7 @@ def _curves(
         "Norm of a round's noise over the norm of what it is added to. Above 1 is usual: noise points everywhere, the "
         "signal in few directions, and rounds average it out.",
         {"noise_to_signal": "noise to signal (probe)"},
-        charts.axis("noise / signal"),
+        charts.axis("value", "noise / signal"),
         idle=True,
     )
     blocks += _figure(
@@ -217,14 +201,14 @@ def _curves(
         "Gradient norm by round",
         "L2 norm of the gradient of the objective over all training records.",
         {"gradient_norm": "gradient norm (probe)"},
-        charts.axis("gradient norm"),
+        charts.axis("value", "gradient norm"),
     )
     if len(shared.thinned(history)) < len(history):
         line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
         blocks.append(Prose([line]))
-    if history and shared.latest(history, "objective") is None:
+    if history and tables.latest(history, "objective") is None:
         line = (
-            "The objective over all training records was not asked for: --train-metrics true adds it and its gradient."
+            "The objective over all training records was not computed: --train-metrics true adds it and its gradient."
         )
         blocks.append(Prose([line], "Missing"))
     return Section("By round", blocks)
@@ -242,7 +226,7 @@ def _figure(
     idle: bool = False,
 ) -> list[Block]:
     """The figure of the fields that some evaluation knows; nothing where none does, or `idle` and all are 0."""
-    known = {field: label for field, label in fields.items() if any(row.get(field) is not None for row in history)}
+    known = tables.known(history, fields)
     if not known or (idle and not any(row.get(field) for field in known for row in history)):
         return []
     probes = any("probe" in label for label in known.values())
@@ -256,7 +240,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figur
     about = f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee."
     if not finished:
         about += " The whole plan is shown: pale dots are rounds that are not done yet."
-    spec = charts.curves("spent", fields, charts.axis("epsilon (nats)"))
+    spec = charts.curves("spent", fields, charts.axis("epsilon", "epsilon (nats)"))
     spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
     return Figure("epsilon", "Epsilon by round", about, spec, "spent")
 
@@ -266,10 +250,10 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
     blocks: list[Block] = []
     rows = _ranked(guarantee.get("epsilons"))
     if not rows and guarantee["epsilon"] is not None:
-        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder tells each client's."
+        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder says each client's."
         blocks.append(Prose([line]))
     elif rows and rows[0]["epsilon"] == rows[-1]["epsilon"]:
-        blocks.append(Prose([f"Epsilon is {told(rows[0]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
+        blocks.append(Prose([f"Epsilon is {in_words(rows[0]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
         rows = []
     elif rows:
         about = "Clients in order of their epsilon, from the best protected to the worst. Each client has its own."
@@ -278,12 +262,12 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
             mark={"type": "bar", "width": {"band": 0.8}, "orient": "vertical"},
             encoding={
                 "x": {"field": "rank", "type": "ordinal", "title": "client, by epsilon", "axis": RANKS},
-                "y": {"field": "epsilon", **charts.axis("epsilon (nats)")},
+                "y": charts.axis("epsilon", "epsilon (nats)"),
                 "tooltip": charts.tips(("rank", "rank", ",d"), ("epsilon", "epsilon", ".5g")),
             },
         )
         blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
-    if shared.latest(history, "client_mean") is None:
+    if tables.latest(history, "client_mean") is None:
         line = (
             f"How {measures.main.words.removeprefix('test ')} is spread over clients is not known: clients have no "
             "test records of their own. "
@@ -309,7 +293,7 @@ def _ranked(epsilons: Sequence[tuple[float, int]] | None) -> Rows:
 def _served(history: Rows, measures: Measures) -> list[Block]:
     """The main metric by client: mean, spread, worst tenth."""
     main, words = measures.main, measures.main.words.removeprefix("test ")
-    mean, worst, variance = (shared.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
+    mean, worst, variance = (tables.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
     own = [row for row in history if row.get("personal_mean") is not None]
     items = [
         *(
@@ -321,10 +305,8 @@ def _served(history: Rows, measures: Measures) -> list[Block]:
         ("worst tenth of clients", shared.number(main, worst), f"probe, mean of their {plural(words)}"),
         ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
     ]
-    y = shared.axis_of(main, words, whole=True)
-    fields = {name: label for name, label in _fields(measures).items() if name != main.name}
-    fields |= {"personal_mean": "mean of own models (probe)"} if own else {}
-    spec = charts.curves("history", fields, y, shared.format_of(main))
+    y = shared.axis_of("low", main, words, whole=True)
+    spec = charts.curves("history", tables.known(history, tables.CLIENTS), y, shared.format_of(main))
     low, high = ("datum.client_mean - sqrt(datum.client_variance)", "datum.client_mean + sqrt(datum.client_variance)")
     low = low if main.signed else f"max(0, {low})"
     high = f"min(1, {high})" if main.share else high
@@ -335,11 +317,7 @@ def _served(history: Rows, measures: Measures) -> list[Block]:
             {"calculate": high, "as": "high"},
         ],
         "mark": {"type": "area", "opacity": 0.15, "aria": False},
-        "encoding": {
-            "x": charts.ROUND,
-            "y": {"field": "low", **y},
-            "y2": {"field": "high"},
-        },
+        "encoding": {"x": charts.ROUND, "y": y, "y2": {"field": "high"}},
     }
     lines = {"transform": spec.pop("transform"), "encoding": spec.pop("encoding"), "layer": spec.pop("layer")}
     about = (
@@ -356,11 +334,11 @@ def _cost(result: Mapping[str, Any]) -> Section:
     """Time and bytes of a finished run."""
     timing, traffic = result.get("timing"), result.get("traffic")
     if not timing or not traffic:
-        return Section("Time and bytes", [Prose(["Time and bytes are told when the run is finished."], "Missing")])
+        return Section("Time and bytes", [Prose(["Time and bytes are known when the run is finished."], "Missing")])
     facts = [
-        ("time in all", seconds(timing["total_s"])),
-        ("time to compile", seconds(timing["compile_s"])),
-        ("time of a round (median)", seconds(timing["round_s_median"])),
+        ("time in all", duration(timing["total_s"])),
+        ("time to compile", duration(timing["compile_s"])),
+        ("time of a round (median)", duration(timing["round_s_median"])),
         ("sent to a client in a round", size(traffic["down"])),
         ("sent by a client in a round", size(traffic["up"])),
         ("clients in a round, on average", traffic["clients"]),

@@ -1,6 +1,6 @@
 """A report that follows a run or a sweep: a page and its data, on this machine alone, for whoever has the token.
 
-Nothing else is served, and no request names a file: what is asked for is one of two words.
+Nothing else is served, and no request names a file: each is for one of two addresses.
 """
 
 import hmac
@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 PAGE, DATA = "/", "/data"
 PATIENCE_S = 20  # with a browser that does not finish its request
 TOKEN_BYTES = 32
-BEING_FOUND = "it is being found"
+PENDING = "it is being computed"
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -37,9 +37,9 @@ HEADERS = {
 
 
 class Followed:
-    """What is followed, read again when it is asked for.
+    """What is followed, read again for each request.
 
-    Epsilon by round takes a while, so it is found beside, once for each plan of a run; until then the page says so.
+    Epsilon by round takes a while, so a thread computes it, once for each plan of a run; until then the page says so.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -57,29 +57,29 @@ class Followed:
             report = self._read[1]
         except (errors.ConfigurationError, OSError) as error:
             return _waiting(self.path, " ".join(str(error).split()))
-        if report.finished and BEING_FOUND in self._spent.values():
-            return report._replace(finished=False, progress=f"finished; epsilon by round: {BEING_FOUND}")
+        if report.finished and PENDING in self._spent.values():
+            return report._replace(finished=False, progress=f"finished; epsilon by round: {PENDING}")
         return report
 
     def _spending(self, path: pathlib.Path, about: Mapping[str, Any], epsilon: float) -> Rows:
         plan = json.dumps([about.get("seal"), epsilon])
         with self._lock:
             if plan not in self._spent:
-                self._spent[plan] = BEING_FOUND
-                threading.Thread(target=self._find, args=(plan, path, about, epsilon), daemon=True).start()
-            found = self._spent[plan]
-        if isinstance(found, str):
-            raise errors.ConfigurationError(found)
-        return found
+                self._spent[plan] = PENDING
+                threading.Thread(target=self._compute, args=(plan, path, about, epsilon), daemon=True).start()
+            rows = self._spent[plan]
+        if isinstance(rows, str):
+            raise errors.ConfigurationError(rows)
+        return rows
 
-    def _find(self, plan: str, path: pathlib.Path, about: Mapping[str, Any], epsilon: float) -> None:
-        found: Rows | str = "finding it failed"
+    def _compute(self, plan: str, path: pathlib.Path, about: Mapping[str, Any], epsilon: float) -> None:
+        rows: Rows | str = "computing it failed"
         try:
-            found = kinds.found_spending(path, about, epsilon)
+            rows = kinds.epsilon_by_round(path, about, epsilon)
         except errors.ConfigurationError as error:
-            found = str(error)
+            rows = str(error)
         finally:
-            self._spent[plan] = found
+            self._spent[plan] = rows
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -118,17 +118,17 @@ class _Answer(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            asked = urllib.parse.urlsplit(self.path)
+            address = urllib.parse.urlsplit(self.path)
         except ValueError:  # what only looks like an address
             self._refuse(HTTPStatus.BAD_REQUEST, "no address")
             return
         if not self._at_home():
-            self._refuse(HTTPStatus.FORBIDDEN, "asked for under another name")
-        elif not self._has_token(asked.query):
+            self._refuse(HTTPStatus.FORBIDDEN, "this machine was addressed by another name")
+        elif not self._has_token(address.query):
             self._refuse(HTTPStatus.FORBIDDEN, "the token is missing or wrong: use the address that was printed")
-        elif asked.path == PAGE:
+        elif address.path == PAGE:
             self._send(page(self.server.followed.report(), live=True), "text/html; charset=utf-8")
-        elif asked.path == DATA:
+        elif address.path == DATA:
             news = json.dumps(payload(self.server.followed.report()), allow_nan=False)
             self._send(news, "application/json")
         else:
@@ -142,8 +142,8 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         return self.headers.get_all("Host", []) in ([f"{HOST}:{port}"], [f"localhost:{port}"])
 
     def _has_token(self, query: str) -> bool:
-        given = urllib.parse.parse_qs(query).get("token", [""])
-        return len(given) == 1 and hmac.compare_digest(given[0].encode(), self.server.token.encode())
+        tokens = urllib.parse.parse_qs(query).get("token", [""])
+        return len(tokens) == 1 and hmac.compare_digest(tokens[0].encode(), self.server.token.encode())
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self._send(f"{status.value}: {why}\n", "text/plain; charset=utf-8", status)

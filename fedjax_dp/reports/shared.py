@@ -1,4 +1,4 @@
-"""What reports of several kinds tell: a Guarantee with what it rests on, a configuration, versions and the device."""
+"""What reports of several kinds say: a Guarantee with what it rests on, a configuration, versions and the device."""
 
 import json
 import pathlib
@@ -7,8 +7,9 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
+from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
-from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, percent, told
+from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
 
 UNITS = {"record": "one record of one client", "client": "one client with all its records"}
@@ -94,8 +95,8 @@ def spread(guarantee: Mapping[str, Any]) -> str:
     names = ("epsilon_min", "epsilon_median", "epsilon_max")
     low, middle, high = (guarantee[name] for name in names)
     if low == high:
-        return f"{told(high)} for each"
-    return f"smallest {told(low)}, median {told(middle)}, largest {told(high)}"
+        return f"{in_words(high)} for each"
+    return f"smallest {in_words(low)}, median {in_words(middle)}, largest {in_words(high)}"
 
 
 def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = "Configuration") -> Section:
@@ -126,7 +127,7 @@ def machine(device: Mapping[str, Any]) -> str:
 
 
 def thinned(rows: Rows) -> Rows:
-    """Evenly chosen rows, the first and the last among them, where there are more than can be told apart."""
+    """Evenly chosen rows, the first and the last among them, where there are more than can be distinguished."""
     if len(rows) <= DRAWN:
         return rows
     step = (len(rows) - 1) / (DRAWN - 1)
@@ -135,7 +136,7 @@ def thinned(rows: Rows) -> Rows:
 
 def tested(rows: Sequence[Mapping[str, Any]], words: str) -> str:
     """What a metric is measured on."""
-    held = latest(rows, "client_mean") is not None
+    held = tables.latest(rows, "client_mean") is not None
     return f"{capital(words)} on {'records that clients hold out' if held else 'public test data'}."
 
 
@@ -144,23 +145,18 @@ def capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def axis_of(measure: Measure, title: str, whole: bool = False) -> charts.Spec:
-    """What a channel of a metric has beside its field; `whole`: all that it can be, where that has two ends."""
+def axis_of(field: str, measure: Measure, title: str, whole: bool = False) -> charts.Spec:
+    """A channel of a metric; `whole`: all that it can be, where that has two ends."""
     if not measure.share:
-        return charts.axis(title + (f" ({measure.unit})" if measure.unit else ""), zero=False)
-    return charts.axis(title, ".0%", domain=[0, 1]) if whole else charts.axis(title, ".0%", zero=False)
+        return charts.axis(field, title + (f" ({measure.unit})" if measure.unit else ""), zero=False)
+    return charts.axis(field, title, ".0%", zero=whole, **({"domain": [0, 1]} if whole else {}))
 
 
 def number(measure: Measure, value: float | None) -> str:
     """A metric in a tile."""
-    return percent(value) if measure.share else told(value)
+    return percent(value) if measure.share else in_words(value)
 
 
 def format_of(measure: Measure) -> str:
     """Of its numbers beside a point."""
     return ".2%" if measure.share else ".4g"
-
-
-def latest(rows: Sequence[Mapping[str, Any]], field: str) -> Any:
-    """The last known value of a field."""
-    return next((row[field] for row in reversed(rows) if row.get(field) is not None), None)

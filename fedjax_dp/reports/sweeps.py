@@ -6,7 +6,17 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp.display import count
+from fedjax_dp.display import count, duration
+from fedjax_dp.figures.tables import sweeps as tables
+from fedjax_dp.figures.tables.settings import (
+    CONFIDENCE,
+    Setting,
+    by_value,
+    measures_of_records,
+    ranked,
+    same,
+    settings_of,
+)
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -20,26 +30,15 @@ from fedjax_dp.reports.contents import (
     Section,
     Tiles,
     chosen,
-    seconds,
-    told,
+    in_words,
 )
-from fedjax_dp.sweeps import tables
 from fedjax_dp.sweeps.records import SELECTION, Record, read_records
-from fedjax_dp.sweeps.settings import (
-    CONFIDENCE,
-    Setting,
-    by_value,
-    measures_of_records,
-    ranked,
-    same,
-    settings_of,
-)
 from fedjax_dp.tasks.measures import Measure
 
 KIND, FOLDER = "sweep", "sweep.json"
 GROUPS = 8  # that colours and shapes can tell apart
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
-TOLD = 2000  # points that are told one by one
+LISTED = 2000  # points that have a row each
 FILTERED = 40  # values of an axis that have boxes
 
 
@@ -55,7 +54,7 @@ def of_folder(path: pathlib.Path) -> Report:
         "front": tables.front(rows),
         "by_round": _by_round(settings, rows, main),
     }
-    if len(records) <= TOLD:
+    if len(records) <= LISTED:
         data["points"] = [_point(record, axes, main) for record in records]
     sections = [
         _result(settings, records, rows, axes, planned, about, main),
@@ -157,9 +156,13 @@ def _result(
             of += f"; 95% interval {shared.number(main, row['low'])} to {shared.number(main, row['high'])}"
         items = [
             (main.words, shared.number(main, score.mean), of),
-            ("epsilon", told(best.epsilon), "of that setting, its worst seed"),
-            ("settings", told(len(settings)), f"{count(len(records), 'point')} of {planned:,}"),
-            ("on the Pareto front", told(len(tables.front(rows))), "no other is better with at most as much epsilon"),
+            ("epsilon", in_words(best.epsilon), "of that setting, its worst seed"),
+            ("settings", in_words(len(settings)), f"{count(len(records), 'point')} of {planned:,}"),
+            (
+                "on the Pareto front",
+                in_words(len(tables.front(rows))),
+                "no other is better with at most as much epsilon",
+            ),
         ]
         blocks.append(Tiles(items))
         way = "upwards" if main.better > 0 else "downwards"
@@ -243,86 +246,49 @@ def _between(row: Mapping[str, Any], main: Measure) -> str:
     return f"{low:.1f} to {high:.1f}" if main.share else f"{low:.4g} to {high:.4g}"
 
 
-def _colour(names: Sequence[str], group: str | None) -> charts.Spec:
-    legend = charts.LEGEND | {"symbolType": "circle"} if group is not None else None
-    return {"field": "group", "type": "nominal", "scale": {"domain": list(names)}, "legend": legend}
-
-
 def _front_spec(names: Sequence[str], group: str | None, main: Measure) -> charts.Spec:
-    x = {
-        "field": "epsilon",
-        **charts.axis("proved epsilon (nats, logarithmic)", ".3~g", zero=False),
-        "scale": {"type": "log", "nice": False, "padding": 24},
-    }
-    y = {"field": "value", **shared.axis_of(main, main.words)}
-    form = shared.format_of(main)
-    tips = charts.tips(
-        ("setting", "setting", ""),
-        ("value", words_of(main), form),
-        ("low", "95% interval from", form),
-        ("high", "to", form),
-        ("epsilon", "epsilon", ".4g"),
-        ("seeds", "seeds", ",d"),
-    )
-    colour = _colour(names, group)
+    x = charts.axis("epsilon", "proved epsilon (nats, logarithmic)", ".3~g")
+    x["scale"] = {"type": "log", "nice": False, "padding": 24}
+    y, low = shared.axis_of("value", main, main.words), shared.axis_of("low", main, main.words)
+    tips = _tips(main, ("epsilon", "epsilon", ".4g"), ("seeds", "seeds", ",d"))
+    colour = charts.names("group", names, "circle", legend=group is not None)
     known = [{"filter": "isValid(datum.epsilon) && isValid(datum.value)"}]
-    shape = {"field": "group", "type": "nominal", "scale": {"domain": list(names)}, "legend": colour["legend"]}
+    joined = charts.line(1.6, x=x, y=y, order={"field": "epsilon", "type": "quantitative"})
+    joined["mark"] |= {"interpolate": "step-after", "opacity": 0.75}
+    intervals = charts.rule(1, 0.55, "low", x=x, y=low, y2={"field": "high"}, color=colour)
+    intervals["transform"] = known + intervals["transform"]
+    dots = charts.points(70, tips, x=x, y=y, color=colour, shape=colour)
     return charts.chart(
         height=340,
         layer=[
-            {
-                "data": {"name": "front"},
-                "mark": {
-                    "type": "line",
-                    "interpolate": "step-after",
-                    "strokeWidth": 1.6,
-                    "opacity": 0.75,
-                    "aria": False,
-                },
-                "encoding": {"x": x, "y": y, "order": {"field": "epsilon", "type": "quantitative"}},
-            },
-            {
-                "data": {"name": "settings"},
-                "transform": [*known, {"filter": "isValid(datum.low)"}],
-                "mark": {"type": "rule", "opacity": 0.55, "aria": False},
-                "encoding": {"x": x, "y": {"field": "low", **_plain_axis(y)}, "y2": {"field": "high"}, "color": colour},
-            },
-            {
-                "data": {"name": "settings"},
-                "transform": known,
-                "mark": charts.POINT | {"size": 70},
-                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tips},
-            },
+            {"data": {"name": "front"}, **joined},
+            {"data": {"name": "settings"}, **intervals},
+            {"data": {"name": "settings"}, "transform": known, **dots},
         ],
     )
-
-
-def _plain_axis(y: charts.Spec) -> charts.Spec:
-    return {name: part for name, part in y.items() if name != "field"}
 
 
 def _curves_spec(names: Sequence[str], group: str | None, main: Measure) -> charts.Spec:
-    y = {"field": "value", **shared.axis_of(main, main.words, whole=True)}
-    colour = _colour(names, group)
-    colour["legend"] = colour["legend"] and colour["legend"] | {"symbolType": "stroke"}
-    form = shared.format_of(main)
-    tips = charts.tips(
-        ("setting", "setting", ""),
-        ("round", "round", ",d"),
-        ("value", words_of(main), form),
-        ("low", "95% interval from", form),
-        ("high", "to", form),
-    )
-    detail = {"field": "key", "type": "nominal"}
+    lines = charts.line(1.5)
+    lines["mark"] |= {"opacity": 0.8}
     return charts.chart(
         height=340,
         data={"name": "by_round"},
-        encoding={"x": charts.ROUND, "y": y, "color": colour, "detail": detail},
-        layer=[
-            {"mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8, "aria": False}},
-            {"mark": charts.POINT | {"size": 16}, "encoding": {"tooltip": tips}},
-        ],
+        encoding={
+            "x": charts.ROUND,
+            "y": shared.axis_of("value", main, main.words, whole=True),
+            "color": charts.names("group", names, legend=group is not None),
+            "detail": {"field": "key", "type": "nominal"},
+        },
+        layer=[lines, charts.points(16, _tips(main, ("round", "round", ",d")))],
     )
+
+
+def _tips(main: Measure, *more: tuple[str, str, str]) -> list[charts.Spec]:
+    """Of a setting: its mean with the interval, and more."""
+    form = shared.format_of(main)
+    value = [("value", words_of(main), form), ("low", "95% interval from", form), ("high", "to", form)]
+    return charts.tips(("setting", "setting", ""), *value, *more)
 
 
 def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:
@@ -369,8 +335,8 @@ def _promise(records: Sequence[Record]) -> list[Section]:
 
 def _cost(records: Sequence[Record]) -> Section:
     total = math.fsum(record["seconds"] for record in records)
-    facts = [("time of all points", seconds(total)), ("points", len(records))]
+    facts = [("time of all points", duration(total)), ("points", len(records))]
     if records:
-        facts.append(("time of a point", seconds(total / len(records))))
-    line = "A sweep does not count bytes: fedjax-dp run tells those of the configuration that fedjax-dp best prints."
+        facts.append(("time of a point", duration(total / len(records))))
+    line = "A sweep does not count bytes: fedjax-dp run prints those of the configuration that fedjax-dp best prints."
     return Section("Time and bytes", [Facts(facts), Prose([line])])

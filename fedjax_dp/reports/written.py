@@ -28,21 +28,21 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
 def target_of(source: pathlib.Path, out: pathlib.Path | None) -> pathlib.Path:
     """Where a report goes: refused, before anything is read, where it could not be written."""
     target = _beside(source) if out is None else out
-    told = folders.shown(str(target))
+    name = folders.shown(str(target))
     if target.suffix.lower() != SUFFIX:
-        raise errors.refuse("out", told, f"a file name that ends in {SUFFIX}", "rename it")
+        raise errors.refuse("out", name, f"a file name that ends in {SUFFIX}", "rename it")
     if target.exists() or target.is_symlink():
-        raise errors.refuse("out", told, "a new file", "delete it, or give another --out")
+        raise errors.refuse("out", name, "a new file", "delete it, or give another --out")
     try:
         os.lstat(target.with_name(target.name + folders.DRAFT))
     except FileNotFoundError:  # as it should be
         pass
     except OSError as error:
         raise errors.refuse(
-            "out", told, "a name that a file can have", f"choose another ({folders.reason(error)})"
+            "out", name, "a name that a file can have", f"choose another ({folders.reason(error)})"
         ) from None
     if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise errors.refuse("out", told, "in a folder that exists and can be written to", "choose another")
+        raise errors.refuse("out", name, "in a folder that exists and can be written to", "choose another")
     return target
 
 

@@ -164,12 +164,12 @@ def _different(what: str, entries: Sequence[Values]) -> tuple[Values, ...]:
     for entry in entries:
         key = frozenset((field, type(value) is bool, value) for field, value in entry.items())
         if key in seen:
-            raise errors.refuse(what, f"{told(entry)} twice", "values that differ", "drop one of them")
+            raise errors.refuse(what, f"{in_words(entry)} twice", "values that differ", "drop one of them")
         seen.add(key)
     return tuple(entries)
 
 
-def told(values: Values) -> str:
+def in_words(values: Values) -> str:
     """A point in words: `clip_norm=0.5, seed=0`."""
     words = (
         f"{field}={value:g}" if isinstance(value, float) else f"{field}={value}" for field, value in values.items()

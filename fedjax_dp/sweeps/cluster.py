@@ -14,16 +14,16 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps.engine import PointEnd, grouped
 from fedjax_dp.sweeps.plan import Point
-from fedjax_dp.sweeps.preparation import Ready, Sources, job_of, planned_of
+from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, planned_of, with_noise
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.runner import Keep, Watch, conduct, entry_of, planned, record
+from fedjax_dp.sweeps.runner import Keep, Watch, execute, planned, record
 
 ANSWER_S = 5  # that a cluster has to answer
 RETRIES = 5  # of a batch whose worker dies
 BATCHES_PER_WORKER = 4  # so that the last ones end at about the same time, and little is lost with a worker
 
 
-class Task(NamedTuple):
+class RemotePoint(NamedTuple):
     """A point as it travels: its data is built where it runs."""
 
     point: Point
@@ -31,20 +31,20 @@ class Task(NamedTuple):
     guarantee: Guarantee
 
 
-def run_points(tasks: Sequence[Task], parts: int) -> list[Record]:
+def run_points(tasks: Sequence[RemotePoint], parts: int) -> list[Record]:
     """What a worker does: the records of some points, whatever becomes of them."""
     devices.cache_programs()
     screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
     entries = [
-        entry_of(Ready(point, job_of(point.config, planned_of(point.config, sources), algorithm), guarantee))
+        with_noise(point, planned_of(point.config, sources), algorithm, guarantee)
         for point, algorithm, guarantee in tasks
     ]
-    conduct(planned(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
+    execute(planned(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
     return records
 
 
-def spread(ready: Sequence[Ready], address: str, parts: int, cpus: int, keep: Keep, screen: Screen) -> None:
+def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, keep: Keep, screen: Screen) -> None:
     """Run points on the Ray cluster at `address` ("local" starts one here), a batch of equal structure per task.
 
     parts  in which the sum over a cohort is taken: that of the machine that the sweep was begun on, so that points do
@@ -66,7 +66,10 @@ def spread(ready: Sequence[Ready], address: str, parts: int, cpus: int, keep: Ke
         )
         environment = {} if gpus else {"env_vars": {"JAX_NUM_CPU_DEVICES": str(cpus)}}
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES, runtime_env=environment)(run_points)
-        running = {task.remote(list(map(_task, batch)), parts): batch for batch in batches}
+        running = {}
+        for batch in batches:
+            remote = [RemotePoint(one.point, one.job.algorithm, one.guarantee) for one in batch]
+            running[task.remote(remote, parts)] = batch
         watch = Watch(len(ready))
         with screen.live("sweep") as show:
             while running:
@@ -97,14 +100,10 @@ def _cut(numbers: list[int], size: int) -> Iterator[list[int]]:
     return (numbers[at : at + size] for at in range(0, len(numbers), size))
 
 
-def _task(ready: Ready) -> Task:
-    return Task(ready.point, ready.job.algorithm, ready.guarantee)
-
-
-def _lost(ready: Ready, error: BaseException) -> Record:
+def _lost(ready: PreparedPoint, error: BaseException) -> Record:
     """The record of a point whose task failed."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return record(entry_of(ready), PointEnd([], reason, False, 0.0))
+    return record(ready, PointEnd([], reason, False, 0.0))
 
 
 def _require_answer(address: str) -> None:

@@ -32,9 +32,9 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import Evaluation, Measured
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.sweeps.memory import Shelf as Shelf
-from fedjax_dp.sweeps.memory import base_of, records_of
-from fedjax_dp.sweeps.program import AXIS, Compiled, Points, Program, Seen
+from fedjax_dp.sweeps.program import AXIS, Executables, Observation, Points, Program
+from fedjax_dp.sweeps.record_cache import RecordCache as RecordCache
+from fedjax_dp.sweeps.record_cache import base_of, records_of
 
 DISPATCH_S = 1.0  # aimed at: long beside what a dispatch costs, short for somebody who waits for results
 MOST = 64  # points that a device holds where they run one after another: more would save nothing
@@ -127,13 +127,13 @@ class _HostPoints(NamedTuple):
     marks: np.ndarray
 
 
-class Group:
-    """Jobs that share a program. Compiled when made.
+class JobGroup:
+    """Jobs that share a program. Executables when made.
 
     together  whether a device runs many of its points at once; None: on accelerators only;
     memory    bytes that a device may use; None: most of what is free;
     parts     in which the sum over a cohort is taken; None: as many as devices, like a single run here;
-    shelf     records on the devices, which groups may share.
+    cache     records on the devices, which groups may share.
     Raises ConfigurationError if not even one point fits.
     """
 
@@ -144,14 +144,14 @@ class Group:
         together: bool | None = None,
         memory: float | None = None,
         parts: int | None = None,
-        shelf: Shelf | None = None,
+        cache: RecordCache | None = None,
     ):
         self.jobs, self.devices = list(jobs), jax.local_devices()
         self._numbers = [_numbers(job) for job in self.jobs]
         self._frozen: Any = None  # placed when they are first needed
-        self._shelf = shelf or Shelf()
+        self._shelf = cache or RecordCache()
         self._largest = max(job.data.largest for job in self.jobs)
-        self._options: dict[str, Any] = {"memory": memory, "parts": parts, "shelf": self._shelf}
+        self._options: dict[str, Any] = {"memory": memory, "parts": parts, "cache": self._shelf}
         on_cpu = self.devices[0].platform == "cpu"
         together = not on_cpu if together is None else together
         first, share = self.jobs[0], math.ceil(len(self.jobs) / len(self.devices))
@@ -178,16 +178,16 @@ class Group:
         )
         self.program = dataclasses.replace(self.program, slots=slots)
 
-    def all_at_once(self) -> "Group":
+    def all_at_once(self) -> "JobGroup":
         """The same jobs with a device's points all at once."""
-        return Group(self.jobs, together=True, **self._options)
+        return JobGroup(self.jobs, together=True, **self._options)
 
     @property
     def batches(self) -> int:
         """Fillings of all slots that the jobs take."""
         return math.ceil(len(self.jobs) / (self.program.slots * len(self.devices)))
 
-    def _compiled(self, slots: int) -> Compiled:
+    def _compiled(self, slots: int) -> Executables:
         """The executables for so many points of a device."""
         program, first = dataclasses.replace(self.program, slots=slots), self.jobs[0]
         records = records_of(first.data, self._largest)
@@ -201,7 +201,7 @@ class Group:
         running = self.compiled.begin(points, records, frozen, count)
         one = jnp.ones_like(count)
 
-        def visited(rounds: int, count: jax.Array) -> tuple[float, Seen]:
+        def visited(rounds: int, count: jax.Array) -> tuple[float, Observation]:
             nonlocal running
             marks = jax.device_put(np.full(points.marks.shape, rounds, np.int32), points.marks.sharding)
             began = time.perf_counter()
@@ -329,14 +329,14 @@ class Sample(NamedTuple):
 
     round_s: float
     look_s: float
-    seen: dict[int, Seen]  # of some jobs, after two rounds
+    seen: dict[int, Observation]  # of some jobs, after two rounds
 
     def seconds(self, jobs: Sequence[Job]) -> float:
         """An estimate for jobs."""
         return sum(self.round_s * job.rounds + self.look_s * len(job.marks) for job in jobs)
 
 
-def fastest(group: Group) -> tuple[Group, Sample]:
+def fastest(group: JobGroup) -> tuple[JobGroup, Sample]:
     """The group, or one that runs its points all at once where that is faster and shows the very same numbers.
 
     Tried on a CPU only, for groups that take long enough to repay the compilation; elsewhere many at once are the rule.
@@ -374,7 +374,7 @@ def _keys(words: jax.Array) -> jax.Array:
     return keys
 
 
-def _outcome(job: Job, seen: Seen) -> PointEnd:
+def _outcome(job: Job, seen: Observation) -> PointEnd:
     """The history of a job from what was seen at its marks, `(marks, ...)`."""
     history: list[Evaluation] = []
     task = task_of(job.model, job.data)

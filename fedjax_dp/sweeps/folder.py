@@ -114,8 +114,8 @@ def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], poi
 
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
     """Tables, pictures, and what choosing among a sweep's points costs."""
+    from fedjax_dp.figures import sweeps as figures
     from fedjax_dp.sweeps import table  # slow to import, like the next
-    from fedjax_dp.sweeps.plots import figures
 
     held, records = read_records(folder)
     no_privacy = "no point is private, so choosing has no epsilon"

@@ -54,6 +54,12 @@ class SweepConfig:
     trials_law: str = "fixed"
     search_seed: int = 0
 
+    @property
+    def varied(self) -> list[str]:
+        """The fields that axes and points set."""
+        written = [*self.axes, *(name for point in self.points for name in point)]
+        return list(dict.fromkeys(name.strip() for names in written for name in names.split(",")))
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:
@@ -148,7 +154,7 @@ def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.C
     first: dict[str, Values] = {}
     for values, reason in refused:
         first.setdefault(reason, values)
-    shown = [f"{axes.told(values)}: {reason}" for reason, values in list(first.items())[:3]]
+    shown = [f"{axes.in_words(values)}: {reason}" for reason, values in list(first.items())[:3]]
     if len(first) > 3:
         shown.append(f"and {len(first) - 3} more")
     if any(f"left out for {values.get('algorithm')}" in reason for values, reason in refused):
@@ -331,7 +337,7 @@ def _require_different(points: Iterable[Point]) -> None:
         if other is not point:
             raise errors.refuse(
                 "points",
-                f"({axes.told(other.values)}) and ({axes.told(point.values)})",
+                f"({axes.in_words(other.values)}) and ({axes.in_words(point.values)})",
                 "different runs",
                 "drop one of them: the fields that it leaves out have the values that the other names",
             )

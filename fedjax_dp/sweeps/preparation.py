@@ -2,7 +2,7 @@
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +18,10 @@ from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
+from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.plan import Point, refuse_points
 
@@ -31,12 +33,18 @@ class Built(NamedTuple):
     run: PlannedRun
 
 
-class Ready(NamedTuple):
-    """A point with its noise and what it promises."""
+@dataclasses.dataclass(frozen=True)
+class PreparedPoint:
+    """A point as it is run and recorded: with its noise and what it promises."""
 
-    point: Point
+    index: int
+    id: str
+    values: Values  # axes, then the seed
+    config: Mapping[str, Any]  # everything else that is known of it
+    terms: PrivacyTerms
     job: Job
     guarantee: Guarantee
+    point: Any = None  # the `Point` that it is of, in a sweep of configurations
 
 
 class Sources:
@@ -79,21 +87,20 @@ def build(points: Sequence[Point], sources: Sources) -> list[Built]:
     return built
 
 
-def find_noise(built: Sequence[Built], screen: Screen) -> list[Ready]:
+def find_noise(built: Sequence[Built], screen: Screen) -> list[PreparedPoint]:
     """Every point with the noise that meets its budget. Raises one ConfigurationError for all that cannot meet it."""
-    ready, refused = [], []
+    found, refused = [], []
     with screen.bar("noise of points", total=len(built)) as show:
         for done, (point, run) in enumerate(built):
             try:
                 with point.config.naming_defaults():
-                    algorithm, promise = prepared(run)
-                ready.append(Ready(point, job_of(point.config, run, algorithm), promise))
+                    found.append(with_noise(point, run, *prepared(run)))
             except errors.ConfigurationError as error:
                 refused.append((point.values, str(error)))
             show(done + 1, "")
     if refused:
         raise refuse_points(len(built), refused)
-    return ready
+    return found
 
 
 def planned_of(config: RunSpec, sources: Sources) -> PlannedRun:
@@ -102,6 +109,13 @@ def planned_of(config: RunSpec, sources: Sources) -> PlannedRun:
     model, algorithm = build_model(config, data), build_algorithm(config, data)
     terms = terms_of(config, data)
     return plan_run(algorithm, data, rounds=config.training.rounds, seed=config.data.seed, model=model, terms=terms)
+
+
+def with_noise(point: Point, run: PlannedRun, algorithm: Algorithm, guarantee: Guarantee) -> PreparedPoint:
+    """A point whose algorithm has its noise, ready to run."""
+    config, job = point.config, job_of(point.config, run, algorithm)
+    terms = dataclasses.replace(config.privacy.terms(run.data.num_clients, config.data.seed), epsilon=None)
+    return PreparedPoint(point.index, point.id, point.values, config.flat(), terms, job, guarantee, point)
 
 
 def job_of(config: RunSpec, run: PlannedRun, algorithm: Algorithm) -> Job:

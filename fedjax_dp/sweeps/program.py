@@ -47,7 +47,7 @@ class Running(NamedTuple):
     sound: jax.Array  # bool: all it has shown is finite; else it stays where it is
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """What a point leaves at a mark."""
 
     round: jax.Array
@@ -92,7 +92,7 @@ class Program:
         count: jax.Array,
         first: jax.Array,
         last: jax.Array,
-    ) -> tuple[Running, Seen]:
+    ) -> tuple[Running, Observation]:
         """Bring a device's first `count[0]` points from their mark `first` to their mark `last`.
 
         Shapes: points and running (slots, ...), records (1, ...), count (1,); returns running and what is seen at each
@@ -106,12 +106,14 @@ class Program:
         shape = jax.eval_shape(lambda *seen: self._see(model, *seen), first_point, data, first_running.state, nobody)
         unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
 
-        def one(entry: tuple[Points, Running]) -> tuple[Running, Seen]:
+        def one(entry: tuple[Points, Running]) -> tuple[Running, Observation]:
             return self._stretch(model, *entry, shared, unseen, first, last)
 
         return self._over_points(one, (points, running), count[0], (first_running, unseen))
 
-    def _see(self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport) -> Seen:
+    def _see(
+        self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport
+    ) -> Observation:
         """What there is to see of a point whose last round gave `report`."""
         state = ended(point.algorithm, state)
         look, local = metrics.look(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
@@ -119,7 +121,7 @@ class Program:
             everyone = jnp.arange(data.num_clients, dtype=jnp.int32)
             held = Holder(state.params, state.shared, everyone, state.clients, state.round, point.key)
             look = look._replace(personal=evaluate_personal(local, held, data, model=model))
-        return Seen(state.round, look, report)
+        return Observation(state.round, look, report)
 
     def _stretch(
         self,
@@ -127,14 +129,14 @@ class Program:
         point: Points,
         running: Running,
         records: FederatedData,
-        unseen: Seen,
+        unseen: Observation,
         first: jax.Array,
         last: jax.Array,
-    ) -> tuple[Running, Seen]:
+    ) -> tuple[Running, Observation]:
         """One point from mark to mark; `unseen` is what is seen where nobody looked."""
         data = changed(records, **point.partition)
 
-        def to_mark(at: jax.Array, carry: tuple[Running, Seen]) -> tuple[Running, Seen]:
+        def to_mark(at: jax.Array, carry: tuple[Running, Observation]) -> tuple[Running, Observation]:
             (state, sound), seen = carry
             until = jnp.where(sound, point.marks[at], state.round)
             state, report = run_rounds(
@@ -144,7 +146,7 @@ class Program:
             sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.sums["loss"])
             return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
 
-        reached: tuple[Running, Seen] = lax.fori_loop(first, last, to_mark, (running, unseen))
+        reached: tuple[Running, Observation] = lax.fori_loop(first, last, to_mark, (running, unseen))
         return reached
 
     def _over_points(self, one: Callable[[Given], Found], points: Given, count: jax.Array, like: Found) -> Found:
@@ -192,7 +194,7 @@ class Program:
 
     def compile(
         self, points: Any, records: Any, frozen: Any, count: Any, options: dict[str, Any] = COMPILER_OPTIONS
-    ) -> "Compiled":
+    ) -> "Executables":
         """The executables for arrays of these shapes and shardings; `options` are the compiler's."""
         each, all_ = P(AXIS), P()
         begin = jax.jit(
@@ -219,7 +221,7 @@ class Program:
             jax.eval_shape(begin, points, records, frozen, count),
         )
         whole = visit.lower(points, running, records, frozen, count, jnp.int32(0), jnp.int32(1)).compile()
-        return Compiled(start, whole, max(_bytes(start.memory_analysis()), _bytes(whole.memory_analysis())))
+        return Executables(start, whole, max(_bytes(start.memory_analysis()), _bytes(whole.memory_analysis())))
 
 
 def _first(points: Any) -> Any:
@@ -235,9 +237,9 @@ def _bytes(used: Any) -> int:
     return held
 
 
-class Compiled(NamedTuple):
+class Executables(NamedTuple):
     """The executables of a program."""
 
     begin: Callable[..., Running]
-    visit: Callable[..., tuple[Running, Seen]]
+    visit: Callable[..., tuple[Running, Observation]]
     bytes: int  # that a device needs, by the compiler's plan

@@ -6,8 +6,7 @@ import pathlib
 from typing import Any
 
 from fedjax_dp import errors, folders
-
-Record = dict[str, Any]
+from fedjax_dp.figures.tables.settings import Record as Record
 
 ABOUT, POINTS, SELECTION = "sweep.json", "points.jsonl", "selection.json"
 STATUSES = ("done", "diverged", "failed")

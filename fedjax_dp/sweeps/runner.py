@@ -1,39 +1,23 @@
-"""A sweep from plan to outcomes: groups are compiled, the plan is told, points are run and recorded as they end."""
+"""A sweep from plan to outcomes: groups are compiled, the plan is printed, points are run and recorded as they end."""
 
-import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_dp.accounting import Guarantee
-from fedjax_dp.display import count
+from fedjax_dp.display import count, duration
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.figures.tables.settings import measures_of_records
 from fedjax_dp.models import task_of
-from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.sweeps.axes import Values, told
-from fedjax_dp.sweeps.engine import Group, Job, PointEnd, Shelf, fastest, grouped
-from fedjax_dp.sweeps.preparation import Ready
+from fedjax_dp.sweeps.axes import Values, in_words
+from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, fastest, grouped
+from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import measures_of_records
 from fedjax_dp.tasks import describe_task
 from fedjax_dp.tasks.measures import Measure
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A point as it is run and recorded."""
-
-    index: int
-    id: str
-    values: Values  # axes, then the seed
-    config: Mapping[str, Any]  # everything else that is known of it
-    terms: PrivacyTerms
-    job: Job
-    guarantee: Guarantee
 
 
 class Trained(NamedTuple):
@@ -47,15 +31,7 @@ Keep = Callable[[Record, Trained | None], None]  # called with each point's reco
 MOST_BYTES = 2**30  # of parameters that a sweep keeps
 
 
-def entry_of(ready: Ready) -> Entry:
-    """A point of configurations as it is run and recorded."""
-    config = ready.point.config
-    terms = dataclasses.replace(config.privacy.terms(ready.job.data.num_clients, config.data.seed), epsilon=None)
-    values = ready.point.values
-    return Entry(ready.point.index, ready.point.id, values, config.flat(), terms, ready.job, ready.guarantee)
-
-
-def record(entry: Entry, outcome: PointEnd) -> Record:
+def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
     """What is kept of a point: one JSON object."""
     return {
         "point": entry.id,
@@ -75,8 +51,8 @@ def record(entry: Entry, outcome: PointEnd) -> Record:
 class Plan(NamedTuple):
     """The groups of a sweep, compiled, and the entries of each."""
 
-    groups: list[Group]
-    entries: list[list[Entry]]
+    groups: list[JobGroup]
+    entries: list[list[PreparedPoint]]
     seconds: list[float]  # estimates
     prepare_s: float
 
@@ -135,36 +111,36 @@ class Plan(NamedTuple):
             for name, found in kinds[number].items()
             if len(found) == 1 and any(other.get(name) != found for other in kinds)
         }
-        return told(own) + ": " if own else ""
+        return in_words(own) + ": " if own else ""
 
 
 def planned(
-    entries: Sequence[Entry],
+    entries: Sequence[PreparedPoint],
     screen: Screen,
     *,
     together: bool | None = None,
     memory: float | None = None,
     parts: int | None = None,
 ) -> Plan:
-    """Groups of the entries, compiled and timed; see `Group` for the options.
+    """Groups of the entries, compiled and timed; see `JobGroup` for the options.
 
     Raises: ConfigurationError if a point does not fit the memory.
     """
     if not entries:
         return Plan([], [], [], 0.0)
     kinds = [[entries[index] for index in numbers] for numbers in grouped([entry.job for entry in entries])]
-    shelf, began, groups, seconds = Shelf(), time.perf_counter(), [], []
-    options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "shelf": shelf}
+    cache, began, groups, seconds = RecordCache(), time.perf_counter(), [], []
+    options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "cache": cache}
     with screen.bar("compiling", total=len(kinds)) as show:
         for done, kind in enumerate(kinds):
-            group, sample = fastest(Group([entry.job for entry in kind], **options))
+            group, sample = fastest(JobGroup([entry.job for entry in kind], **options))
             groups.append(group)
             seconds.append(sample.seconds(group.jobs))
             show(done + 1, f"{len(kind)} points")
     return Plan(groups, kinds, seconds, time.perf_counter() - began)
 
 
-def conduct(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False) -> None:
+def execute(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False) -> None:
     """Run a plan; `with_params` keeps the parameters of its points, unless they are more than MOST_BYTES."""
     size = sum(map(_bytes, itertools.chain(*plan.entries))) if with_params else 0
     if size > MOST_BYTES:
@@ -180,13 +156,13 @@ def conduct(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False
                 show(watch.texts(before + done))
 
             for index, outcome in group.run(progress, with_params=with_params):
-                told_of = record(entries[index], outcome)
-                keep(told_of, _trained(entries[index], outcome) if outcome.params is not None else None)
-                watch.add(told_of)
+                kept = record(entries[index], outcome)
+                keep(kept, _trained(entries[index], outcome) if outcome.params is not None else None)
+                watch.add(kept)
                 show(watch.texts(watch.done))
 
 
-def _trained(entry: Entry, outcome: PointEnd) -> Trained | None:
+def _trained(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
     if outcome.status != "done":
         return None
     name, job = str(entry.config.get("algorithm", "algorithm")), entry.job
@@ -194,7 +170,7 @@ def _trained(entry: Entry, outcome: PointEnd) -> Trained | None:
     return Trained(outcome.params, phases.exported(ledger, parameters.by_name(outcome.params), job.rounds))
 
 
-def _bytes(entry: Entry) -> int:
+def _bytes(entry: PreparedPoint) -> int:
     """Of a point's parameters."""
     params = jax.eval_shape(entry.job.model.init, jax.random.key(0))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
@@ -228,12 +204,5 @@ class Watch:
             texts |= {"rate": f"{60 * pace:,.1f} points a minute", "left": duration((self.total - done) / pace)}
         if self._best:
             value, main, values = self._best
-            texts["best so far"] = f"{main.name} {value:.4f} ({told(values)})"
+            texts["best so far"] = f"{main.name} {value:.4f} ({in_words(values)})"
         return texts
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    if seconds < 90:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

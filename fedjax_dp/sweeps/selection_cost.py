@@ -15,7 +15,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.ledger import ledger_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
-from fedjax_dp.sweeps.runner import Entry
+from fedjax_dp.sweeps.preparation import PreparedPoint
 
 # What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
 FREE = {
@@ -48,7 +48,7 @@ SIMULATED = "Points of this simulation share the noise of their seed; in earnest
 
 
 def cost_of_choosing(
-    entries: Sequence[Entry], drawn: bool, law: Trials | None, screen: Screen
+    entries: Sequence[PreparedPoint], drawn: bool, law: Trials | None, screen: Screen
 ) -> dict[str, Any] | None:
     """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
 
@@ -118,7 +118,7 @@ def _unknown(reason: str) -> dict[str, Any]:
     return {"epsilon": None, "short": told, "statement": told}
 
 
-def _ledger(entry: Entry) -> list[Any]:
+def _ledger(entry: PreparedPoint) -> list[Any]:
     job = entry.job
     asked = entry.terms.participation
     terms = dataclasses.replace(entry.terms, participation="schedule" if asked in BY_NAME_ALONE else asked)
@@ -129,7 +129,7 @@ def _ledger(entry: Entry) -> list[Any]:
     )
 
 
-def _moving(entries: Sequence[Entry]) -> bool:
+def _moving(entries: Sequence[PreparedPoint]) -> bool:
     """Whether some record belongs to different clients in different points."""
     first = entries[0].job.data
     return any(

@@ -17,6 +17,7 @@ from fedjax_dp.data import FederatedData
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.figures.tables.comparison import Comparison, compare
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
@@ -29,11 +30,10 @@ from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
-from fedjax_dp.sweeps.personalisation import Comparison, compare
 from fedjax_dp.sweeps.plan import SweepConfig, checked, digest, expand, law_of, refuse_points, to_toml
-from fedjax_dp.sweeps.preparation import Ready, Sources, build, find_noise
+from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
-from fedjax_dp.sweeps.runner import Entry, Keep, Plan, conduct, entry_of, planned
+from fedjax_dp.sweeps.runner import Keep, Plan, execute, planned
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
 from fedjax_dp.sweeps.table import Best, best, overview, summary, tidy
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from fedjax_dp.pictures import Look
+    from fedjax_dp.figures.canvas import Look
 
 
 @displayed
@@ -121,13 +121,13 @@ class Sweep:
         personalisation.
 
         It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name; `look` is ax, size and
-        style, see `fedjax_dp.pictures.Look`.
+        style, see `fedjax_dp.figures.Look`.
         """
-        from fedjax_dp.sweeps.plots import figures  # slow to import
+        from fedjax_dp.figures import sweeps as figures  # slow to import
 
         if kind == "all":
             raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))
-        drawn = figures.pictures(self.records, self.axes, self.name, kind, metric, x, y, by)
+        drawn = figures.drawings(self.records, self.axes, self.name, kind, metric, x, y, by)
         return next(iter(drawn.values()))(path=path, **look)
 
 
@@ -214,7 +214,7 @@ def sweep(
             continue
         job = Job(value, own, used, run_options["rounds"], values["seed"], evaluate_every, train_metrics, chunk_size)
         identity = str(index) if out is None else _identity(values, job, digests[values["seed"]])
-        entries.append(Entry(index, identity, values, run_options, counted, job, promise))
+        entries.append(PreparedPoint(index, identity, values, run_options, counted, job, promise))
     if refused:
         raise refuse_points(len(points), refused)
     names = _axes(points)
@@ -229,7 +229,7 @@ def sweep(
     found: list[Record] = []
     plan = planned(entries, screen)
     _tell(plan, screen)
-    conduct(plan, lambda record, params: found.append(record), screen)
+    execute(plan, lambda record, params: found.append(record), screen)
     return Sweep(name, names, tuple(sorted(found, key=lambda record: record["index"])), price())
 
 
@@ -264,36 +264,35 @@ def run_sweep(
     names = _axes([point.values for point in order])
     built = build(order, Sources())
     about = folders.about(name, digest(sweep), names, sweep.seeds, len(order))
-    ready: list[Ready] = []
+    prepared_points: list[PreparedPoint] = []
 
-    def entries() -> list[Entry]:
-        ready[:] = find_noise(built, screen)
-        return [entry_of(one) for one in ready]
+    def prepare() -> list[PreparedPoint]:
+        prepared_points[:] = find_noise(built, screen)
+        return prepared_points
 
     def price() -> dict[str, Any] | None:
-        return cost_of_choosing([entry_of(one) for one in ready], sweep.trials is not None, law_of(sweep), screen)
+        return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen)
 
-    def on_cluster(left: Sequence[Entry], keep: Keep, parts: int) -> None:
-        ids = {entry.id for entry in left}
-        cluster.spread([one for one in ready if one.point.id in ids], str(ray), parts, ray_cpus, keep, screen)
+    def on_cluster(left: Sequence[PreparedPoint], keep: Keep, parts: int) -> None:
+        cluster.run_on(left, str(ray), parts, ray_cpus, keep, screen)
 
     if only_plan:
         _, held = folders.held(out, about)
-        plan = planned(_unfinished(entries(), held), screen)
+        plan = planned(_unfinished(prepare(), held), screen)
         _tell(plan, screen)
         return Sweep(name, names, tuple(held), plan=plan)
     run = on_cluster if ray is not None else None
-    return _in_folder(out, about, to_toml(sweep), entries, None if bare else price, screen, run)
+    return _in_folder(out, about, to_toml(sweep), prepare, None if bare else price, screen, run)
 
 
 def _in_folder(
     out: pathlib.Path,
     about: dict[str, Any],
     text: str | None,
-    entries: Callable[[], list[Entry]],
+    entries: Callable[[], list[PreparedPoint]],
     price: Callable[[], dict[str, Any] | None] | None,
     screen: Screen,
-    run: Callable[[Sequence[Entry], Keep, int], None] | None = None,
+    run: Callable[[Sequence[PreparedPoint], Keep, int], None] | None = None,
 ) -> Sweep:
     """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written.
 
@@ -311,7 +310,7 @@ def _in_folder(
             else:
                 plan = planned(left, screen, parts=parts)
                 _tell(plan, screen)
-                conduct(plan, keep, screen, with_params=True)
+                execute(plan, keep, screen, with_params=True)
         if everything and price is not None:
             folders.finish(out, price(), screen)
         return open_sweep(out)
@@ -322,7 +321,7 @@ def _finished(held: Iterable[Record]) -> set[str]:
     return {record["point"] for record in held if record["status"] != "failed"}
 
 
-def _unfinished(entries: Sequence[Entry], held: Iterable[Record]) -> list[Entry]:
+def _unfinished(entries: Sequence[PreparedPoint], held: Iterable[Record]) -> list[PreparedPoint]:
     finished = _finished(held)
     return [entry for entry in entries if entry.id not in finished]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
 from fedjax_dp.display import Table, words
+from fedjax_dp.figures.tables.settings import Setting, measures_of_records, metric_of, pick, proved, settings_of
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import Setting, measures_of_records, metric_of, pick, proved, settings_of
 from fedjax_dp.tasks.measures import Measure
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from fedjax_dp import cli, data, errors
-from fedjax_dp.experiments import config, plots
+from fedjax_dp import cli, data, errors, figures
+from fedjax_dp.experiments import config
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, divide
 from fedjax_dp.experiments.population import build_data
@@ -254,7 +254,7 @@ def test_command_prints_one_json_object_and_draws(capsys):
 @pytest.mark.parametrize("shape", [(1, 1), (10, 10), (30, 2), (31, 62), (1000, 10)])
 def test_picture_is_drawn_for_few_and_for_many_clients(shape):
     counts = np.random.default_rng(0).poisson(3, shape) + 1
-    plots.plot_clients(counts, "a title " * 20, "p.png")
+    figures.plot_clients(counts, "a title " * 20, "p.png")
     picture = plt.imread("p.png")
     assert picture.shape[1] > 800
     assert picture.std() > 0.05

@@ -11,7 +11,7 @@ from helpers import ragged_data
 import fedjax_dp as fdp
 from fedjax_dp.models import read_start
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.sweeps.engine import Group, Job
+from fedjax_dp.sweeps.engine import Job, JobGroup
 
 DATA = ragged_data([12, 7, 20, 9])
 MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
@@ -84,7 +84,7 @@ def test_a_folder_a_start_and_a_resumed_run_have_it(tmp_path, monkeypatch):
 
 
 def test_a_point_of_a_sweep_has_it():
-    group = Group([Job(PRIVATE, DATA, MODEL, 3, seed, 1) for seed in (3, 4)])
+    group = JobGroup([Job(PRIVATE, DATA, MODEL, 3, seed, 1) for seed in (3, 4)])
     ends = dict(group.run(with_params=True))
     alone = fdp.simulate(PRIVATE, DATA, rounds=3, seed=3, model=MODEL, evaluate_every=1)
     equal(ends[0].params, alone.params)

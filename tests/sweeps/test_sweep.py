@@ -13,8 +13,8 @@ from fedjax_dp import errors
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.sweeps import engine, program
-from fedjax_dp.sweeps.engine import Group, Job, grouped
-from fedjax_dp.sweeps.runner import Watch, duration
+from fedjax_dp.sweeps.engine import Job, JobGroup, grouped
+from fedjax_dp.sweeps.runner import Watch
 from fedjax_dp.tasks import Own, describe_task
 
 MODEL = logistic_regression((3,), 3)
@@ -39,7 +39,7 @@ def jobs_on(data, algorithms, seeds=(0, 1), rounds=ROUNDS):
 def outcomes(jobs, **options):
     found = {}
     for numbers in grouped(jobs):
-        for at, outcome in Group([jobs[number] for number in numbers], **options).run():
+        for at, outcome in JobGroup([jobs[number] for number in numbers], **options).run():
             assert numbers[at] not in found  # every point once
             found[numbers[at]] = outcome
     return [found[number] for number in range(len(jobs))]
@@ -176,7 +176,7 @@ def test_a_secure_sum_that_overflows_ends_its_point_only():
 @pytest.mark.slow
 def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
     jobs = jobs_on(data, GRID, seeds=range(3), rounds=2)
-    group = Group(jobs)
+    group = JobGroup(jobs)
     visit = group.compiled.visit
 
     def broken(points, *rest):
@@ -195,22 +195,22 @@ def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
 @pytest.mark.slow
 def test_batches_fit_the_memory_by_the_compilers_own_account(data):
     jobs = jobs_on(data, GRID, seeds=range(6), rounds=2)
-    whole = Group(jobs, together=True)
+    whole = JobGroup(jobs, together=True)
     assert whole.batches * whole.program.slots * len(whole.devices) >= len(jobs)
-    least = Group(jobs[:1], together=True).compiled.bytes
-    tight = Group(jobs, together=True, memory=(least + whole.compiled.bytes) / 2)
+    least = JobGroup(jobs[:1], together=True).compiled.bytes
+    tight = JobGroup(jobs, together=True, memory=(least + whole.compiled.bytes) / 2)
     assert tight.compiled.bytes < whole.compiled.bytes
     assert tight.batches > whole.batches
     for (_, one), (_, other) in zip(sorted(tight.run()), sorted(whole.run()), strict=True):
         assert one.history[-1].test_loss == pytest.approx(other.history[-1].test_loss, rel=1e-5)
-    words = refusal(lambda: Group(jobs, memory=1000.0))
+    words = refusal(lambda: JobGroup(jobs, memory=1000.0))
     assert "memory of a device must be at least the" in words
 
 
 @pytest.mark.slow
 def test_progress_grows_to_the_number_of_points(data):
     seen = []
-    group = Group(jobs_on(data, GRID, rounds=6))
+    group = JobGroup(jobs_on(data, GRID, rounds=6))
     assert len(list(group.run(seen.append))) == 6
     assert seen == sorted(seen)
     assert seen[-1] == 6
@@ -219,21 +219,21 @@ def test_progress_grows_to_the_number_of_points(data):
 @pytest.mark.slow
 def test_another_way_to_run_is_taken_only_if_it_shows_the_same_numbers(data, monkeypatch):
     monkeypatch.setattr(engine, "TRIAL_S", 0.0)
-    group = Group(jobs_on(data, GRID))
+    group = JobGroup(jobs_on(data, GRID))
     sample = group.sample()
     rival = group.all_at_once()
     other = {job: jax.tree.map(lambda a: np.asarray(a) + 1, seen) for job, seen in sample.seen.items()}
     for seen, factor, wanted in ((sample.seen, 0.5, True), (sample.seen, 1.0, False), (other, 0.5, False)):
         measured = engine.Sample(sample.round_s * factor, sample.look_s * factor, seen)
-        monkeypatch.setattr(Group, "all_at_once", lambda self: rival)
-        monkeypatch.setattr(Group, "sample", lambda self, m=measured: m if self is rival else sample)
+        monkeypatch.setattr(JobGroup, "all_at_once", lambda self: rival)
+        monkeypatch.setattr(JobGroup, "sample", lambda self, m=measured: m if self is rival else sample)
         assert (engine.fastest(group)[0] is rival) == wanted
 
 
 @pytest.mark.slow
 def test_a_short_point_is_not_looked_at_as_often_as_the_longest(data):
     jobs = [Job(GRID[0], data, MODEL, rounds, 0, 1) for rounds in (2, 12, 2, 12)]
-    group = Group(jobs)
+    group = JobGroup(jobs)
     visit, lasts = group.compiled.visit, []
     group.compiled = group.compiled._replace(visit=lambda *a: lasts.append(int(a[-1])) or visit(*a))
     found = dict(group.run())
@@ -437,11 +437,10 @@ def test_wrong_arguments_are_refused_in_one_line(change, words, data):
     assert words in refusal(lambda: fdp.sweep(progress=False, **given))
 
 
-def test_what_somebody_who_waits_is_told():
+def test_what_somebody_who_waits_reads():
     watch, task = Watch(4), describe_task(Own())
     for at, (loss, status) in enumerate(((0.5, "done"), (0.2, "done"), (0.1, "diverged"))):
         watch.add({"status": status, "task": task, "history": [{"test_loss": loss}], "values": {"rate": at}})
     texts = watch.texts(3.5)
     assert texts["points"] == "3 of 4, 1 failed"
     assert texts["best so far"] == "test_loss 0.2000 (rate=1)"
-    assert [duration(s) for s in (0.52, 42, 600, 7200)] == ["0.5 s", "42 s", "10 min", "2.0 h"]

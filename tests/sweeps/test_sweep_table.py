@@ -9,49 +9,15 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import CLASSES, MEASURES
+from helpers import MEASURES
 from scipy import stats
+from sweep_points import point, sweep_folder, textbook_interval
 
 from fedjax_dp import cli, errors
 from fedjax_dp.experiments import config
-from fedjax_dp.rounds.metrics import Evaluation
+from fedjax_dp.figures.tables.settings import pick, settings_of
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
-from fedjax_dp.sweeps.settings import bounds, interval, pick, same, settings_of
-
-
-def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reason=None, config=None, **last):
-    """A record whose test accuracy goes through `accuracies`; `last` are metrics of the last evaluation."""
-    history = [
-        Evaluation(10 * (place + 1), {"accuracy": accuracy}, 2.0 - accuracy).row()
-        for place, accuracy in enumerate(accuracies)
-    ]
-    if history:
-        history[-1].update(last)
-    guarantee = (
-        {}
-        if epsilon is None
-        else {
-            "epsilon": None if math.isinf(epsilon) else epsilon,
-            "delta": None if math.isinf(epsilon) else 1e-3,
-            "unit": "record",
-            "adjacency": "replace-one",
-            "view": "uploads",
-            "statement": f"epsilon {epsilon:g} and so on",
-        }
-    )
-    return {
-        "point": f"{index:012x}",
-        "index": index,
-        "values": values,
-        "config": {} if config is None else config,
-        "status": status,
-        "reason": reason,
-        "task": CLASSES,
-        "history": history,
-        "guarantee": guarantee,
-        "seconds": 0.5,
-    }
 
 
 def grid(rates, seeds, accuracy):
@@ -64,46 +30,6 @@ def grid(rates, seeds, accuracy):
 
 
 AXES = ["learning_rate"]
-
-
-def slow_interval(numbers):
-    """The textbook, one line at a time, in float64."""
-    n = len(numbers)
-    mean = sum(numbers) / n
-    std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (n - 1))
-    t = stats.t(df=n - 1).ppf(0.975)
-    return mean, std, mean - t * std / math.sqrt(n), mean + t * std / math.sqrt(n)
-
-
-@pytest.mark.parametrize("seeds", [2, 3, 5, 30])
-def test_interval_is_students(seeds):
-    numbers = np.random.default_rng(seeds).normal(0.8, 0.05, seeds).tolist()
-    found = interval(numbers)
-    np.testing.assert_allclose(found[:4], slow_interval(numbers), rtol=1e-12)
-    np.testing.assert_allclose(
-        (found.low, found.high), stats.t.interval(0.95, seeds - 1, found.mean, stats.sem(numbers)), rtol=1e-12
-    )
-    assert found.seeds == seeds
-
-
-def test_interval_by_hand_and_its_ends():
-    found = interval([0.5, 0.6, 0.7])  # t(2) at 97.5% is 4.302652730: any table of Student's t
-    assert found.mean == pytest.approx(0.6)
-    assert found.std == pytest.approx(0.1)
-    assert found.high - 0.6 == pytest.approx(4.302652730 * 0.1 / math.sqrt(3), rel=1e-9)
-    assert interval([0.25])[0] == 0.25
-    assert all(map(math.isnan, interval([0.25])[1:4]))
-    assert all(map(math.isnan, interval([])[:4]))
-    assert interval([0.3, 0.3]) == (0.3, 0.0, 0.3, 0.3, 2)
-
-
-def test_every_metric_of_an_evaluation_has_a_direction_or_none():
-    assert list(MEASURES.by_name) == list(point(0, {})["history"][0])[1:]
-
-
-def test_equal_values_have_equal_keys():
-    assert same(1) == same(1.0)
-    assert len({same(value) for value in (1, True, "1", None, [1], "null", "true")}) == 7
 
 
 def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
@@ -200,7 +126,7 @@ def test_summary_counts_what_failed_and_averages_the_rest():
     assert frame["test_accuracy_seeds"].tolist() == [4, 3]
     for row, numbers in enumerate(([0.1, 0.11, 0.12, 0.13], [0.3, 0.31, 0.33])):
         found = frame.loc[row, [f"test_accuracy_{part}" for part in ("mean", "std", "low", "high")]]
-        np.testing.assert_allclose(found.tolist(), slow_interval(numbers), rtol=1e-12)
+        np.testing.assert_allclose(found.tolist(), textbook_interval(numbers), rtol=1e-12)
     assert frame["clipped_seeds"].tolist() == [0, 0]  # nobody measured it
     assert math.isnan(frame["clipped_mean"][0])
 
@@ -227,7 +153,7 @@ def test_best_is_highest_for_accuracies_and_lowest_for_losses():
     upside_down = grid([0.1, 0.2, 0.3], range(3), lambda rate, seed: 0.5 + abs(rate - 0.2) + rate / 1000)
     assert table.best(upside_down, AXES, "test_loss").values == {"learning_rate": 0.3}
     found = table.best(records, AXES)
-    np.testing.assert_allclose(found[3:7], slow_interval([0.9, 0.901, 0.902]), rtol=1e-12)
+    np.testing.assert_allclose(found[3:7], textbook_interval([0.9, 0.901, 0.902]), rtol=1e-12)
     assert (found.seeds, found.failed, found.considered, found.excluded) == (3, 0, 3, {})
     assert found.config == records[3]["config"]
 
@@ -298,14 +224,6 @@ def test_metrics_without_direction_are_judged_by_the_main_one():
     assert pick(settings_of(records, AXES), MEASURES["clipped"]).values == {"learning_rate": 0.1}
     unknown = point(3, {"learning_rate": 0.4, "seed": 0}, (0.99,))
     assert pick(settings_of([unknown], AXES), MEASURES["clipped"]) is None
-
-
-def sweep_folder(records, axes=AXES, **more):
-    folder = pathlib.Path("sweep")
-    folder.mkdir()
-    (folder / "sweep.json").write_text(json.dumps({"axes": axes, "points": len(records), "name": "mine"} | more))
-    (folder / "points.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return folder
 
 
 def test_records_come_in_the_order_of_the_plan_and_the_first_of_a_point_counts():
@@ -391,12 +309,6 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
     assert "the privacy cost of choosing is not known before the sweep is complete" in out.err
 
 
-def test_an_interval_in_words_stays_within_what_the_metric_can_be():
-    assert bounds(MEASURES["test_accuracy"], -0.09, 1.56) == "0.0000 to 1.0000"
-    assert bounds(MEASURES["test_loss"], -0.09, 1.56) == "0.0000 to 1.5600"
-    assert bounds(MEASURES["test_accuracy"], math.nan, math.nan) == ""
-
-
 def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
     folder = sweep_folder(runnable(), points=9)
     (folder / "selection.json").write_text(json.dumps({"short": "choosing costs epsilon 2"}))
@@ -450,9 +362,6 @@ def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
 
 
 def test_reading_a_sweep_loads_neither_jax_nor_pandas():
-    code = (
-        "import sys, fedjax_dp.sweeps.table, fedjax_dp.sweeps.plots.figures; "
-        "print({'jax', 'pandas'} & set(sys.modules))"
-    )
+    code = "import sys, fedjax_dp.sweeps.table, fedjax_dp.figures.sweeps; print({'jax', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

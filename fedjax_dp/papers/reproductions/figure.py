@@ -11,22 +11,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp import pictures
+from fedjax_dp.figures import canvas, elements, styles
+from fedjax_dp.figures.styles import PALETTE, SMALL
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.papers.reproductions.rows import ResultRow
-from fedjax_dp.pictures import SMALL
-from fedjax_dp.sweeps.plots.looks import PALETTE
 
 READ: dict[str, dict[str, Any]] = {"literal": {"ls": "--", "mfc": "none", "alpha": 0.75}, "correct": {}}
 PUBLISHED: dict[str, Any] = {"marker": "D", "ls": "none", "ms": 6}
 DPI = 160
 # How many panels in how many columns, inches, and what draws on them.
-Drawing = tuple[tuple[int, int], tuple[float, float], Callable[[pictures.Page], None]]
+Drawing = tuple[tuple[int, int], tuple[float, float], Callable[[canvas.Page], None]]
 
 
-def draw(done: Reproduction, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]) -> Figure:
+def draw(done: Reproduction, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]) -> Figure:
     """One picture: panels side by side, metrics one below the other. `look` is ax, size and style.
 
     Of single numbers there is one panel for each metric; of features, for each panel and line of the recipe; else for
@@ -36,7 +35,7 @@ def draw(done: Reproduction, path: str | os.PathLike[str] | None = None, **look:
     kinds = {"final": _dots, "features": _clouds}
     shape, size, fill = kinds.get(done.recipe.figure, _curves)(done, panels)
     arrange = functools.partial(_grid, *shape)
-    with pictures.page(path, look, size, shape[0], arrange, dpi=DPI) as page:
+    with canvas.page(path, look, size, shape[0], arrange, dpi=DPI) as page:
         fill(page)
         page.title(f"{done.recipe.source}: {done.recipe.title}")
         scale = f"scale {done.scale.name}, {len(done.seeds)} seed{'s' * (len(done.seeds) != 1)}"
@@ -64,7 +63,7 @@ def _dots(done: Reproduction, groups: Sequence[Any]) -> Drawing:
     metrics = done.recipe.metrics
     height = 1.3 + 0.24 * sum(1 for row in done.rows if row.metric == metrics[0]) + 0.3 * len(groups)
 
-    def fill(page: pictures.Page) -> None:
+    def fill(page: canvas.Page) -> None:
         for axis, metric in zip(page.panels, metrics, strict=True):
             _dot_panel(axis, done, groups, metric)
         page.legend(_handles(done.rows))
@@ -101,13 +100,13 @@ def _clouds(done: Reproduction, groups: Sequence[Any]) -> Drawing:
     order = [group.key for group in (*done.recipe.lines, *done.recipe.panels)]
     titles = {group.key: group.title for group in (*done.recipe.panels, *done.recipe.lines)}
 
-    def fill(page: pictures.Page) -> None:
+    def fill(page: canvas.Page) -> None:
         places = sorted(shown, key=lambda place: (order.index(place.line), order.index(place.panel)))
         for axis, place in zip(page.panels, places, strict=True):
             cloud, points = shown[place], shown[place].map()
             for client in range(int(cloud.clients.max()) + 1):
                 own = points[cloud.clients == client]
-                look = {"color": PALETTE[client % len(PALETTE)], "marker": pictures.line_look(client, 1)["marker"]}
+                look = {"color": PALETTE[client % len(PALETTE)], "marker": styles.line_look(client, 1)["marker"]}
                 axis.scatter(*own.T, s=11, alpha=0.7, lw=0, label=f"client {client + 1}", **look)
             axis.set_title(
                 f"{titles[place.panel]}, {titles[place.line]}: {cloud.separation:.0f}% between clients",
@@ -126,7 +125,7 @@ def _dot_row(axis: Any, row: ResultRow, at: float, color: Any) -> None:
             look = {"marker": "o", "color": color, "ms": 5, "capsize": 2} | READ[reading]
             axis.errorbar(result.mean, at + shift, xerr=result.std or 0.0, **look)
     if row.published is not None:
-        axis.errorbar(row.published, at, xerr=row.published_std or 0.0, capsize=2, color=pictures.ink(), **PUBLISHED)
+        axis.errorbar(row.published, at, xerr=row.published_std or 0.0, capsize=2, color=styles.ink(), **PUBLISHED)
     if row.why and all(result.mean is None for result in row.readings.values()):
         axis.text(
             0.02,
@@ -142,7 +141,7 @@ def _dot_row(axis: Any, row: ResultRow, at: float, color: Any) -> None:
 def _handles(rows: Sequence[ResultRow]) -> list[Line2D]:
     handles = [Line2D([], [], color="0.5", marker="o", label=reading, **READ[reading]) for reading in READINGS]
     if any(row.published is not None for row in rows):
-        handles.insert(0, Line2D([], [], label="published", color=pictures.ink(), **PUBLISHED))
+        handles.insert(0, Line2D([], [], label="published", color=styles.ink(), **PUBLISHED))
     return handles
 
 
@@ -152,7 +151,7 @@ def _curves(done: Reproduction, groups: Sequence[Any]) -> Drawing:
     columns = min(len(groups), 4)
     places = [(metric, group) for metric in metrics for group in groups]
 
-    def fill(page: pictures.Page) -> None:
+    def fill(page: canvas.Page) -> None:
         for axis, (metric, group) in zip(page.panels, places, strict=True):
             _curve_panel(axis, done, metric, group)
         lines = [group for group in done.recipe.lines if any(row.place.line == group.key for row in done.rows)]
@@ -167,7 +166,7 @@ def _curves(done: Reproduction, groups: Sequence[Any]) -> Drawing:
 def _line_look(done: Reproduction, key: str) -> dict[str, Any]:
     """Colour, marker and width of a line; whether it is broken is for the reading to say."""
     rank = [group.key for group in done.recipe.lines].index(key)
-    look = pictures.line_look(rank, len(done.recipe.lines)) | {"ls": "-"}
+    look = styles.line_look(rank, len(done.recipe.lines)) | {"ls": "-"}
     return look | {"color": PALETTE[rank % len(PALETTE)], "mew": 1.0}
 
 
@@ -195,10 +194,10 @@ def _against_rounds(axis: Any, rows: Sequence[ResultRow], done: Reproduction) ->
         at, means, stds = (np.array(part, float) for part in zip(*row.readings[reading].curve, strict=True))
         look = _line_look(done, row.place.line) | READ[reading]
         look["alpha"] = strength * READ[reading].get("alpha", 1.0)
-        every = pictures.marks(len(at), rank, len(curves))
+        every = styles.marks(len(at), rank, len(curves))
         axis.plot(at, means, markevery=every, **look)
         if any(stds):
-            pictures.interval(axis, at, means, means - stds, means + stds, look["color"], len(curves), every)
+            elements.interval(axis, at, means, means - stds, means + stds, look["color"], len(curves), every)
         if len(values) > 1 and reading == "correct":
             x = row.place.x
             label = f"{x:g}" if isinstance(x, float | int) else str(x)

@@ -1,4 +1,4 @@
-"""Pictures of results. `look` of each of them is ax, size and style, see `pictures.Look`."""
+"""Pictures of results. `look` of each of them is ax, size and style, see `figures.Look`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp import pictures
 from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
+from fedjax_dp.figures import canvas, elements, styles
+from fedjax_dp.figures.styles import OBJECTIVE, PALETTE, PROBE, RED, TEST, VIOLET, line_look, marks
+from fedjax_dp.figures.tables import runs as tables
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.rounds.simulation import Evaluation
     from fedjax_dp.tasks import Task
 
-TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"
-COLORS = {"pld": TEST, "rdp": "#2f8f5b", "gaussian": "#7a4fa3", "zcdp": PROBE, "tcdp": "#c23b4b", "attained": "0.5"}
+ACCOUNTED = {"pld": TEST, "rdp": OBJECTIVE, "gaussian": VIOLET, "zcdp": PROBE, "tcdp": RED, "attained": "0.5"}
 
 
 def plot_run(
@@ -28,7 +29,7 @@ def plot_run(
     title: str,
     path: str | os.PathLike[str] | None = None,
     task: Task | None = None,
-    **look: Unpack[pictures.Look],
+    **look: Unpack[canvas.Look],
 ) -> Figure:
     """The task's main metric and the loss against rounds, two panels, with the Guarantee underneath.
 
@@ -37,39 +38,36 @@ def plot_run(
     """
     from fedjax_dp.tasks import Classes, measures_of_task  # loads JAX
 
-    rounds, measures = [point.round for point in history], measures_of_task(task or Classes())
-    main, loss = measures.main, measures["test_loss"]
+    rows, measures = [point.row() for point in history], measures_of_task(task or Classes())
+    rounds, main, loss = [row["round"] for row in rows], measures.main, measures["test_loss"]
     unit = main.shown(1.0)
 
-    def draw(panel: Any, name: str, rank: int, color: str, label: str, unit: float = 1.0) -> None:
-        told = [getattr(point, name) for point in history]  # None: nobody took part, or it cannot be known
-        numbers = [math.nan if number is None else unit * number for number in told]
-        every = pictures.marks(len(rounds), rank, 3)
-        panel.plot(rounds, numbers, color=color, label=label, markevery=every, **pictures.line_look(rank, 3))
+    def numbers(name: str, unit: float = 1.0) -> list[float]:
+        return [math.nan if row[name] is None else unit * row[name] for row in rows]  # None: nobody took part
 
-    last = history[-1]
-    with pictures.page(path, look, (9, 4.9), 2, lambda figure: figure.subplots(1, 2)) as page:
+    def draw(panel: Any, fields: Mapping[str, str], unit: float = 1.0) -> None:
+        for rank, (name, label) in enumerate(fields.items()):
+            look = {"color": PALETTE[rank], "markevery": marks(len(rounds), rank, 3)} | line_look(rank, 3)
+            panel.plot(rounds, numbers(name, unit), label=label, **look)
+
+    with canvas.page(path, look, (9, 4.9), 2, lambda figure: figure.subplots(1, 2)) as page:
         left, right = page.panels
-        alone = last.worst_tenth is None
-        draw(left, main.name, 0, TEST, "" if alone else "all test records", unit)
-        if not alone:
-            worst, mean = (
-                [math.nan if getattr(point, name) is None else unit * getattr(point, name) for point in history]
-                for name in ("worst_tenth", "client_mean")
-            )
-            left.fill_between(rounds, worst, mean, color=PROBE, alpha=0.12, lw=0, label="worst tenth to mean (probe)")
-            draw(left, "worst_tenth", 1, PROBE, "worst tenth of clients (probe)", unit)
-            if last.personal_mean is not None:
-                draw(left, "personal_mean", 2, OBJECTIVE, "own models, mean over clients (probe)", unit)
-            pictures.legend_below(left)
+        fields = tables.known(rows, tables.quality(measures))
+        spread = fields.pop("client_mean", None)
+        draw(left, fields, unit)
+        if spread:
+            ends = numbers("worst_tenth", unit), numbers("client_mean", unit)
+            left.fill_between(rounds, *ends, color=PROBE, alpha=0.12, lw=0, label="worst tenth to mean (probe)")
+        if len(fields) > 1:
+            elements.legend_below(left)
         left.set(title=main.label, xlabel="round")
         if main.share:
             left.set_ylim(0, 100)
-        reached = getattr(last, main.name)
+        reached = rows[-1][main.name]
         if reached is not None:
             left.annotate(
                 main.in_words(reached),
-                (last.round, unit * reached),
+                (rounds[-1], unit * reached),
                 xytext=(7, 0),
                 textcoords="offset points",
                 va="center",
@@ -77,20 +75,16 @@ def plot_run(
                 fontweight="bold",
                 annotation_clip=False,
             )
-        draw(right, "test_loss", 0, TEST, "test")
-        draw(right, "train_loss", 1, PROBE, "cohort's batches (probe)")
-        if last.objective is not None:
-            draw(right, "objective", 2, OBJECTIVE, "all training records (probe)")
+        draw(right, tables.known(rows, tables.LOSS))
         right.set(title=loss.label.removeprefix("test "), xlabel="round")
         if not loss.signed:
             right.set_ylim(bottom=0)
-        pictures.legend_below(right)
+        elements.legend_below(right)
         for panel in page.panels:
             if len(rounds) == 1:
                 panel.set_xlim(rounds[0] - 1, rounds[0] + 1)
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-            panel.grid(alpha=0.25)
-            panel.spines[["top", "right"]].set_visible(False)
+            elements.open_frame(panel)
         page.title(title)
         page.note(str(guarantee))
     return page.figure
@@ -103,28 +97,27 @@ def plot_epsilon(
     whose: str,
     path: str | os.PathLike[str] | None = None,
     target: float | None = None,
-    **look: Unpack[pictures.Look],
+    **look: Unpack[canvas.Look],
 ) -> Figure:
     """Epsilon against `axis`, a curve per accountant; the legend says `whose` epsilon it is. One panel."""
     names = [*ACCOUNTANTS, ATTAINED.name]  # so that each looks alike in all pictures
-    with pictures.page(path, look, (8.2, 4.6)) as page:
+    with canvas.page(path, look, (8.2, 4.6)) as page:
         (panel,) = page.panels
         for name, (x, y) in curves.items():
             about = {ATTAINED.name: "attained (lower bound)"}.get(name, name)
             rank = names.index(name)
-            every = pictures.marks(len(x), rank, len(names))
-            panel.plot(x, y, color=COLORS[name], label=about, markevery=every, **pictures.line_look(rank, len(names)))
+            every = marks(len(x), rank, len(names))
+            panel.plot(x, y, color=ACCOUNTED[name], label=about, markevery=every, **line_look(rank, len(names)))
         if target is not None:
-            panel.axhline(target, color=pictures.ink(), lw=0.8, ls="--", label=f"budget {target:g}")
+            panel.axhline(target, color=styles.ink(), lw=0.8, ls="--", label=f"budget {target:g}")
         panel.set(xlabel=axis, ylabel="epsilon (nats)", xscale="log", yscale="log")
         if all(len(x) == 1 for x, _ in curves.values()):
             panel.set_xlim(0.5, 2)
             panel.minorticks_off()
-        pictures.plain_log(panel.xaxis)
-        pictures.plain_log(panel.yaxis)
-        panel.grid(alpha=0.25, which="both")
-        panel.spines[["top", "right"]].set_visible(False)
-        pictures.legend_beside(panel, title=f"epsilon of {whose}".replace(", ", ",\n"))
+        elements.plain_log(panel.xaxis)
+        elements.plain_log(panel.yaxis)
+        elements.open_frame(panel, which="both")
+        elements.legend_beside(panel, title=f"epsilon of {whose}".replace(", ", ",\n"))
         page.title(title)
         silent = [name for name in ACCOUNTANTS if name not in curves]
         if silent:
@@ -136,7 +129,7 @@ def plot_clients(
     counts: np.ndarray,
     title: str,
     path: str | os.PathLike[str] | None = None,
-    **look: Unpack[pictures.Look],
+    **look: Unpack[canvas.Look],
 ) -> Figure:
     """Records of each client, and of each client and class `(clients, classes)`: two panels.
 
@@ -146,7 +139,7 @@ def plot_clients(
     clients, classes = counts.shape
     few = clients <= 30
     size, ratios = (9, min(4.2 + 0.22 * classes, 10.5)), [1.2, 1 + 0.22 * classes]
-    with pictures.page(path, look, size, 2, lambda figure: figure.subplots(2, 1, height_ratios=ratios)) as page:
+    with canvas.page(path, look, size, 2, lambda figure: figure.subplots(2, 1, height_ratios=ratios)) as page:
         above, below = page.panels
         if few:
             _bubbles(above, below, counts)

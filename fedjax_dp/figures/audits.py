@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from scipy.special import ndtr, ndtri
 
-from fedjax_dp import pictures
-from fedjax_dp.accounting import ErrorBounds, TradeOff, trade_off
-from fedjax_dp.audits.hypothesis_test import Outcome
+from fedjax_dp.accounting import TradeOff, trade_off
+from fedjax_dp.figures import canvas, elements, styles
+from fedjax_dp.figures.tables import audits as tables
 
-if TYPE_CHECKING:
-    from fedjax_dp.audits.one_run import Guesses
-    from fedjax_dp.audits.verdict import Audit
-
-ABSENT, PRESENT, PROVED, CLAIMED, WRONG = "#1f5fa8", "#b0643c", "#2f8f5b", "#7a4fa3", "#c23b4b"
+ABSENT, PRESENT, PROVED, CLAIMED, WRONG = styles.TEST, styles.PROBE, styles.OBJECTIVE, styles.VIOLET, styles.RED
+COLORS = {tables.LOWER: PROVED, tables.UPPER: None, tables.CLAIM: CLAIMED, tables.REFUTED: WRONG}  # None: ink
+RATES = ("false_positive", "false_negative")
 TICKS = (1e-7, 1e-5, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)  # rates on probit axes
 POINTS = 241  # of a curve
 BINS = 70
@@ -27,24 +25,26 @@ FAR = 4.0  # times the spread of nearly all scores: beyond that a score is drawn
 MOST_FACTOR = 1e3  # times the stated noise: a curve of more is that of coin flips
 
 
-def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]) -> Figure:
+def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]) -> Figure:
     """Scores in both worlds, error rates against what is stated, and every epsilon on one axis: three panels.
 
     Error rates are drawn on probit axes, where Gaussian noise makes straight lines. The promise is broken where the
-    corner of the bounds lies below the curve of what is stated. `look` is ax, size and style, see `pictures.Look`.
+    corner of the bounds lies below the curve of what is stated. `audit` is a `fedjax_dp.audits.Audit`; `look` is ax,
+    size and style, see `figures.Look`.
     """
-    names = _epsilons(audit)
-    ratios = [6.3, 0.62 + 0.24 * len(names)]
+    content = audit.to_dict()
+    rows = [row for row in tables.epsilons(content) if row["epsilon"] is not None]
+    ratios = [6.3, 0.62 + 0.24 * len(rows)]
 
     def arrange(figure: Any) -> list[Any]:
         above, below = figure.subfigures(2, 1, height_ratios=ratios)
         return [*above.subplots(1, 2), below.subplots()]
 
-    with pictures.page(path, look, (10.5, 7.8 + 0.24 * len(names)), 3, arrange) as page:
+    with canvas.page(path, look, (10.5, 7.8 + 0.24 * len(rows)), 3, arrange) as page:
         left, right, below = page.panels
         _draw_scores(audit, left)
-        _draw_rates(audit, right)
-        _draw_epsilons(audit, names, below)
+        _draw_rates(audit, tables.errors(content), right)
+        _draw_epsilons(audit, rows, below)
         for panel in page.panels:
             panel.spines[["top", "right"]].set_visible(False)
         page.title(_short(audit), color=WRONG if audit.violated else PROVED, fontweight="bold")
@@ -56,7 +56,7 @@ def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, **look:
     return page.figure
 
 
-def _short(audit: Audit) -> str:
+def _short(audit: Any) -> str:
     """The verdict as a title."""
     what = f"epsilon {audit.tested:.4g} {'stated' if audit.claim is None else 'claimed'}"
     if audit.violated and not audit.proved:
@@ -66,7 +66,7 @@ def _short(audit: Audit) -> str:
     return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {audit.lower:.4g} proved"
 
 
-def _draw_scores(audit: Audit, axes: Any) -> None:
+def _draw_scores(audit: Any, axes: Any) -> None:
     """Histograms of the counted scores; the errors are the darker parts."""
     outcome = audit.outcome
     worlds = [np.asarray(scores, float) for scores in (outcome.absent, outcome.present)]
@@ -82,31 +82,31 @@ def _draw_scores(audit: Audit, axes: Any) -> None:
         axes.stairs(counts, edges, fill=True, color=color, alpha=0.28)
         axes.stairs(counts, edges, color=color, lw=1.3, label=label)
         axes.stairs(dark, edges, fill=True, color=color, alpha=0.45)
-    told = "threshold, chosen on other runs" if len(cuts) == 1 else "beyond these it guesses"
-    for cut, label in zip(cuts, (told, "")):
-        axes.axvline(cut, color=pictures.ink(), lw=1.2, ls="--", label=label)
+    about = "threshold, chosen on other runs" if len(cuts) == 1 else "beyond these it guesses"
+    for cut, label in zip(cuts, (about, "")):
+        axes.axvline(cut, color=styles.ink(), lw=1.2, ls="--", label=label)
     beyond = sum(int(np.sum((scores < low) | (scores > high))) for scores in worlds)
     note = f" ({beyond:,} further out are drawn at the edges)" if beyond else ""
     axes.set_title(f"{_counted(outcome)} (wrong ones dark)", fontsize="medium")
     axes.set(xlabel=f"score of the attack{note}", ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
-    pictures.legend_below(axes)
+    elements.legend_below(axes)
     axes.grid(alpha=0.25)
 
 
-def _cuts(outcome: Outcome | Guesses) -> list[float]:
+def _cuts(outcome: Any) -> list[float]:
     """The threshold; or the scores below and above which a canary of a single run is guessed out and in."""
-    if isinstance(outcome, Outcome):
+    if hasattr(outcome, "threshold"):
         return [outcome.threshold]
     scores, half = np.sort(np.concatenate([outcome.absent, outcome.present])), outcome.guesses // 2
     return [float(scores[half - 1]), float(scores[-half - 1 if half < scores.size else 0])]
 
 
-def _counted(outcome: Outcome | Guesses) -> str:
-    if not isinstance(outcome, Outcome):
+def _counted(outcome: Any) -> str:
+    if not hasattr(outcome, "threshold"):
         return f"one run: {outcome.guesses - outcome.correct:,} of {outcome.guesses:,} guesses wrong"
     bounds = outcome.bounds
     wrong, runs = bounds.false_positives + bounds.false_negatives, bounds.negatives + bounds.positives
-    return f"{wrong:,} of {runs:,} counted runs told wrongly"
+    return f"{wrong:,} of {runs:,} counted runs classified wrongly"
 
 
 def _range(scores: np.ndarray, cuts: list[float]) -> tuple[float, float]:
@@ -119,7 +119,7 @@ def _range(scores: np.ndarray, cuts: list[float]) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-def _draw_rates(audit: Audit, axes: Any) -> None:
+def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
     """Both error rates: what is stated to be possible, what the scores reach, and what is proved."""
     absent, present = (np.sort(np.asarray(s, float)) for s in (audit.outcome.absent, audit.outcome.present))
     least = min(0.3 / max(absent.size, present.size), 0.005)
@@ -132,9 +132,9 @@ def _draw_rates(audit: Audit, axes: Any) -> None:
         return y
 
     allowed = draw(
-        trade_off(audit.event, audit.accountant), color=pictures.ink(), lw=2, label="stated: none better but by chance"
+        trade_off(audit.event, audit.accountant), color=styles.ink(), lw=2, label="stated: none better but by chance"
     )
-    axes.fill_between(x, low, np.maximum(allowed, low), color=pictures.ink(), alpha=0.08, lw=0)
+    axes.fill_between(x, low, np.maximum(allowed, low), color=styles.ink(), alpha=0.08, lw=0)
     delta = np.array([audit.guarantee.delta])
     if audit.claim is not None:
         claimed = TradeOff(None, np.array([audit.claim]), delta)
@@ -153,38 +153,31 @@ def _draw_rates(audit: Audit, axes: Any) -> None:
         np.searchsorted(present, np.sort(scores), side="right") / present.size,
     ]
     axes.plot(*(_probit(rate, least) for rate in rates), color=PRESENT, lw=1.2, label="the attack, any threshold")
-    if isinstance(audit.outcome, Outcome):
-        _draw_bounds(audit, audit.outcome.bounds, least, axes)
+    if errors:
+        _draw_bounds(audit, errors, least, axes)
     ticks = [rate for rate in TICKS if least <= rate <= 0.995]
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks([float(ndtri(rate)) for rate in ticks], [f"{rate:g}" for rate in ticks])
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="false positive rate", ylabel="false negative rate")
     axes.set_title("error rates of the attack", fontsize="medium")
     axes.grid(alpha=0.25)
-    pictures.legend_below(axes)
+    elements.legend_below(axes)
 
 
-def _draw_bounds(audit: Audit, bounds: ErrorBounds, least: float, axes: Any) -> None:
+def _draw_bounds(audit: Any, errors: tables.Rows, least: float, axes: Any) -> None:
     """The rates that were counted, up to the corner of their bounds."""
-    seen = bounds.false_positives / bounds.negatives, bounds.false_negatives / bounds.positives
-    point, top = ([float(_probit(rate, least)) for rate in pair] for pair in (seen, bounds.corner))
-    color = WRONG if audit.violated else PROVED
-    told = f"bounds on both, {audit.confidence} confidence"
-    if bounds.mean is None:
+    point, top = ([float(_probit(row[name], least)) for name in RATES] for row in errors)
+    color, mean = WRONG if audit.violated else PROVED, audit.outcome.bounds.mean
+    label = f"{'bounds on both' if mean is None else 'bound on the mean of both'}, {audit.confidence} confidence"
+    if mean is None:
         width, height = top[0] - point[0], top[1] - point[1]
         axes.add_patch(Rectangle((point[0], point[1]), width, height, color=color, alpha=0.3, lw=0, zorder=4))
     else:
-        told = f"bound on the mean of both, {audit.confidence} confidence"
-        first = np.linspace(0, min(2 * bounds.mean, 1), POINTS)
-        axes.plot(
-            *(_probit(rates, least) for rates in (first, np.clip(2 * bounds.mean - first, 0, 1))),
-            color=color,
-            lw=1.2,
-            alpha=0.6,
-            zorder=4,
-        )
+        first = np.linspace(0, min(2 * mean, 1), POINTS)
+        line = (_probit(rates, least) for rates in (first, np.clip(2 * mean - first, 0, 1)))
+        axes.plot(*line, color=color, lw=1.2, alpha=0.6, zorder=4)
     axes.plot(*point, "o", color=PRESENT, ms=4.5, zorder=5, label="at its threshold")
-    axes.plot(*top, "s", color=color, ms=6, zorder=6, label=told)
+    axes.plot(*top, "s", color=color, ms=6, zorder=6, label=label)
 
 
 def _probit(rates: Any, least: float) -> np.ndarray:
@@ -193,25 +186,9 @@ def _probit(rates: Any, least: float) -> np.ndarray:
     return probits
 
 
-def _epsilons(audit: Audit) -> dict[str, tuple[float, str]]:
-    """Every epsilon that is told of the audited client at the audit's delta, with its colour."""
-    confidence = f"{audit.confidence} confidence"
-    found = {
-        f"proved at least, {confidence}": (audit.lower, PROVED),
-        "proved of any mechanism": (audit.of_any, "0.45"),
-        "stated": (audit.epsilon, pictures.ink()),
-    }
-    if audit.claim is not None:
-        found["claimed"] = (audit.claim, WRONG if audit.violated else CLAIMED)
-    for claim in audit.guarantee.claims:
-        if claim.epsilon is not None and math.isfinite(claim.epsilon) and claim.delta == audit.guarantee.delta:
-            found[f"by {claim.source}"] = (claim.epsilon, WRONG if str(claim) in audit.refuted else CLAIMED)
-    return found
-
-
-def _draw_epsilons(audit: Audit, names: dict[str, tuple[float, str]], axes: Any) -> None:
+def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
     """A row for each; what lies in the shade is refuted."""
-    values = [epsilon for epsilon, _ in names.values()]
+    values = [row["epsilon"] for row in rows]
     positive = [epsilon for epsilon in values if epsilon > 0] or [1.0]
     if max(positive) > 20 * min(positive):
         axes.set_xscale("log")
@@ -222,17 +199,18 @@ def _draw_epsilons(audit: Audit, names: dict[str, tuple[float, str]], axes: Any)
     axes.set_xlim(first, last)
     if audit.lower > first:
         axes.axvspan(first, audit.lower, color=PROVED, alpha=0.12, lw=0)
-    for row, (epsilon, color) in enumerate(names.values()):
+    for place, row in enumerate(rows):
+        epsilon, color = row["epsilon"], COLORS[row["kind"]] or styles.ink()
         at = max(epsilon, first)
-        axes.plot(at, row, "o", color=color, ms=6, clip_on=False)
+        axes.plot(at, place, "o", color=color, ms=6, clip_on=False)
         axes.annotate(
             f"{epsilon:.4g}",
-            (at, row),
+            (at, place),
             xytext=(7, -3.5),
             textcoords="offset points",
-            fontsize=pictures.SMALL,
+            fontsize=styles.SMALL,
             color=color,
         )
-    axes.set_yticks(range(len(names)), list(names), fontsize=pictures.SMALL)
-    axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=f"epsilon at delta {audit.guarantee.delta:g} (refuted in the shade)")
+    axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=styles.SMALL)
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=f"epsilon at delta {audit.guarantee.delta:g} (refuted in the shade)")
     axes.grid(alpha=0.25, axis="x")

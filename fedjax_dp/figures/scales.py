@@ -6,20 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.colors import Normalize
 from matplotlib.ticker import NullLocator
 
-from fedjax_dp import pictures
-from fedjax_dp.experiments import plots
-from fedjax_dp.sweeps.settings import Interval, Setting, by_value, same
+from fedjax_dp.figures import styles
+from fedjax_dp.figures.styles import ORDER, PALETTE
+from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, same
 from fedjax_dp.tasks.measures import Measure
 
-FAILED = "#c23b4b"
-PALETTE = (plots.TEST, plots.PROBE, plots.OBJECTIVE, "#7a4fa3", "#d39a2d", "#3aa6b9", "#8c6d46", "0.5")
-MAP = matplotlib.colormaps["viridis"]  # of metrics
-ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
 AXES = {
     "epsilon": "epsilon asked for (nats)",
     "epsilon_high": "largest epsilon asked for (nats)",
@@ -71,7 +65,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class Scale(NamedTuple):
+class AxisScale(NamedTuple):
     """Where the values of an axis lie: numbers on a linear or logarithmic scale, everything else side by side."""
 
     kind: str  # linear, log or category
@@ -113,16 +107,16 @@ def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None
     axis.set_ticks(places, labels=labels, **({"rotation": 30, "ha": "right"} if leaning else {}))
 
 
-def scale_of(settings: Iterable[Setting], axis: str) -> Scale:
+def scale_of(settings: Iterable[Setting], axis: str) -> AxisScale:
     """The scale that suits the values of an axis: logarithmic if they span a decade or more in steps that grow."""
     found = list({same(value): value for value in (setting.values[axis] for setting in settings)}.values())
     numbers = sorted(value for value in found if is_number(value))
     values = [*numbers, *(value for value in found if not is_number(value))]
     if len(numbers) < len(values) or not values:
-        return Scale("category", values)
+        return AxisScale("category", values)
     if not _grow([number for number in numbers if number > 0]):
-        return Scale("linear", values)
-    return Scale("log" if numbers[0] > 0 else "category", values)  # a grid of 0 and powers: side by side
+        return AxisScale("linear", values)
+    return AxisScale("log" if numbers[0] > 0 else "category", values)  # a grid of 0 and powers: side by side
 
 
 def _grow(numbers: Sequence[float]) -> bool:
@@ -145,44 +139,18 @@ class Line(NamedTuple):
     @property
     def look(self) -> dict[str, Any]:
         """Colour, marker, dashes and width."""
-        return {"color": self.color, **pictures.line_look(self.rank, self.of)}
+        return {"color": self.color, **styles.line_look(self.rank, self.of)}
 
 
 def lines_by(settings: Sequence[Setting], axis: str | None) -> list[Line]:
     """One line per value of an axis: numbers from dark to light in their order, words in colours of their own."""
     if axis is None:
-        return [Line("", plots.TEST, list(settings))]
+        return [Line("", styles.TEST, list(settings))]
     values, groups = scale_of(settings, axis).values, by_value(settings, axis)
     numbers = sum(map(is_number, values))
     lines = []
     for rank, value in enumerate(values):
-        color = ORDER(0.85 * rank / (numbers - 1)) if rank < numbers > 2 else PALETTE[rank % len(PALETTE)]
-        shown = "0.5" if value is None else color
-        lines.append(Line(in_words(value), shown, groups[same(value)], rank, len(values)))
+        ordered = rank < numbers > 2
+        color = ORDER(0.85 * rank / (numbers - 1)) if ordered else PALETTE[rank % len(PALETTE)]
+        lines.append(Line(in_words(value), "0.5" if value is None else color, groups[same(value)], rank, len(values)))
     return lines
-
-
-def colour_range(numbers: np.ndarray, metric: Measure) -> Normalize:
-    """The range that colours span, from the best number to the worst, which shares its colour if it is far off.
-
-    Else a setting that learned nothing would leave all others in one colour. Far off is five times as far from the
-    median as the best; colours end at three times.
-    """
-    if not np.size(numbers):
-        return Normalize(0, 1)
-    low, middle, high = np.quantile(numbers, [0, 0.5, 1]).tolist()
-    if metric.better < 0 and high - middle > 5 * (middle - low) > 0:
-        high = middle + 3 * (middle - low)
-    if metric.better > 0 and middle - low > 5 * (high - middle) > 0:
-        low = middle - 3 * (high - middle)
-    return Normalize(low, high) if low < high else Normalize(low - 0.5, high + 0.5)
-
-
-def colour_map(metric: Measure) -> Any:
-    """The colours of a metric, the better the brighter."""
-    return MAP.reversed() if metric.better < 0 else MAP
-
-
-def dark(color: np.ndarray) -> bool:
-    """Whether text on this RGB colour should be white."""
-    return float(np.dot(color[:3], [0.299, 0.587, 0.114])) < 0.55

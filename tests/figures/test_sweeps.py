@@ -8,12 +8,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from helpers import MEASURES, quick
-from test_sweep_table import point, slow_interval, sweep_folder
+from sweep_points import point, sweep_folder, textbook_interval
 
 from fedjax_dp import cli, errors
+from fedjax_dp.figures import curves, panels, scales, styles
+from fedjax_dp.figures import sweeps as figures
+from fedjax_dp.figures.tables.settings import settings_of
 from fedjax_dp.rounds.metrics import PROBES
-from fedjax_dp.sweeps.plots import bundles, figures, looks, panels
-from fedjax_dp.sweeps.settings import settings_of
 
 AXES = ["epsilon", "algorithm", "clip_norm"]
 
@@ -58,7 +59,7 @@ def test_lines_are_means_in_percent_and_bands_are_students_intervals(panel):
     panels.against(panel, settings_of(sweep(), AXES), "clip_norm", MEASURES.main, "algorithm")
     x, y = line(panel, "addpnfl")
     assert list(x) == [0.1, 1.0, 10.0]
-    expected = [slow_interval(over_seeds(1.0, "addpnfl", norm)) for norm in x]  # the better epsilon
+    expected = [textbook_interval(over_seeds(1.0, "addpnfl", norm)) for norm in x]  # the better epsilon
     np.testing.assert_allclose(y, [mean for mean, *_ in expected], rtol=1e-12)
     corners = panel.collections[1].get_paths()[0].vertices
     for at, (_, _, low, high) in zip(x, expected):
@@ -146,15 +147,15 @@ def test_heat_map_holds_the_best_means_and_says_what_failed(panel):
 
 def test_learning_curves_show_the_best_of_each_value_or_the_best_eight(panel):
     settings = settings_of(sweep(lost=[(1.0, "dpnfl", 0.1)]), AXES)
-    bundles.curves(panel, settings, MEASURES.main, "algorithm")
+    curves.curves(panel, settings, MEASURES.main, "algorithm")
     x, y = line(panel, "addpnfl")
     best = np.mean(over_seeds(1.0, "addpnfl", 1.0))
     assert list(x) == [10, 20, 30]
     np.testing.assert_allclose(y, [10, best / 2, best])
     assert sum(one.get_gid() == "failed" for one in panel.lines) == 1
     panel.clear()
-    bundles.curves(panel, settings, MEASURES.main)
-    assert len([one for one in panel.lines if not one.get_label().startswith("_")]) == bundles.CURVES
+    curves.curves(panel, settings, MEASURES.main)
+    assert len([one for one in panel.lines if not one.get_label().startswith("_")]) == curves.CURVES
     assert "the best 8 of 12 settings, the others in grey" in [text.get_text() for text in panel.texts]
 
 
@@ -175,7 +176,7 @@ def test_learning_curves_show_the_best_of_each_value_or_the_best_eight(panel):
 )
 def test_axes_get_the_scale_of_their_values(values, kind):
     settings = settings_of([point(index, {"a": value, "seed": 0}) for index, value in enumerate(values)], ["a"])
-    scale = looks.scale_of(settings, "a")
+    scale = scales.scale_of(settings, "a")
     assert scale.kind == kind
     places = [scale.position(value) for value in scale.values]
     assert places == sorted(places)
@@ -185,9 +186,9 @@ def test_axes_get_the_scale_of_their_values(values, kind):
 
 def test_colours_are_not_spent_on_a_setting_that_learned_nothing():
     numbers = np.array([10.0, 84.0, 85.0, 86.0, 87.0])
-    assert looks.colour_range(numbers, MEASURES.main).vmin == 79.0
-    assert looks.colour_range(-numbers, MEASURES["test_loss"]).vmax == -79.0
-    assert looks.colour_range(numbers[1:], MEASURES.main).vmin == 84.0
+    assert styles.colour_range(numbers, 1).vmin == 79.0
+    assert styles.colour_range(-numbers, -1).vmax == -79.0
+    assert styles.colour_range(numbers[1:], 1).vmin == 84.0
 
 
 def test_influence_ranks_axes_by_the_spread_of_their_means():
@@ -213,13 +214,13 @@ APART = ["algorithm", "mu", "clip_norm"]
 def test_axes_that_never_meet_make_no_heat_map():
     settings = settings_of(apart(), APART)
     assert figures.two_axes(settings, APART) is None
-    with pytest.raises(errors.ConfigurationError, match="two that some setting has both of, got mu and clip_norm"):
-        figures.heat_map(apart(), APART, "mu", "clip_norm", "test_accuracy", "x.png")
+    with pytest.raises(errors.ConfigurationError, match="that this sweep has points for: overview, axis, privacy,"):
+        figures.drawings(apart(), APART, "title", "heat", x="mu", y="clip_norm")
 
 
 def test_small_print_tells_seeds_intervals_and_failures():
-    told = figures.small_print(settings_of(sweep(lost=[(1.0, "dpnfl", 1.0)]), AXES), True)
-    assert told == (
+    printed = figures.small_print(settings_of(sweep(lost=[(1.0, "dpnfl", 1.0)]), AXES), True)
+    assert printed == (
         "means over 3 seeds; bands and bars: 95% intervals of the mean (Student's t); 1 of 36 points failed "
         "(1 diverged); settings with a failed seed are never chosen"
     )
@@ -285,7 +286,7 @@ def test_an_awkward_sweep_has_an_overview_and_panels(name, panel, monkeypatch):
         panel.figure.draw_without_rendering()
     if axes:
         panel.clear()
-        bundles.parallel(panel, settings, MEASURES["test_loss"])
+        curves.parallel(panel, settings, MEASURES["test_loss"])
         panel.figure.draw_without_rendering()
 
 
@@ -323,16 +324,16 @@ def test_each_kind_goes_where_it_is_asked_to(capsys):
     assert picture[0, 0, :3].max() == 0
 
 
-def test_names_that_a_sweep_does_not_have_are_refused():
-    with pytest.raises(errors.ConfigurationError, match="did you mean clip_norm"):
-        figures.metric_against(sweep(), AXES, "clip_nrm", "test_accuracy", "x.png")
-    with pytest.raises(errors.ConfigurationError, match="did you mean test_loss"):
-        figures.overview(sweep(), AXES, "test_los", "title", "x.png")
-    with pytest.raises(errors.ConfigurationError, match="another axis than x, got epsilon"):
-        figures.heat_map(sweep(), AXES, "epsilon", "epsilon", "test_loss", "x.png")
-    with pytest.raises(errors.ConfigurationError, match="no finite epsilon"):
-        figures.privacy_utility([point(0, {"seed": 0}, epsilon=math.inf)], [], "test_loss", "x.png")
-    with pytest.raises(errors.ConfigurationError, match="an axis to draw paths through, got none"):
-        figures.parallel_coordinates([point(0, {"seed": 0})], [], "test_loss", "x.png")
-    with pytest.raises(errors.ConfigurationError, match="no finished point"):
-        figures.learning_curves([], AXES, "test_loss", "x.png")
+@pytest.mark.parametrize(
+    ("records", "words", "expected"),
+    [
+        (sweep(), {"kind": "axis", "x": "clip_nrm"}, "did you mean clip_norm"),
+        (sweep(), {"kind": "overview", "metric": "test_los"}, "did you mean test_loss"),
+        (sweep(), {"kind": "heat", "x": "epsilon", "y": "epsilon"}, "another axis than x, got epsilon"),
+        ([point(0, {"seed": 0}, epsilon=math.inf)], {"kind": "privacy"}, "has points for: overview, curves"),
+        ([], {"kind": "curves"}, "no finished point"),
+    ],
+)
+def test_what_a_sweep_does_not_have_is_refused(records, words, expected):
+    with pytest.raises(errors.ConfigurationError, match=expected):
+        figures.drawings(records, AXES if len(records) > 1 else [], "title", **words)

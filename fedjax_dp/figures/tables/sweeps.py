@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_dp.sweeps.settings import Interval, Setting, goodness, interval
+from fedjax_dp.figures.tables.settings import Interval, Setting, goodness, interval
 from fedjax_dp.tasks.measures import Measure
 
 Rows = list[dict[str, Any]]

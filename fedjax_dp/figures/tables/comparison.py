@@ -2,26 +2,22 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
+from fedjax_dp.figures.tables.settings import Record, Setting, measures_of_records, settings_of
 from fedjax_dp.rounds.comparison import Gain, Standing, gain, standing
-from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import Setting, measures_of_records, settings_of
 from fedjax_dp.tasks.measures import Measure
-
-if TYPE_CHECKING:
-    from fedjax_dp.sweeps.plan import SweepConfig  # loads JAX
 
 ALONE = "local"  # the entry whose clients share nothing
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """An algorithm at a budget: its best setting by the mean over clients and seeds.
 
     settings  among how many it was chosen;
@@ -45,9 +41,9 @@ class Comparison:
     """All algorithms of a sweep at all of its budgets."""
 
     measure: Measure
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
-    def at(self, epsilon: float | None) -> list[Row]:
+    def at(self, epsilon: float | None) -> list[ComparisonRow]:
         """Those of one budget."""
         return [row for row in self.rows if row.epsilon == epsilon]
 
@@ -111,12 +107,10 @@ def _budget(setting: Setting) -> float | None:
     return None if found is None else float(found)
 
 
-def require_comparable(planned: "SweepConfig") -> None:
-    """Refuse a sweep, before it runs, that could not be compared."""
-    written = [*planned.axes, *(name for point in planned.points for name in point)]
-    axes = list(dict.fromkeys(name.strip() for names in written for name in names.split(",")))
+def require_comparable(axes: Sequence[str], base: Mapping[str, Any]) -> None:
+    """Refuse a sweep over `axes` of a configuration, before it runs, that could not be compared."""
     _require_algorithms(axes)
-    view, budget = planned.base.get("view", View.UPLOADS.value), "epsilon" in axes or "epsilon" in planned.base
+    view, budget = base.get("view", View.UPLOADS.value), "epsilon" in axes or "epsilon" in base
     if budget and "view" not in axes and view != View.DEPLOYED.value:
         raise _other_view("view of the sweep", view)
 
@@ -157,13 +151,13 @@ def _row(
     settings: int,
     best: dict[tuple[Any, str], tuple[Setting, int]],
     measure: Measure,
-) -> Row:
+) -> ComparisonRow:
     (epsilon, algorithm), point = key, setting.done[0]
     own, against = point["clients"]["own"], None
     if own and algorithm != ALONE:
         against = _against(setting, rivals(best, epsilon, measure), measure)
     values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
-    return Row(
+    return ComparisonRow(
         epsilon,
         algorithm,
         values,

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.cm import ScalarMappable
 
-from fedjax_dp import pictures
-from fedjax_dp.sweeps.plots import looks
-from fedjax_dp.sweeps.plots.looks import FAILED, Line
-from fedjax_dp.sweeps.settings import Setting, judged_by, pick, same
+from fedjax_dp.figures import elements, scales, styles
+from fedjax_dp.figures.scales import Line
+from fedjax_dp.figures.tables.settings import Setting, judged_by, pick, same
 from fedjax_dp.tasks.measures import Measure
 
 Placed = tuple[float, Setting | None]  # where it stands, and the setting; None where every setting failed
@@ -24,7 +23,7 @@ def intervals(panel: Any, placed: Iterable[Placed], metric: Measure, line: Line,
     placed = sorted(placed, key=lambda pair: pair[0])
     crosses(panel, [at for at, setting in placed if setting is None], line.color)
     known = [
-        (at, looks.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if setting is not None
+        (at, scales.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if setting is not None
     ]
     known = [(at, score) for at, score in known if math.isfinite(score.mean)]
     if not known:
@@ -33,7 +32,7 @@ def intervals(panel: Any, placed: Iterable[Placed], metric: Measure, line: Line,
     means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
     if joined and len(known) > 1:
         panel.plot(x, means, label=line.name, zorder=3, **line.look)
-        pictures.interval(panel, x, means, low, high, line.color, line.of)
+        elements.interval(panel, x, means, low, high, line.color, line.of)
         return
     lengths = np.nan_to_num(np.abs(np.array([low, high]) - np.array(means)))
     look = {"marker": line.look["marker"], "ms": 5, "capsize": 3, "lw": 1.4}
@@ -45,7 +44,7 @@ def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: Measure, l
     placed = list(placed)
     crosses(panel, [at for at, setting in placed if setting.failed], line.color)
     known = [
-        (at, looks.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if not setting.failed
+        (at, scales.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if not setting.failed
     ]
     if known:
         x, scores = zip(*known)
@@ -60,9 +59,9 @@ def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, 
     best = pick(settings, metric)
     if best is None:
         return
-    score = looks.shown_interval(metric, best.score(metric.name))
-    label = why if line.name in ("", looks.in_words(None)) else f"{line.name}, {why}"
-    broken = pictures.DASHES[1 + line.rank % (len(pictures.DASHES) - 1)]
+    score = scales.shown_interval(metric, best.score(metric.name))
+    label = why if line.name in ("", scales.in_words(None)) else f"{line.name}, {why}"
+    broken = styles.DASHES[1 + line.rank % (len(styles.DASHES) - 1)]
     panel.axhline(score.mean, color=line.color, ls=broken, lw=1.4, label=label)
     if score.seeds > 1:
         panel.axhspan(score.low, score.high, color=line.color, alpha=0.08, lw=0)
@@ -79,7 +78,7 @@ def crosses(panel: Any, places: Sequence[float], color: Any) -> None:
 
 def coloured(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
     """The colours for shown numbers `(settings,)` of a metric, with a bar beside the panel if there are any."""
-    colors = ScalarMappable(looks.colour_range(known, metric), looks.colour_map(metric))
+    colors = ScalarMappable(styles.colour_range(known, metric.better), styles.colour_map(metric.better))
     if known.size:
         below, above = min(known) < colors.norm.vmin, max(known) > colors.norm.vmax
         extend = "min" if below else "max" if above else "neither"
@@ -90,7 +89,7 @@ def coloured(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
 
 def legend_head(by: str | None) -> str | None:
     """What a legend is headed by, where lines are the values of `by`."""
-    return None if by is None else looks.axis_label(by)
+    return None if by is None else scales.axis_label(by)
 
 
 def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure) -> str:
@@ -101,7 +100,7 @@ def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure)
     how = "" if judge == metric else f" (by {judge.words})"
     if len(others) > 4:
         return f"best over the {len(others)} other axes{how}"
-    return f"best over {looks.words(others)}{how}" if others else ""
+    return f"best over {scales.words(others)}{how}" if others else ""
 
 
 def title(panel: Any, head: str, how: str) -> None:
@@ -122,11 +121,10 @@ def title(panel: Any, head: str, how: str) -> None:
 def finish(panel: Any, metric: Measure, head: str | None) -> None:
     """Label of the metric, grid, spines, and a legend under `head` beside the panel."""
     panel.set_ylabel(metric.label)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    elements.open_frame(panel)
     handles, names = panel.get_legend_handles_labels()
     if any(line.get_gid() == CROSS for line in panel.lines):
-        handles.append(panel.plot([], [], "x", color=FAILED, ms=6, mew=1.6)[0])
+        handles.append(panel.plot([], [], "x", color=styles.FAILED, ms=6, mew=1.6)[0])
         names.append("failed")
     if names:
-        pictures.legend_beside(panel, handles=handles, labels=names, title=head)
+        elements.legend_beside(panel, handles=handles, labels=names, title=head)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from scipy import special
 
 from fedjax_dp import errors
-from fedjax_dp.sweeps.records import Record
 from fedjax_dp.tasks.measures import Measure, Measures, measures_of
 
+Record = dict[str, Any]  # of a point, as a sweep's folder has it
 CONFIDENCE = 0.95
 OWN = "personal_mean"  # in histories: of clients' own models
 NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "metrics": []}  # of no point is known

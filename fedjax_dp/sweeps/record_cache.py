@@ -13,7 +13,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.sweeps.program import AXIS
 
 
-class Shelf:
+class RecordCache:
     """The records that each device holds: those of the data set that it was last asked for."""
 
     def __init__(self) -> None:

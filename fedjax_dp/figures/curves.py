@@ -12,12 +12,11 @@ from matplotlib import patheffects
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_dp import pictures
-from fedjax_dp.sweeps import tables
-from fedjax_dp.sweeps.plots import looks
-from fedjax_dp.sweeps.plots.looks import Line
-from fedjax_dp.sweeps.plots.marks import CROSS, best_over, coloured, finish, legend_head, title
-from fedjax_dp.sweeps.settings import Interval, Setting, by_value, pick, ranked
+from fedjax_dp.figures import elements, scales, styles
+from fedjax_dp.figures.points import CROSS, best_over, coloured, finish, legend_head, title
+from fedjax_dp.figures.scales import AxisScale, Line
+from fedjax_dp.figures.tables import sweeps as tables
+from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked
 from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out
@@ -33,7 +32,7 @@ def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | N
     if by is None:
         lines, how = _best_lines(settings, metric)
     else:
-        best = [(line, pick(line.settings, metric)) for line in looks.lines_by(settings, by)]
+        best = [(line, pick(line.settings, metric)) for line in scales.lines_by(settings, by)]
         lines = [line._replace(settings=[one]) for line, one in best if one is not None]
         how = "; ".join(filter(None, [best_over(settings, [by], metric), "the others in grey"]))
     front = [line.settings[0] for line in lines]
@@ -43,13 +42,13 @@ def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | N
     for line in lines:
         rounds, scores = curve(line.settings[0], metric)
         means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
-        every = pictures.marks(len(rounds), line.rank, line.of)
+        every = styles.marks(len(rounds), line.rank, line.of)
         panel.plot(rounds, means, markevery=every, label=line.name, zorder=3, **line.look)
-        pictures.interval(panel, rounds, means, low, high, line.color, line.of, every)
+        elements.interval(panel, rounds, means, low, high, line.color, line.of, every)
     panel.set_xlabel("round")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     title(panel, f"learning curves: {metric.words}", how)
-    head = legend_head(by) if by else looks.words(_varying(settings)) if lines else None
+    head = legend_head(by) if by else scales.words(_varying(settings)) if lines else None
     finish(panel, metric, head)
 
 
@@ -58,8 +57,8 @@ def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line
     varying, best = _varying(settings), ranked(settings, metric)[:CURVES]
     lines = [
         Line(
-            ", ".join(looks.in_words(setting.values[name]) for name in varying),
-            looks.PALETTE[rank],
+            ", ".join(scales.in_words(setting.values[name]) for name in varying),
+            styles.PALETTE[rank],
             [setting],
             rank,
             len(best),
@@ -79,7 +78,7 @@ def _varying(settings: Sequence[Setting]) -> list[str]:
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
     """Rounds that every finished seed was evaluated after, and the metric there over the seeds, as shown."""
     seen = tables.curve(setting, metric)
-    return [at for at, _ in seen], [looks.shown_interval(metric, score) for _, score in seen]
+    return [at for at, _ in seen], [scales.shown_interval(metric, score) for _, score in seen]
 
 
 def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> None:
@@ -89,8 +88,8 @@ def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> 
     for point in setting.points:
         seen = [(e["round"], metric.shown(e[metric.name])) for e in point["history"] if e.get(metric.name) is not None]
         if point["status"] != "done" and seen:
-            panel.plot(*zip(*seen), color=looks.FAILED, lw=0.7, alpha=0.6, zorder=2)
-            panel.plot(*seen[-1], "x", color=looks.FAILED, ms=5, mew=1.2, gid=CROSS, zorder=2)
+            panel.plot(*zip(*seen), color=styles.FAILED, lw=0.7, alpha=0.6, zorder=2)
+            panel.plot(*seen[-1], "x", color=styles.FAILED, ms=5, mew=1.2, gid=CROSS, zorder=2)
 
 
 def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
@@ -100,24 +99,24 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     settings share. Settings with a failed seed are broken lines that end below the metric.
     """
     names = _varying(settings) or list(settings[0].values)
-    scales = {name: looks.scale_of(settings, name) for name in names}
+    uprights = {name: scales.scale_of(settings, name) for name in names}
     order = ranked(settings, metric)[::-1]  # the better, the later drawn
     means = np.array([metric.shown(setting.score(metric.name).mean) for setting in order])
-    norm, colors = looks.colour_range(means, metric), looks.colour_map(metric)
+    norm, colors = styles.colour_range(means, metric.better), styles.colour_map(metric.better)
     ends = np.clip(np.asarray(norm(means), float), 0, 1)
     aside = _spread(order, names)
     lost = [setting for setting in settings if not setting.comparable(metric)]
-    paths = [[scales[name].fraction(s.values[name]) + aside[name][id(s)] for name in names] for s in order]
-    broken = [_bent([*(scales[name].fraction(s.values[name]) for name in names), FAILED_AT]) for s in lost]
-    panel.add_collection(LineCollection(broken, colors=looks.FAILED, lw=0.8, ls=(0, (3, 2)), alpha=0.6))
+    paths = [[uprights[name].fraction(s.values[name]) + aside[name][id(s)] for name in names] for s in order]
+    broken = [_bent([*(uprights[name].fraction(s.values[name]) for name in names), FAILED_AT]) for s in lost]
+    panel.add_collection(LineCollection(broken, colors=styles.FAILED, lw=0.8, ls=(0, (3, 2)), alpha=0.6))
     drawn = [_bent([*path, end]) for path, end in zip(paths, ends)]
     faint = 0.75 if len(drawn) < 100 else 0.45
     panel.add_collection(LineCollection(drawn, colors=colors(norm(means)), lw=1.0, alpha=faint))
     if drawn:
-        outline = [patheffects.withStroke(linewidth=4.2, foreground=pictures.ink())]
+        outline = [patheffects.withStroke(linewidth=4.2, foreground=styles.ink())]
         panel.plot(*drawn[-1].T, color=colors(norm(means[-1])), lw=2.4, path_effects=outline, zorder=4)
-    _upright(panel, scales)
-    _metric_axis(panel, scales, metric, norm if means.size else None, bool(lost))
+    _upright(panel, uprights)
+    _metric_axis(panel, uprights, metric, norm if means.size else None, bool(lost))
     if means.size:
         coloured(panel, metric, means)
     title(panel, f"every setting, coloured by {metric.words}", "thick: the best")
@@ -146,19 +145,19 @@ def _bent(heights: Sequence[float]) -> np.ndarray:
     return np.stack([np.append((np.arange(len(pieces))[:, None] + t).ravel(), len(pieces)), y], axis=1)
 
 
-def _upright(panel: Any, scales: dict[str, looks.Scale]) -> None:
+def _upright(panel: Any, uprights: dict[str, AxisScale]) -> None:
     """One upright axis for each axis of the sweep, with its values and its name, and room for the metric's."""
-    for place, scale in enumerate(scales.values()):
+    for place, scale in enumerate(uprights.values()):
         values = scale.values if len(scale.values) <= 12 else [scale.values[0], scale.values[-1]]
-        _ticks(panel, place, [(looks.in_words(value), scale.fraction(value)) for value in values])
+        _ticks(panel, place, [(scales.in_words(value), scale.fraction(value)) for value in values])
     panel.tick_params(axis="x", length=0)
-    panel.set(yticks=[], xlim=(-0.45, len(scales) + 0.1), ylim=(-0.13, 1.08))
+    panel.set(yticks=[], xlim=(-0.45, len(uprights) + 0.1), ylim=(-0.13, 1.08))
     panel.spines[:].set_visible(False)
 
 
 def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None:
     """An upright axis, and what stands at its left."""
-    panel.plot([place, place], [-0.05, 1.05], color=pictures.ink(), lw=0.9, alpha=0.8, zorder=3)
+    panel.plot([place, place], [-0.05, 1.05], color=styles.ink(), lw=0.9, alpha=0.8, zorder=3)
     for told, height in heights:
         panel.annotate(
             told,
@@ -169,16 +168,16 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
             ha="right",
             va="center",
             zorder=5,
-            bbox={"fc": pictures.paper(), "ec": "none", "alpha": 0.9, "pad": 0.8},
+            bbox={"fc": styles.paper(), "ec": "none", "alpha": 0.9, "pad": 0.8},
         )
 
 
-def _metric_axis(panel: Any, scales: dict[str, looks.Scale], metric: Measure, norm: Any, failed: bool) -> None:
+def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, norm: Any, failed: bool) -> None:
     """The last upright axis, where every path ends at its metric, or, if it failed, below; and the names of all."""
-    place = len(scales)
+    place = len(uprights)
     found = [] if norm is None else MaxNLocator(6).tick_values(norm.vmin, norm.vmax)
     numbers = [at for at in found if norm.vmin <= at <= norm.vmax]
     lost = [("failed", FAILED_AT)] * failed
     _ticks(panel, place, [*((f"{number:g}", float(norm(number))) for number in numbers), *lost])
-    names = [*(looks.words([name]) for name in scales), metric.words]
+    names = [*(scales.words([name]) for name in uprights), metric.words]
     panel.set_xticks(range(place + 1), labels=[textwrap.fill(name, 16) for name in names])

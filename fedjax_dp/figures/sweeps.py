@@ -3,7 +3,7 @@
 Each shows means over seeds at the last evaluated round, unless it is against rounds, with 95% intervals of the mean by
 Student's t. Where a figure shows fewer axes than the sweep has, it takes the best value of the others and says so;
 settings with a failed seed are marked, and never chosen. `look` of each of them is ax, size and style, see
-`pictures.Look`.
+`Look`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fedjax_dp import errors
-from fedjax_dp import pictures as canvas
-from fedjax_dp.pictures import Look
-from fedjax_dp.sweeps.personalisation import comparable, compare
-from fedjax_dp.sweeps.plots import bundles, panels, personalisation
-from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import Setting, by_value, metric_of, settings_of
+from fedjax_dp.figures import canvas, comparison, curves, panels
+from fedjax_dp.figures.canvas import Look
+from fedjax_dp.figures.tables.comparison import comparable, compare
+from fedjax_dp.figures.tables.settings import Record, Setting, by_value, metric_of, settings_of
 from fedjax_dp.tasks.measures import Measure
 
 Path = str | os.PathLike[str] | None
@@ -40,7 +38,7 @@ LINES = 6  # that an axis may have values for one line each
 KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel", "personalisation")
 
 
-def pictures(
+def drawings(
     records: Sequence[Record],
     axes: Sequence[str],
     title: str,
@@ -50,112 +48,49 @@ def pictures(
     y: str | None = None,
     by: str | None = None,
 ) -> dict[str, Draw]:
-    """What to draw, by the name of its file, as functions of `path` and a look.
+    """What there is to draw, by the name of its file, as functions of `path` and a look.
 
-    Raises: ConfigurationError for a kind that the sweep has nothing for.
+    axis      the metric against the axis `x`, or against each, one line for each value of the axis `by`
+    privacy   against the proved epsilon, one line for each value of `by`, the algorithm if that is swept
+    heat      means of the metric over the axes `x` and `y`
+    curves    against rounds, for the best setting of each value of `by`, or for the best 8 settings
+    parallel  every setting as a path through its values to the metric
+    Raises:   ConfigurationError for a kind that the sweep has nothing for, and for names that it does not have.
     """
     errors.require_choice("kind", kind, KINDS)
-    for name in (x, y, by):
-        if name is not None:
-            errors.require_choice("axis", name, axes)
-    settings, measure = checked(records, axes, metric)
-    ranked = influential(settings, measure)
+    settings, measure = checked(records, axes, metric, x, y, by)
+    ranked, lines = influential(settings, measure), by or line_axis(settings, None)
     found: dict[str, dict[str, Draw]] = {name: {} for name in KINDS[1:]}
-    draw = functools.partial
-    found["overview"]["overview"] = draw(overview, records, axes, metric, title)
+
+    def add(kind: str, draw: Callable[..., None], *about: Any, name: str = "", bands: bool = True) -> None:
+        width = max(ONE[0], 3.0 + 1.6 * len(axes)) if kind == "parallel" else ONE[0]
+        found[kind][name or kind] = functools.partial(
+            _draw, settings, [lambda panel: draw(panel, settings, *about)], "", (width, ONE[1]), bands=bands
+        )
+
+    found["overview"]["overview"] = functools.partial(overview, records, axes, metric, title)
     for name in [x] if x else ranked:
-        lines = by if by not in (None, name) else line_axis(settings, name)
-        found["axis"][f"axis-{name}"] = draw(metric_against, records, axes, name, metric, by=lines)
+        beside = by if by not in (None, name) else line_axis(settings, name)
+        add("axis", panels.against, name, measure, beside, name=f"axis-{name}")
     if any(math.isfinite(setting.epsilon) for setting in settings):
-        found["privacy"]["privacy"] = draw(privacy_utility, records, axes, metric, by=by)
-    pair = two_axes(settings, ranked)
-    if pair:
+        add("privacy", panels.privacy, measure, by or ("algorithm" if "algorithm" in axes else None))
+    if pair := two_axes(settings, ranked):
         order = [*pair, *ranked]
         across = x or next(name for name in order if name != y)
         up = y or next(name for name in order if name != across)
-        found["heat"]["heat"] = draw(heat_map, records, axes, across, up, metric)
+        if kind == "heat" and across == up:
+            raise errors.refuse("y", up, "another axis than x")
+        if panels.with_both(settings, across, up):
+            add("heat", panels.heat, across, up, measure, bands=False)
     if len(ranked) > 1:
-        found["parallel"]["parallel"] = draw(parallel_coordinates, records, axes, metric)
-    lines = by or line_axis(settings, None)
-    found["curves"]["curves"] = draw(learning_curves, records, axes, metric, by=lines)
+        add("parallel", curves.parallel, measure, bands=False)
+    add("curves", curves.curves, measure, lines)
     if kind == "personalisation" or (kind == "all" and comparable(records, axes)):
-        found["personalisation"]["personalisation"] = draw(personalisation.draw, compare(records, axes), title)
+        found["personalisation"]["personalisation"] = functools.partial(comparison.draw, compare(records, axes), title)
     if kind != "all" and not found[kind]:
-        able = ", ".join(name for name, pictures in found.items() if pictures)
+        able = ", ".join(name for name, drawn in found.items() if drawn)
         raise errors.refuse("kind", kind, f"one that this sweep has points for: {able}")
     return {name: draw for one in (found if kind == "all" else [kind]) for name, draw in found[one].items()}
-
-
-def metric_against(
-    records: Iterable[Record],
-    axes: Sequence[str],
-    x: str,
-    metric: str | None,
-    path: Path = None,
-    by: str | None = None,
-    **look: Unpack[Look],
-) -> Figure:
-    """A metric against the axis `x`, one line for each value of the axis `by`."""
-    settings, measure = checked(records, axes, metric, x, by)
-    return _draw(settings, path, look, lambda panel: panels.against(panel, settings, x, measure, by))
-
-
-def privacy_utility(
-    records: Iterable[Record],
-    axes: Sequence[str],
-    metric: str | None,
-    path: Path = None,
-    by: str | None = None,
-    **look: Unpack[Look],
-) -> Figure:
-    """A metric against the proved epsilon, one line for each value of `by`, which is the algorithm if that is swept."""
-    settings, measure = checked(records, axes, metric, by)
-    if not any(math.isfinite(setting.epsilon) for setting in settings):
-        raise errors.refuse("sweep", "no finite epsilon", "one with private points, to draw against epsilon")
-    by = by or ("algorithm" if "algorithm" in axes else None)
-    return _draw(settings, path, look, lambda panel: panels.privacy(panel, settings, measure, by))
-
-
-def heat_map(
-    records: Iterable[Record],
-    axes: Sequence[str],
-    x: str,
-    y: str,
-    metric: str | None,
-    path: Path = None,
-    **look: Unpack[Look],
-) -> Figure:
-    """Means of a metric over the axes `x` and `y`."""
-    settings, measure = checked(records, axes, metric, x, y)
-    if x == y:
-        raise errors.refuse("y", y, "another axis than x")
-    if not panels.with_both(settings, x, y):
-        raise errors.refuse("axes", f"{x} and {y}", "two that some setting has both of")
-    return _draw(settings, path, look, lambda panel: panels.heat(panel, settings, x, y, measure), bands=False)
-
-
-def learning_curves(
-    records: Iterable[Record],
-    axes: Sequence[str],
-    metric: str | None,
-    path: Path = None,
-    by: str | None = None,
-    **look: Unpack[Look],
-) -> Figure:
-    """A metric against rounds, for the best setting of each value of `by`, or for the best 8 settings."""
-    settings, measure = checked(records, axes, metric, by)
-    return _draw(settings, path, look, lambda panel: bundles.curves(panel, settings, measure, by))
-
-
-def parallel_coordinates(
-    records: Iterable[Record], axes: Sequence[str], metric: str | None, path: Path = None, **look: Unpack[Look]
-) -> Figure:
-    """Every setting as a path through its values to the metric."""
-    settings, measure = checked(records, axes, metric)
-    if not axes:
-        raise errors.refuse("axes", "none", "an axis to draw paths through")
-    size = (max(ONE[0], 3.0 + 1.6 * len(axes)), ONE[1])
-    return _draw(settings, path, look, lambda panel: bundles.parallel(panel, settings, measure), False, size)
 
 
 def overview(
@@ -169,31 +104,14 @@ def overview(
     """What a person wants to see at the end of a sweep, on one page: up to four panels, as far as they apply."""
     settings, measure = checked(records, axes, metric)
     chosen = _panels(settings, measure)
-    columns, rows = min(len(chosen), 2), math.ceil(len(chosen) / 2)
-
-    def arrange(figure: Any) -> list[Any]:
-        grid, panels = figure.add_gridspec(rows, columns), []
-        for place in range(len(chosen)):
-            row, column = divmod(place, 2)
-            whole_row = column == 0 and place == len(chosen) - 1
-            part = figure.add_subfigure(grid[row, :] if whole_row else grid[row, column])  # a legend narrows it alone
-            panels.append(part.subplots())
-        return panels
-
-    layout = ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08)
-    size = (7 * columns, 4.8 * rows)
-    with canvas.page(path, look, size, len(chosen), arrange, layout=layout, dpi=DPI) as page:
-        for panel, draw in zip(page.panels, chosen):
-            draw(panel)
-        page.title(title)
-        page.note(small_print(settings, True))
-    return page.figure
+    inches = (7 * min(len(chosen), 2), 4.8 * math.ceil(len(chosen) / 2))
+    return _draw(settings, chosen, title, inches, path, **look)
 
 
 def _panels(settings: Sequence[Setting], metric: Measure) -> list[Callable[[Any], None]]:
     """The panels of an overview: the metric against epsilon or an axis, over two axes, over rounds, and as paths."""
     if not any(setting.comparable(metric) for setting in settings):
-        return [lambda panel: _nothing_done(panel, settings), lambda panel: bundles.curves(panel, settings, metric)]
+        return [lambda panel: _nothing_done(panel, settings), lambda panel: curves.curves(panel, settings, metric)]
     ranked = influential(settings, metric)
     chosen: list[Callable[[Any], None]] = []
     if len({f"{setting.epsilon:.3g}" for setting in settings if math.isfinite(setting.epsilon)}) > 1:
@@ -205,9 +123,9 @@ def _panels(settings: Sequence[Setting], metric: Measure) -> list[Callable[[Any]
     pair = two_axes(settings, ranked)
     if pair:
         chosen.append(lambda panel: panels.heat(panel, settings, *pair, metric))
-    chosen.append(lambda panel: bundles.curves(panel, settings, metric, line_axis(settings, None)))
+    chosen.append(lambda panel: curves.curves(panel, settings, metric, line_axis(settings, None)))
     if len(ranked) > 1:
-        chosen.append(lambda panel: bundles.parallel(panel, settings, metric))
+        chosen.append(lambda panel: curves.parallel(panel, settings, metric))
     return chosen
 
 
@@ -296,14 +214,31 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
 
 def _draw(
     settings: Sequence[Setting],
-    path: Path,
-    look: Look,
-    draw: Callable[[Any], None],
+    draws: Sequence[Callable[[Any], None]],
+    title: str,
+    inches: tuple[float, float],
+    path: Path = None,
+    *,
     bands: bool = True,
-    size: tuple[float, float] = ONE,
+    **look: Unpack[Look],
 ) -> Figure:
-    """A figure of one panel."""
-    with canvas.page(path, look, size, dpi=DPI) as page:
-        draw(page.panels[0])
+    """Panels in two columns, the last one over both where it would stand alone, above what holds of all of them."""
+    rows = math.ceil(len(draws) / 2)
+
+    def arrange(figure: Any) -> list[Any]:
+        if len(draws) == 1:
+            return [figure.subplots()]
+        grid = figure.add_gridspec(rows, 2)
+        places = [grid[place // 2, place % 2] for place in range(len(draws))]
+        if len(draws) % 2:
+            places[-1] = grid[rows - 1, :]
+        return [figure.add_subfigure(place).subplots() for place in places]  # so a legend narrows its own panel alone
+
+    layout = ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08) if len(draws) > 1 else "constrained"
+    with canvas.page(path, look, inches, len(draws), arrange, layout=layout, dpi=DPI) as page:
+        for panel, draw in zip(page.panels, draws):
+            draw(panel)
+        if title:
+            page.title(title)
         page.note(small_print(settings, bands))
     return page.figure

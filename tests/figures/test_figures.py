@@ -14,13 +14,13 @@ import pytest
 from helpers import CLASSES, MEASURES
 from matplotlib.figure import Figure
 
-from fedjax_dp import ConfigurationError, accounting, pictures
+from fedjax_dp import ConfigurationError, accounting, figures
 from fedjax_dp.accounting.guarantee import Claim, Verdict
-from fedjax_dp.audits import plots as audit_plots
 from fedjax_dp.audits.hypothesis_test import Outcome
+from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli import bench_outcome
 from fedjax_dp.cli.options import PlotOption, picture_of
-from fedjax_dp.experiments import plots
+from fedjax_dp.figures import canvas, styles
 from fedjax_dp.forecast import plots as forecast_plots
 from fedjax_dp.forecast.floor import Floor
 from fedjax_dp.forecast.latency import PARTS, Latency
@@ -36,10 +36,10 @@ from fedjax_dp.sweeps.sweep import Sweep
 from fedjax_dp.tasks import Classes, describe_task
 
 PLOTS = (
-    "experiments.plots",
+    "figures.runs",
     "forecast.plots",
-    "audits.plots",
-    "sweeps.plots.figures",
+    "figures.audits",
+    "figures.sweeps",
     "papers.plots",
     "papers.reproductions.figure",
 )
@@ -104,7 +104,9 @@ def claims(many=60):
     ]
 
 
-PROMISE = SimpleNamespace(delta=1e-5, claims=())
+PROMISE = SimpleNamespace(
+    delta=1e-5, claims=(), view=accounting.View.UPLOADS, to_dict=lambda: {"claims": []}, unit=accounting.Unit.RECORD
+)
 
 
 def audit():
@@ -112,28 +114,25 @@ def audit():
     rng = np.random.default_rng(0)
     event = accounting.GaussianSteps(1.0, accounting.FullBatch(), accounting.Adjacency.ADD_REMOVE, 1)
     bounds = accounting.error_bounds(30, 200, 40, 200)
-    outcome = Outcome.__new__(Outcome, *[None] * len(Outcome._fields))
-    outcome = outcome._replace(absent=rng.normal(size=200), present=rng.normal(2, 1, 200), threshold=1.0)
-    outcome = outcome._replace(bounds=bounds, attack="a sum")
-    return SimpleNamespace(
-        outcome=outcome,
-        event=event,
-        accountant=accounting.ACCOUNTANTS["gaussian"],
+    scores = {"absent": rng.normal(size=200), "present": rng.normal(2, 1, 200)}
+    return Audit(
         guarantee=PROMISE,
-        claim=None,
+        client=0,
         epsilon=4.0,
-        tested=4.0,
+        claim=None,
         lower=2.0,
         of_any=1.0,
         noise=1.2,
-        confidence="95%",
-        violated=False,
         proved=False,
-        refuted=(),
-        contradiction="",
         canary="gradient",
-        client=0,
+        outcome=Outcome("opposite", "a sum", 1.0, bounds, **scores, pilot=200),
+        event=event,
+        accountant=accounting.ACCOUNTANTS["gaussian"],
+        trials=600,
+        significance=0.05,
         seed=0,
+        seconds=1.0,
+        repeat="the same again",
     )
 
 
@@ -161,13 +160,13 @@ CURVES = {name: ([1, 10, 100], [0.1, 1.0, 9.0]) for name in (*accounting.ACCOUNT
 SHARES = np.arange(320).reshape(40, 8)
 SWEEP = Sweep("a sweep", AXES, tuple(records()))
 DRAWN = {  # panels, and how it is drawn
-    "run": (2, lambda **k: unchecked(plots.plot_run)(history(), "a promise; of parts", "a title", **k)),
-    "epsilon": (1, lambda **k: plots.plot_epsilon(CURVES, "steps", "a title", "one record", target=2.0, **k)),
+    "run": (2, lambda **k: unchecked(figures.plot_run)(history(), "a promise; of parts", "a title", **k)),
+    "epsilon": (1, lambda **k: figures.plot_epsilon(CURVES, "steps", "a title", "one record", target=2.0, **k)),
     "claims": (1, lambda **k: paper_plots.plot_claims(claims(), **k)),
-    "bubbles": (2, lambda **k: plots.plot_clients(SHARES[:10], "a title", **k)),
-    "clients": (2, lambda **k: plots.plot_clients(SHARES, "a title", **k)),
+    "bubbles": (2, lambda **k: figures.plot_clients(SHARES[:10], "a title", **k)),
+    "clients": (2, lambda **k: figures.plot_clients(SHARES, "a title", **k)),
     "latency": (1, lambda **k: forecast_plots.plot_latency(LATENCY, "a title", **k)),
-    "audit": (3, lambda **k: unchecked(audit_plots.plot_audit)(audit(), **k)),
+    "audit": (3, lambda **k: unchecked(figures.plot_audit)(audit(), **k)),
     "overview": (4, lambda **k: SWEEP.plot(**k)),
     "axis": (1, lambda **k: SWEEP.plot(kind="axis", x="clip_norm", by="algorithm", **k)),
     "privacy": (1, lambda **k: SWEEP.plot(kind="privacy", **k)),
@@ -244,7 +243,7 @@ def test_lines_that_may_coincide_differ_in_more_than_colour_and_none_is_hidden(n
 
 @pytest.mark.parametrize("count", [2, 8, 12, 24])
 def test_many_lines_have_looks_of_their_own(count):
-    found = [tuple(map(str, pictures.line_look(rank, count).values())) for rank in range(count)]
+    found = [tuple(map(str, styles.line_look(rank, count).values())) for rank in range(count)]
     assert len(set(found)) == count
     assert len({look[:2] for look in found}) == count  # marker and dashes alone, as in print
 
@@ -343,7 +342,7 @@ def test_looks_that_are_none_end_in_one_line(look, told):
 
 def test_axes_of_several_figures_and_a_size_without_room_are_refused():
     with pytest.raises(ConfigurationError, match="ax must be of one figure, got Axes of several figures"):
-        plots.plot_clients(SHARES, "x", ax=[own_axes(1)[1][0], own_axes(1)[1][0]])
+        figures.plot_clients(SHARES, "x", ax=[own_axes(1)[1][0], own_axes(1)[1][0]])
     with pytest.raises(ConfigurationError, match="size must be larger: beside all that is written there is no room"):
         SWEEP.plot("small.png", size=(1, 1))
     assert not pathlib.Path("small.png").exists()
@@ -373,21 +372,21 @@ def test_words_of_flags_are_the_same_look():
 def test_the_ending_decides_the_format_and_the_same_figure_makes_the_same_bytes(ending, begins, tmp_path):
     made = []
     for name in ("a", "b"):
-        figure = pictures.new((2, 2))
+        figure = canvas.new((2, 2))
         figure.subplots().plot([1, 3, 2])
-        assert isinstance(pictures.save(figure, tmp_path / f"{name}.{ending}"), Figure)
+        assert isinstance(canvas.save(figure, tmp_path / f"{name}.{ending}"), Figure)
         made.append((tmp_path / f"{name}.{ending}").read_bytes())
     assert made[0].startswith(begins)
     assert made[0] == made[1]
 
 
 def test_a_notebook_shows_what_is_returned():
-    assert pictures.save(pictures.new((1, 1)), None)._repr_png_().startswith(b"\x89PNG")
+    assert canvas.save(canvas.new((1, 1)), None)._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("path", ["a.jpg", "a", "absent/a.png"])
 def test_other_endings_and_places_are_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="picture must be"):
-        pictures.save(pictures.new((1, 1)), path)
+        canvas.save(canvas.new((1, 1)), path)
     assert not list(pathlib.Path().iterdir())

@@ -8,15 +8,13 @@ from typing import Unpack
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_dp import pictures
-from fedjax_dp.experiments.plots import PROBE
-from fedjax_dp.sweeps.personalisation import Comparison, Row
-from fedjax_dp.sweeps.plots.looks import PALETTE
-from fedjax_dp.sweeps.records import Record
+from fedjax_dp.figures import canvas, elements, styles
+from fedjax_dp.figures.tables.comparison import Comparison, ComparisonRow
+from fedjax_dp.figures.tables.settings import Record
 
 
 def draw(
-    found: Comparison, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[pictures.Look]
+    found: Comparison, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
     """Left the metric, mean over clients, against epsilon; right a point for each client of the first seed.
 
@@ -24,15 +22,15 @@ def draw(
     """
     measure = found.measure
     unit, names = measure.shown(1.0), list(dict.fromkeys(row.algorithm for row in found.rows))
-    with pictures.page(path, look, (9.5, 4.8), 2, lambda figure: figure.subplots(1, 2)) as page:
+    with canvas.page(path, look, (9.5, 4.8), 2, lambda figure: figure.subplots(1, 2)) as page:
         left, right = page.panels
         for rank, name in enumerate(names):
             rows = [row for row in found.rows if row.algorithm == name]
             epsilons = [np.nan if row.epsilon is None else row.epsilon for row in rows]
             means = [unit * row.standing.mean for row in rows]
             where = np.arange(len(rows)) if np.isnan(epsilons).all() else epsilons
-            color = PALETTE[rank % len(PALETTE)]
-            look_of_line = pictures.line_look(rank, len(names))
+            color = styles.PALETTE[rank % len(styles.PALETTE)]
+            look_of_line = styles.line_look(rank, len(names))
             left.plot(where, means, color=color, label=name if rows[0].own else f"{name} (shared)", **look_of_line)
         if len(found.budgets) > 1:
             left.set_xscale("log")
@@ -41,7 +39,7 @@ def draw(
         left.set(
             xlabel="epsilon, the same for all", ylabel=measure.label.removeprefix("test "), title="mean over clients"
         )
-        pictures.legend_below(left, 2)
+        elements.legend_below(left, 2)
         budget = found.budgets[len(found.budgets) // 2]
         chosen = _best(found, budget)
         if chosen is not None:
@@ -49,7 +47,7 @@ def draw(
             own, best = (unit * values for values in _clients(row, others, measure.better))
             low, high = min(own.min(), best.min()), max(own.max(), best.max())
             right.plot([low, high], [low, high], color="0.6", lw=1, zorder=0)
-            right.scatter(best, own, s=18, color=PROBE, alpha=0.8)
+            right.scatter(best, own, s=18, color=styles.PROBE, alpha=0.8)
             told = "" if budget is None else f" at epsilon {budget:g}"
             right.set(
                 xlabel=f"better of {' and '.join(other.algorithm for other in others)}",
@@ -57,13 +55,12 @@ def draw(
                 title=f"a point for each client{told}",
             )
         for panel in page.panels:
-            panel.grid(alpha=0.25)
-            panel.spines[["top", "right"]].set_visible(False)
+            elements.open_frame(panel)
         page.title(title)
     return page.figure
 
 
-def _best(found: Comparison, budget: float | None) -> tuple[Row, list[Row]] | None:
+def _best(found: Comparison, budget: float | None) -> tuple[ComparisonRow, list[ComparisonRow]] | None:
     """The best of the own models at a budget, and whom it stands against."""
     rows, better = found.at(budget), found.measure.better
     own = [row for row in rows if row.against is not None]
@@ -74,11 +71,11 @@ def _best(found: Comparison, budget: float | None) -> tuple[Row, list[Row]] | No
     return max(own, key=lambda row: better * row.standing.mean), [alone, shared]
 
 
-def _clients(row: Row, others: list[Row], better: int) -> tuple[np.ndarray, np.ndarray]:
+def _clients(row: ComparisonRow, others: list[ComparisonRow], better: int) -> tuple[np.ndarray, np.ndarray]:
     """Values by client, of those that have test records: own models, and the better of the others."""
     seed = row.points[0]["values"]["seed"]
 
-    def values(of: Row) -> np.ndarray:
+    def values(of: ComparisonRow) -> np.ndarray:
         point: Record = next((one for one in of.points if one["values"]["seed"] == seed), of.points[0])
         return np.array([np.nan if value is None else value for value in point["clients"]["values"]])
 

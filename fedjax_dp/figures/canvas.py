@@ -21,20 +21,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_dp import errors
+from fedjax_dp.figures.elements import BELOW, legend_beside
+from fedjax_dp.figures.styles import SMALL
 
 DPI = 130  # of PNG files
 DATES = {".pdf": "CreationDate", ".svg": "Date"}  # left out, so that the same figure makes the same bytes
 SMALLEST, LARGEST = 1, 100  # inches
-SMALL = "small"  # print: in proportion to the style's font, like every size here
 LETTER = 0.57  # of a letter's height is its width, on average
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 1)))
-BANDS = 2  # more of them cannot be told apart where they overlap
-BARS = 8  # of a line that has bars instead of a band
-BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
 
 
 class Look(TypedDict, total=False):
@@ -52,7 +47,7 @@ class Look(TypedDict, total=False):
     style: str | Mapping[str, Any] | None
 
 
-class Picture(Figure):
+class NotebookFigure(Figure):
     """A figure that a notebook shows, whatever backend it uses."""
 
     def _repr_png_(self) -> bytes:
@@ -211,7 +206,7 @@ def _axes_of(ax: Any, panels: int) -> list[Any]:
 
 def new(size: tuple[float, float], layout: Any = "constrained") -> Any:
     """An empty figure of so many inches."""
-    return Picture(figsize=size, layout=layout)
+    return NotebookFigure(figsize=size, layout=layout)
 
 
 def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Figure:
@@ -236,79 +231,3 @@ def wrapped(text: str, inches: float, font: str) -> str:
 def _width(panel: Any) -> float:
     """Inches, as far as they are known before the layout."""
     return float(panel.get_window_extent().width / panel.figure.figure.dpi)
-
-
-def ink() -> Any:
-    """The colour that the style writes in."""
-    return matplotlib.rcParams["text.color"]
-
-
-def paper() -> Any:
-    """The colour that the style writes on."""
-    return matplotlib.rcParams["axes.facecolor"]
-
-
-def line_look(rank: int, of: int) -> dict[str, Any]:
-    """Marker, dashes and width of one of several lines in their order: the later, the thinner and the more broken.
-
-    So lines that coincide all show, also without colours.
-    """
-    extra = (of - 1 - rank) * min(0.6, 1.8 / max(of - 1, 1))
-    return {
-        "marker": MARKERS[rank % len(MARKERS)],
-        "ls": DASHES[rank % len(DASHES)],
-        "lw": 1.4 + extra,
-        "ms": 4.0 + 1.5 * extra,
-    }
-
-
-def marks(points: int, rank: int = 0, of: int = 1) -> tuple[int, int]:
-    """(first, step) of the points of a line that carry markers or bars: few, and not those where others have theirs."""
-    if points < of:
-        return 0, 1
-    step = max(-(-points // BARS), of)
-    return rank * step // of, step
-
-
-def interval(
-    panel: Any, x: Any, mean: Any, low: Any, high: Any, color: Any, of: int = 1, every: tuple[int, int] = (0, 1)
-) -> None:
-    """What the mean of one of several lines is known to lie in: a band, or bars where there would be too many bands.
-
-    every  (first, step) of the points that have bars
-    """
-    if of <= BANDS:
-        panel.fill_between(x, low, high, color=color, alpha=0.16, lw=0, zorder=1)
-        return
-    lengths = np.nan_to_num(np.abs(np.array([low, high], float) - np.array(mean, float)))
-    panel.errorbar(x, mean, lengths, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5, errorevery=every, zorder=2)
-
-
-def legend_beside(panel: Any, **told: Any) -> Any:
-    """A legend on the right of a panel, where it covers nothing."""
-    look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
-    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **told)
-
-
-def legend_below(panel: Any, columns: int = 1) -> Any:
-    """A legend under the label of a panel's x axis, which stands already, where it covers nothing."""
-    lines = panel.get_xlabel().count("\n")
-    made = panel.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0),
-        borderaxespad=4.6 + 1.4 * lines,
-        ncols=columns,
-        frameon=False,
-        fontsize=SMALL,
-    )
-    made.set_gid(BELOW)
-    return made
-
-
-def plain_log(axis: Any) -> None:
-    """Numbers as they are spoken on a logarithmic axis, more of them where there is hardly a power of ten."""
-    low, high = axis.get_view_interval()
-    if 10 * low <= high < 100 * low:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_formatter((lambda value, _: f"{value:.2g}") if high < 10 * low else NullFormatter())

@@ -14,10 +14,8 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fedjax_dp import pictures
-from fedjax_dp.sweeps import tables
-from fedjax_dp.sweeps.plots import looks
-from fedjax_dp.sweeps.plots.marks import (
+from fedjax_dp.figures import elements, scales, styles
+from fedjax_dp.figures.points import (
     Placed,
     best_over,
     coloured,
@@ -28,7 +26,8 @@ from fedjax_dp.sweeps.plots.marks import (
     level,
     title,
 )
-from fedjax_dp.sweeps.settings import Setting, by_value, pick, ranked, same
+from fedjax_dp.figures.tables import sweeps as tables
+from fedjax_dp.figures.tables.settings import Setting, by_value, pick, ranked, same
 from fedjax_dp.tasks.measures import Measure
 
 MANY = 12  # an axis with more values was drawn at random rather than listed
@@ -41,8 +40,8 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     leave the axis out are horizontal lines. Of an axis drawn at random every setting is a dot. A cross at the bottom
     marks where every setting failed.
     """
-    scale = looks.scale_of([setting for setting in settings if setting.values[x] is not None], x)
-    lines = looks.lines_by(settings, by)
+    scale = scales.scale_of([setting for setting in settings if setting.values[x] is not None], x)
+    lines = scales.lines_by(settings, by)
     groups = [by_value((s for s in line.settings if s.values[x] is not None), x) for line in lines]
     random = len(scale.values) > MANY
     for rank, line in enumerate(lines):
@@ -59,13 +58,13 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
             ]
             intervals(panel, placed, metric, line, joined=scale.kind != "category")
         unplaced = [setting for setting in line.settings if setting.values[x] is None]
-        level(panel, unplaced, metric, line, f"{looks.words([x])} unset")
-    scale.set_on(panel.xaxis, looks.axis_label(x))
+        level(panel, unplaced, metric, line, f"{scales.words([x])} unset")
+    scale.set_on(panel.xaxis, scales.axis_label(x))
     if scale.kind == "category":
         panel.set_xlim(-0.5, len(scale.values) - 0.5)
     how = "every setting" if random else best_over(settings, [x] if by is None else [x, by], metric)
     how = _told_aside(how, 0 if random or scale.kind == "category" else len(lines))
-    title(panel, f"{metric.words} against {looks.words([x])}", how)
+    title(panel, f"{metric.words} against {scales.words([x])}", how)
     finish(panel, metric, legend_head(by))
 
 
@@ -79,12 +78,12 @@ def _aside(rank: int, of: int, kind: str) -> float:
     """How far one of several lines stands beside a value, as a fraction, where the bars of others stand there too."""
     if kind == "category":
         return (rank - (of - 1) / 2) * min(0.12, 0.6 / of)
-    return (rank - (of - 1) / 2) * min(0.012, 0.06 / of) if of > pictures.BANDS else 0.0
+    return (rank - (of - 1) / 2) * min(0.012, 0.06 / of) if of > elements.BANDS else 0.0
 
 
 def _told_aside(how: str, lines: int) -> str:
     """What is said below a title, where lines stand a little beside their values."""
-    return "; ".join(filter(None, [how, "side by side at each value" if lines > pictures.BANDS else ""]))
+    return "; ".join(filter(None, [how, "side by side at each value" if lines > elements.BANDS else ""]))
 
 
 def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | None = None) -> None:
@@ -96,7 +95,7 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
     budgets = "epsilon" in settings[0].values and len(by_value(settings, "epsilon")) <= MANY
     epsilons = [setting.epsilon for setting in settings if math.isfinite(setting.epsilon)]
     wide = float(np.ptp(np.log(epsilons)))
-    lines = looks.lines_by(settings, by)
+    lines = scales.lines_by(settings, by)
     among = [line.rank for line in lines if any(math.isfinite(setting.epsilon) for setting in line.settings)]
     for line in lines:
         private = [setting for setting in line.settings if math.isfinite(setting.epsilon)]
@@ -169,18 +168,18 @@ def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measur
     drawn at random make no cells: their settings are coloured dots. Settings that leave an axis out are not shown.
     """
     shown = with_both(settings, x, y)
-    columns, rows = looks.scale_of(shown, x), looks.scale_of(shown, y)
-    head = f"{metric.words} over {looks.words([x])} and {looks.words([y])}"
+    columns, rows = scales.scale_of(shown, x), scales.scale_of(shown, y)
+    head = f"{metric.words} over {scales.words([x])} and {scales.words([y])}"
     if max(len(columns.values), len(rows.values)) > MANY:
         _map_of_dots(panel, shown, x, y, metric)
-        columns.set_on(panel.xaxis, looks.axis_label(x))
-        rows.set_on(panel.yaxis, looks.axis_label(y))
+        columns.set_on(panel.xaxis, scales.axis_label(x))
+        rows.set_on(panel.yaxis, scales.axis_label(y))
         title(panel, head, "every setting")
         return
     crossed = _cells(panel, shown, (columns, rows), (x, y), metric)
     for axis, scale, name in ((panel.xaxis, columns, x), (panel.yaxis, rows, y)):
-        looks.set_ticks(axis, [index + 0.5 for index in range(len(scale.values))], scale.values)
-        axis.set_label_text(looks.axis_label(name))
+        scales.set_ticks(axis, [index + 0.5 for index in range(len(scale.values))], scale.values)
+        axis.set_label_text(scales.axis_label(name))
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
     title(panel, head, best_over(shown, [x, y], metric) + ("; x: some settings failed" if crossed else ""))
@@ -189,12 +188,12 @@ def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measur
 def _cells(
     panel: Any,
     settings: Sequence[Setting],
-    scales: tuple[looks.Scale, looks.Scale],
+    both: tuple[scales.AxisScale, scales.AxisScale],
     names: tuple[str, str],
     metric: Measure,
 ) -> bool:
     """The coloured cells of a heat map, one unit wide and high, with their numbers; whether one has a small cross."""
-    places = [{same(value): index for index, value in enumerate(scale.values)} for scale in scales]
+    places = [{same(value): index for index, value in enumerate(scale.values)} for scale in both]
     cells: dict[tuple[int, int], list[Setting]] = {}
     for setting in settings:
         column, row = (place[same(setting.values[name])] for place, name in zip(places, names))
@@ -212,9 +211,9 @@ def _cells(
         if not np.isfinite(means[row, column]):
             _hatched(panel, row, column, "failed" if failed else "not known")
             continue
-        color = "white" if looks.dark(colors.to_rgba(means[row, column])) else "black"
+        color = "white" if styles.dark(colors.to_rgba(means[row, column])) else "black"
         panel.annotate(
-            looks.short(means[row, column], metric),
+            scales.short(means[row, column], metric),
             (column + 0.5, row + 0.5),
             ha="center",
             va="center",
@@ -247,20 +246,19 @@ def _hatched(panel: Any, row: int, column: int, why: str) -> None:
         ha="center",
         va="center",
         fontsize=8,
-        color=looks.FAILED,
+        color=styles.FAILED,
         bbox={"fc": "0.93", "ec": "none", "pad": 1.5},
     )
 
 
 def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
     """Settings as coloured dots, the better ones on top; crosses for those that failed."""
-    scales = [looks.scale_of(settings, name) for name in (x, y)]
+    both = [scales.scale_of(settings, name) for name in (x, y)]
     order = ranked(settings, metric)[::-1]
     means = [metric.shown(setting.score(metric.name).mean) for setting in order]
     mesh = coloured(panel, metric, np.array(means))
-    at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(scales, (x, y))]
+    at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(both, (x, y))]
     panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)
-    lost = [[scale.position(s.values[name]) for s in settings if s.failed] for scale, name in zip(scales, (x, y))]
-    panel.plot(*lost, "x", color=looks.FAILED, ms=6, mew=1.5)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    lost = [[scale.position(s.values[name]) for s in settings if s.failed] for scale, name in zip(both, (x, y))]
+    panel.plot(*lost, "x", color=styles.FAILED, ms=6, mew=1.5)
+    elements.open_frame(panel)

@@ -1,0 +1,86 @@
+"""What figures are put together from: bands and bars, legends, axes without a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from fedjax_dp.figures.styles import SMALL, TEST
+
+BANDS = 2  # more of them cannot be told apart where they overlap
+BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
+
+
+def interval(
+    panel: Any, x: Any, mean: Any, low: Any, high: Any, color: Any, of: int = 1, every: tuple[int, int] = (0, 1)
+) -> None:
+    """What the mean of one of several lines is known to lie in: a band, or bars where there would be too many bands.
+
+    every  (first, step) of the points that have bars
+    """
+    if of <= BANDS:
+        panel.fill_between(x, low, high, color=color, alpha=0.16, lw=0, zorder=1)
+        return
+    lengths = np.nan_to_num(np.abs(np.array([low, high], float) - np.array(mean, float)))
+    panel.errorbar(x, mean, lengths, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5, errorevery=every, zorder=2)
+
+
+def legend_beside(panel: Any, **told: Any) -> Any:
+    """A legend on the right of a panel, where it covers nothing."""
+    look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
+    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **told)
+
+
+def legend_below(panel: Any, columns: int = 1) -> Any:
+    """A legend under the label of a panel's x axis, which stands already, where it covers nothing."""
+    lines = panel.get_xlabel().count("\n")
+    made = panel.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        borderaxespad=4.6 + 1.4 * lines,
+        ncols=columns,
+        frameon=False,
+        fontsize=SMALL,
+    )
+    made.set_gid(BELOW)
+    return made
+
+
+class Bar(NamedTuple):
+    """A bar from `start`, to the left where its length is below 0."""
+
+    name: str
+    length: float
+    start: float = 0.0
+    color: Any = TEST
+
+
+def draw_bars(panel: Any, bars: Sequence[Bar], words: Callable[[float], str]) -> None:
+    """Bars below one another, with their names on the left and their lengths in words at their ends."""
+    names, lengths, starts, colors = zip(*bars)
+    drawn = panel.barh(range(len(bars)), lengths, left=starts, color=colors)
+    for place, (bar, length) in enumerate(zip(drawn, lengths)):
+        end = bar.get_x() + max(bar.get_width(), 0)
+        panel.annotate(words(length), (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+    panel.set_yticks(range(len(bars)), names)
+    panel.invert_yaxis()
+    open_frame(panel, "x")
+
+
+def open_frame(panel: Any, grid: str = "both", which: Any = "major") -> None:
+    """Faint grid lines along the axes named, behind what is drawn, and no line above or on the right."""
+    panel.grid(alpha=0.25, axis=grid, which=which)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def plain_log(axis: Any) -> None:
+    """Numbers as they are spoken on a logarithmic axis, more of them where there is hardly a power of ten."""
+    low, high = axis.get_view_interval()
+    if 10 * low <= high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter((lambda value, _: f"{value:.2g}") if high < 10 * low else NullFormatter())

@@ -1,0 +1,1 @@
+"""What results say, as rows: worked out once, for pictures and for reports."""

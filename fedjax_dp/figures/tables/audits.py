@@ -1,0 +1,62 @@
+"""Tables of an audit, from the object that `Audit.to_dict` makes and `fedjax-dp audit --json` prints."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+Rows = list[dict[str, Any]]
+LOWER, UPPER, CLAIM, REFUTED = "lower bound, proved", "upper bound, promised", "claim", "claim, refuted"
+KINDS = (LOWER, UPPER, CLAIM, REFUTED)
+CURVES = ("allowed by what is promised", "allowed by what is proved")
+COUNTED, AT_MOST = "counted in the trials", "proved to be at most"
+POINTS = 101  # of a curve
+LARGEST = 700.0  # epsilon whose exponential is a number; beyond it no curve can be told from the axes
+
+
+def epsilons(content: Mapping[str, Any]) -> Rows:
+    """Every epsilon at the audit's delta, and what kind of number it is; None where it is infinite."""
+    rows: Rows = [
+        {"what": "proved (stated kind)", "kind": LOWER, "epsilon": content["epsilon_lower"]},
+        {"what": "proved (any kind)", "kind": LOWER, "epsilon": content["epsilon_lower_of_any_mechanism"]},
+        {"what": "promised", "kind": UPPER, "epsilon": content["epsilon_stated"]},
+    ]
+    if content["claim"] is not None:
+        kind = REFUTED if content["violated"] else CLAIM
+        rows.append({"what": "claimed, tested", "kind": kind, "epsilon": content["claim"]})
+    refuted = set(content["refuted_claims"])
+    for claim in content["guarantee"]["claims"]:
+        if claim["epsilon"] is not None and claim["delta"] == content["delta"]:
+            kind = REFUTED if claim["statement"] in refuted else CLAIM
+            rows.append({"what": claim["source"], "kind": kind, "epsilon": claim["epsilon"]})
+    return rows
+
+
+def errors(content: Mapping[str, Any]) -> Rows:
+    """How often the attack erred, and what that bounds; nothing of an audit by guesses in a single run."""
+    counts = content.get("errors")
+    if not counts:
+        return []
+    counted = counts["false_positives"] / counts["negatives"], counts["false_negatives"] / counts["positives"]
+    if counts["mean"] is None:
+        bounds = counts["false_positive"], counts["false_negative"]
+    else:  # the joint test knows a bound on the mean alone, which refutes as if both rates were it
+        bounds = counts["mean"], counts["mean"]
+    names = ("what", "false_positive", "false_negative")
+    return [dict(zip(names, (COUNTED, *counted))), dict(zip(names, (AT_MOST, *bounds)))]
+
+
+def regions(content: Mapping[str, Any]) -> Rows:
+    """The least error rates that (epsilon, delta) leaves any attack, for what is promised and what is proved."""
+    bounds = content["epsilon_tested"], content["epsilon_lower_of_any_mechanism"]
+    rates = [place / (POINTS - 1) for place in range(POINTS)]
+    return [
+        {"curve": name, "false_positive": rate, "false_negative": least_error(epsilon, content["delta"], rate)}
+        for name, epsilon in zip(CURVES, bounds)
+        for rate in rates
+    ]
+
+
+def least_error(epsilon: float, delta: float, rate: float) -> float:
+    """The least rate of missed canaries at this rate of false alarms (Kairouz et al. 2015, Theorem 2.1)."""
+    factor = math.exp(min(epsilon, LARGEST))
+    return max(0.0, 1 - delta - factor * rate, (1 - delta - rate) / factor)

@@ -1,0 +1,61 @@
+"""Points of sweeps as a folder has them, with made numbers."""
+
+import json
+import math
+import pathlib
+
+from helpers import CLASSES
+from scipy import stats
+
+from fedjax_dp.rounds.metrics import Evaluation
+
+
+def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reason=None, config=None, **last):
+    """A record whose test accuracy goes through `accuracies`; `last` are metrics of the last evaluation."""
+    history = [
+        Evaluation(10 * (place + 1), {"accuracy": accuracy}, 2.0 - accuracy).row()
+        for place, accuracy in enumerate(accuracies)
+    ]
+    if history:
+        history[-1].update(last)
+    guarantee = (
+        {}
+        if epsilon is None
+        else {
+            "epsilon": None if math.isinf(epsilon) else epsilon,
+            "delta": None if math.isinf(epsilon) else 1e-3,
+            "unit": "record",
+            "adjacency": "replace-one",
+            "view": "uploads",
+            "statement": f"epsilon {epsilon:g} and so on",
+        }
+    )
+    return {
+        "point": f"{index:012x}",
+        "index": index,
+        "values": values,
+        "config": {} if config is None else config,
+        "status": status,
+        "reason": reason,
+        "task": CLASSES,
+        "history": history,
+        "guarantee": guarantee,
+        "seconds": 0.5,
+    }
+
+
+def sweep_folder(records, axes=("learning_rate",), **more):
+    folder = pathlib.Path("sweep")
+    folder.mkdir()
+    (folder / "sweep.json").write_text(json.dumps({"axes": axes, "points": len(records), "name": "mine"} | more))
+    (folder / "points.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def textbook_interval(numbers):
+    """The textbook, one line at a time, in float64."""
+    n = len(numbers)
+    mean = sum(numbers) / n
+    std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (n - 1))
+    t = stats.t(df=n - 1).ppf(0.975)
+    return mean, std, mean - t * std / math.sqrt(n), mean + t * std / math.sqrt(n)
