@@ -64,7 +64,7 @@ def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Datas
 
 
 DATASETS: dict[str, Reader] = {
-    "digits": Reader(lambda name, data_dir, seed, reading: _of("arrays").digits()),
+    "digits": Reader(lambda name, data_dir, seed, reading: _of("digits").digits()),
     **dict.fromkeys(IDX, _files("idx", "images")),
     "adult": _files("tabular", "adult"),
     "adult_full": _files("tabular", "adult"),
