@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp import errors
 from fedjax_dp.arguments import checks_arguments
-from fedjax_dp.data import arrays, cifar, idx, own, svhn, synthetic, tabular, text, tfds, writers
+from fedjax_dp.data import cifar, digits, idx, own, svhn, synthetic, tabular, text, tfds, writers
 from fedjax_dp.data.formats.hugging_face import hugging_face
 from fedjax_dp.data.formats.leaf import leaf
 from fedjax_dp.data.formats.tff import tff
@@ -54,7 +54,7 @@ def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> Datase
 
 
 DATASETS: dict[str, Reader] = {
-    "digits": Reader(lambda name, data_dir, seed, reading: arrays.digits()),
+    "digits": Reader(lambda name, data_dir, seed, reading: digits.digits()),
     **dict.fromkeys(idx.IDX, _files(idx.images)),
     "adult": _files(tabular.adult),
     "adult_full": _files(tabular.adult),

@@ -81,22 +81,22 @@ def read_start(
 
 
 @checks_arguments
-def start_of(given: Any, *, trained_on: str | None = None, public: bool | None = None) -> Start:
+def start_of(values: Any, *, trained_on: str | None = None, public: bool | None = None) -> Start:
     """A start of a path, a run, a `Start`, or of parameters, of whose origin only these words are known."""
-    if isinstance(given, str | os.PathLike):
-        given = read_start(given)
-    if hasattr(given, "as_start"):
-        start: Start = given.as_start()
+    if isinstance(values, str | os.PathLike):
+        values = read_start(values)
+    if hasattr(values, "as_start"):
+        start: Start = values.as_start()
         origin = start.origin
         origin = origin if trained_on is None else dataclasses.replace(origin, trained_on=trained_on)
         origin = origin if public is None else dataclasses.replace(origin, public=public)
         return dataclasses.replace(start, origin=origin)
-    values = named(given)
+    arrays = named(values)
     try:
-        sha256 = origins.values_digest(values)
+        sha256 = origins.values_digest(arrays)
     except (TypeError, ValueError, AttributeError):  # what is no array is refused where it is used
         sha256 = ""
-    return Start(values, Origin("start", sha256, trained_on, public))
+    return Start(arrays, Origin("start", sha256, trained_on, public))
 
 
 def start_files(path: str | None, names: str | None = None) -> dict[str, str]:

@@ -22,7 +22,7 @@ from fedjax_dp.reading import shape_of
 TEST_FRACTION = 0.1  # of every client's records, where the files have no test split
 
 
-class Numbers:
+class NumberColumn:
     """Rows of numbers of one shape and type, one block behind the other."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...] | None = None):
@@ -71,7 +71,7 @@ class Split:
 
     def __getitem__(self, name: str) -> Any:
         column = self.columns[name]
-        return column.array if isinstance(column, Numbers) else column
+        return column.array if isinstance(column, NumberColumn) else column
 
     def at(self, rows: np.ndarray) -> "Split":
         """The records in these rows."""
