@@ -97,7 +97,7 @@ def natural(client_ids: np.ndarray | None) -> list[np.ndarray]:
 def grouped_natural(client_ids: np.ndarray, group_size: int, seed: int, remainder: str = "smaller") -> list[np.ndarray]:
     """One client for each `group_size` distinct ids, which are put together at random.
 
-    remainder  of ids that fill no group: smaller, a client of fewer; spread, one more for some clients; drop, nobody's;
+    remainder  of ids that fill no group: smaller, a client of fewer; spread, one more for some clients; drop, not used;
                refuse.
     Raises:    ConfigurationError for a remainder that is refused, and where `spread` and `drop` leave no group.
     """
@@ -124,7 +124,7 @@ def group(ids: np.ndarray, group_size: int, seed: int, remainder: str) -> tuple[
 
 
 def rows_by_owner(owners: np.ndarray) -> list[np.ndarray]:
-    """The rows of each owner, in increasing order of their numbers; those of owner -1 are nobody's."""
+    """The rows of each owner, in increasing order of their numbers; those of owner -1 are left out."""
     rows = np.flatnonzero(owners >= 0)
     return [rows[part] for part in natural(owners[rows])]
 

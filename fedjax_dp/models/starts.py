@@ -14,7 +14,7 @@ import os
 import pathlib
 import tomllib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,12 +44,6 @@ class Start:
 
     def as_start(self) -> "Start":
         return self
-
-
-class Begins(Protocol):
-    """What knows its parameters and where they come from, as a run does."""
-
-    def as_start(self) -> Start: ...
 
 
 @checks_arguments

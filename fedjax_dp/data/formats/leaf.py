@@ -23,7 +23,7 @@ from fedjax_dp.data.store import Dataset
 from fedjax_dp.reading import Reading
 
 FEMNIST = (784, 62)  # numbers of an image, classes
-WHOLE = ("all_data", "sampled_data")  # folders of files that nobody has split
+WHOLE = ("all_data", "sampled_data")  # folders of files that are not split
 SENT140 = 6  # fields of a record: id, date, query, user, text, split
 TEXT = 4  # the one of them that is read
 

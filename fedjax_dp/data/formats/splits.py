@@ -142,8 +142,8 @@ def data_set(
 ) -> Dataset:
     """The data set of features, targets and owners of the training and of the test records; `about`: its other fields.
 
-    Where some test record's client has no training records, the test set is nobody's part. One number of each record
-    needs no axis of its own. Bytes are scaled to [0, 1].
+    Where some test record's client has no training records, the test set is not divided among clients. One number of
+    each record needs no axis of its own. Bytes are scaled to [0, 1].
     """
     (x_train, y_train, ids), (x_test, y_test, test_ids) = train, test
     x_train, x_test, y_train, y_test = native(x_train), native(x_test), as_arrays(y_train), as_arrays(y_test)
