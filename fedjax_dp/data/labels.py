@@ -38,7 +38,7 @@ def pathological(
 ) -> list[np.ndarray]:
     """Each client has `count` of the C labels, and a label's records are split evenly among the clients that have it.
 
-    Sizes follow from that. Records of a label that no client has are nobody's.
+    Sizes follow from that. Records of a label that no client has are not used.
     assignment  random: any labels; cyclic: (i + j) mod C for client i and j < count; first: i mod C, the rest random.
     Raises:     ConfigurationError where a label has fewer records than clients that have it.
     Source:     Li et al. 2021, arXiv:2102.02079, section 4.1, and its published code (`first`).

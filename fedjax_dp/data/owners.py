@@ -50,7 +50,7 @@ def _parts(
 ) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
     """Clients by the number of each distinct id, -1 for those left out; `owners` is each training record's id's place.
 
-    untested  what, got, wanted, where nobody is left with test records.
+    untested  what, got, wanted, where no client with test records is left.
     """
     clients, test_ids = rows_by_owner(number[owners]), dataset.test_client_ids
     if test_ids is None:
@@ -73,7 +73,7 @@ def given_parts(path: str | os.PathLike[str], records: int) -> list[np.ndarray]:
     """The rows of each client, of all `records`, from a file.
 
     .json  lists of rows by client, as other libraries' partitioners have them (`partition_id_to_indices`); clients in
-           the order of their names, as numbers where all are; rows that are in no list are nobody's;
+           the order of their names, as numbers where all are; rows that are in no list are not used;
     .npy   an id for each record; or text, with an id in each line.
     """
     path = pathlib.Path(path)

@@ -104,7 +104,7 @@ def grouped_natural(
 ) -> list[np.ndarray]:
     """One client for each `group_size` distinct ids, which are put together at random.
 
-    remainder  of ids that fill no group: smaller, a client of fewer; spread, one more for some clients; drop, nobody's;
+    remainder  of ids that fill no group: smaller, a client of fewer; spread, one more for some clients; drop, not used;
                refuse.
     Raises:    ConfigurationError for a remainder that is refused, and where `spread` and `drop` leave no group.
     """
@@ -137,7 +137,7 @@ def group(ids: np.ndarray, group_size: int, seed: int, remainder: str) -> tuple[
 
 
 def rows_by_owner(owners: np.ndarray) -> list[np.ndarray]:
-    """The rows of each owner, in increasing order of their numbers; those of owner -1 are nobody's."""
+    """The rows of each owner, in increasing order of their numbers; those of owner -1 are left out."""
     rows = np.flatnonzero(owners >= 0)
     return [rows[part] for part in natural(owners[rows])]
 

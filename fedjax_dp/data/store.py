@@ -245,7 +245,7 @@ def federate(
 
 
 def require_clients(data: Any) -> None:
-    """Refuse what is no clients' data, such as a data set that nobody has shared out."""
+    """Refuse what is no clients' data, such as a data set that is not yet spread over clients."""
     if not isinstance(data, FederatedData):
         wanted = "a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes"
         raise errors.refuse("data", validation.described(data), wanted, validation.advice(data))

@@ -60,9 +60,12 @@ def adult(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     if paths[0] is None or paths[1] is None:
         raise missing(name, folders[0], "adult.data and adult.test", "from https://archive.ics.uci.edu/dataset/2/adult")
     (train, y_train), (test, y_test) = (_read(path) for path in paths if path)
-    x_train, x_test = (_one_hot(fields) for fields in (train, test))
+    x_train, x_test = (  # the columns one after the other
+        np.concatenate([np.eye(len(w), dtype=np.uint8)[fields[c].astype(int)] for c, w in CATEGORIES.items()], axis=1)
+        for fields in (train, test)
+    )
     if name == "adult_full":
-        numbers_train, numbers_test = (_numbers(fields) for fields in (train, test))
+        numbers_train, numbers_test = (np.stack([fields[c] for c in NUMERIC], axis=1) for fields in (train, test))
         mean, std = numbers_train.mean(0), numbers_train.std(0)
         std = np.where(std > 0, std, 1.0)
         x_train, x_test = (
@@ -112,14 +115,3 @@ def _value(where: str, word: str, index: dict[str, int] | None) -> float:
     if not math.isfinite(number):
         raise damaged(where, repr(word), "a finite number")
     return number
-
-
-def _one_hot(fields: dict[str, np.ndarray]) -> np.ndarray:
-    """`(records, 102)`, 0 or 1, the columns one after the other."""
-    blocks = [np.eye(len(words), dtype=np.uint8)[fields[name].astype(int)] for name, words in CATEGORIES.items()]
-    return np.concatenate(blocks, axis=1)
-
-
-def _numbers(fields: dict[str, np.ndarray]) -> np.ndarray:
-    """`(records, 6)`."""
-    return np.stack([fields[name] for name in NUMERIC], axis=1)

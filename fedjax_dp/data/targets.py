@@ -116,15 +116,15 @@ def check_labels(what: str, y: np.ndarray) -> None:
         raise errors.refuse(what, f"{y.dtype} from {y.min()}", wanted, RENUMBER)
 
 
-def _count_labels(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
-    if given is None:
+def _count_labels(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
+    if classes is None:
         return _counted(where, np.union1d(y_train, y_test))
-    errors.require_integer(f"{where}classes", given, 1, MOST_CLASSES)
+    errors.require_integer(f"{where}classes", classes, 1, MOST_CLASSES)
     for name, y in (("y_train", y_train), ("y_test", y_test)):
-        if y.max() >= given:
-            wanted = f"labels 0 to {given - 1} of {given} classes"
+        if y.max() >= classes:
+            wanted = f"labels 0 to {classes - 1} of {classes} classes"
             raise errors.refuse(f"{where}{name}", f"label {y.max()}", wanted, f"give more classes, or {RENUMBER}")
-    return int(given)
+    return int(classes)
 
 
 def _counted(where: str, present: np.ndarray) -> int:
@@ -165,28 +165,30 @@ def _ids(what: str, y: np.ndarray) -> None:
         raise errors.refuse(what, y.dtype, "ids of tokens, integers", "fill records up with the vocabulary's pad")
 
 
-def _count_width(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+def _count_width(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
     """An output for each number of a target."""
     width = int(y_train.shape[1])
     if y_test.shape[1] != width:
         raise errors.refuse(f"{where}y_test", tuple(y_test.shape), f"(records, {width}), as y_train")
-    if given is not None and given != width:
-        raise errors.refuse(f"{where}classes", given, f"{width}, one for each number of a target", "leave it out")
+    if classes is not None and classes != width:
+        raise errors.refuse(f"{where}classes", classes, f"{width}, one for each number of a target", "leave it out")
     return width
 
 
-def _count_one(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
-    if given not in (None, 1):
+def _count_one(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
+    if classes not in (None, 1):
         wanted = "1 for task binary, whose models have one output"
-        raise errors.refuse(f"{where}classes", given, wanted, "leave it out, or take task classes")
+        raise errors.refuse(f"{where}classes", classes, wanted, "leave it out, or take task classes")
     return 1
 
 
-def _count_tokens(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+def _count_tokens(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
     size = check_vocabulary(f"{where}vocabulary", vocabulary).size
-    if given not in (None, size):
-        raise errors.refuse(f"{where}classes", given, f"{size}, the size of the vocabulary", "leave it out")
-    _count_length(where, y_train, y_test)
+    if classes not in (None, size):
+        raise errors.refuse(f"{where}classes", classes, f"{size}, the size of the vocabulary", "leave it out")
+    if y_test.shape[1] != y_train.shape[1]:
+        wanted = f"(records, {y_train.shape[1]}), as y_train"
+        raise errors.refuse(f"{where}y_test", tuple(y_test.shape), wanted, "cut or fill up all records alike")
     for name, y in (("y_train", y_train), ("y_test", y_test)):
         check_tokens(f"{where}{name}", y, size)
     return size
@@ -198,12 +200,6 @@ def check_tokens(what: str, ids: Any, size: int) -> None:
         outside = int(np.min(ids) if np.min(ids) < 0 else np.max(ids))
         remedy = "an id of its own, the vocabulary's oov, stands for unknown words"
         raise errors.refuse(what, f"id {outside}", f"ids 0 to {size - 1} of the vocabulary", remedy)
-
-
-def _count_length(where: str, y_train: Any, y_test: Any) -> None:
-    if y_test.shape[1] != y_train.shape[1]:
-        wanted = f"(records, {y_train.shape[1]}), as y_train"
-        raise errors.refuse(f"{where}y_test", tuple(y_test.shape), wanted, "cut or fill up all records alike")
 
 
 def _anything(what: str, y: Any) -> None:
@@ -220,12 +216,12 @@ def _anything(what: str, y: Any) -> None:
             raise errors.refuse(what, "NaN or infinity", "finite", "clean the array")
 
 
-def _count_said(where: str, y_train: Any, y_test: Any, given: int | None, vocabulary: Vocabulary | None) -> int:
+def _count_stated(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
     looks = [[(a.shape[1:], a.dtype) for a in jax.tree.leaves(y)] for y in (y_train, y_test)]
     structures: list[Any] = [jax.tree.structure(y) for y in (y_train, y_test)]
     if structures[0] != structures[1] or looks[0] != looks[1]:
         raise errors.refuse(f"{where}y_test", "targets of another structure", "those of y_train")
-    outputs = errors.require_given(f"{where}classes", given)
+    outputs = errors.require_given(f"{where}classes", classes)
     errors.require_integer(f"{where}classes", outputs, 1, MOST_CLASSES)
     return outputs
 
@@ -246,5 +242,5 @@ TARGETS: dict[str, Targets] = {
     "multi_label": Targets(_zeros_and_ones, _count_width, ("labels",), np.uint8),
     "binary": Targets(_zeros_and_ones, _count_one, (), np.int32),
     "regression": Targets(_rows, _count_width, ("numbers",), np.float32),
-    OWN: Targets(_anything, _count_said, None),
+    OWN: Targets(_anything, _count_stated, None),
 }

@@ -1,7 +1,7 @@
 """The equations of traced programs, and the only place that reads what JAX keeps in their parameters.
 
 JAX promises nothing about these parameters, and renames them between versions. What is read here is known of the
-versions in `SUPPORTED`; a parameter that is missing, or that nobody here knows, is refused in one line: guessed, it
+versions in `SUPPORTED`; a parameter that is missing, or is not known here, is refused in one line: guessed, it
 could hide where records go.
 """
 

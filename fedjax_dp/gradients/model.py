@@ -79,21 +79,21 @@ class JitOfModel:
     """`jax.jit` of a function with an argument `model`: its structure is static, its frozen values are traced."""
 
     def __init__(self, function: Callable[..., T], static: Sequence[str] = (), **options: Any):
-        def whole(*args: Any, structure: Model, frozen: Any, **given: Any) -> T:
-            return function(*args, model=joined(structure, frozen), **given)
+        def whole(*args: Any, structure: Model, frozen: Any, **keywords: Any) -> T:
+            return function(*args, model=joined(structure, frozen), **keywords)
 
         functools.update_wrapper(self, function)
         whole.__name__ = whole.__qualname__ = getattr(function, "__name__", "function")
         self._jit: Any = jax.jit(whole, static_argnames=("structure", *static), **options)
 
-    def __call__(self, *args: Any, model: Model, **given: Any) -> Any:
+    def __call__(self, *args: Any, model: Model, **keywords: Any) -> Any:
         structure, frozen = split(model)
-        return self._jit(*args, structure=structure, frozen=frozen, **given)
+        return self._jit(*args, structure=structure, frozen=frozen, **keywords)
 
-    def lower(self, *args: Any, model: Model, **given: Any) -> Any:
+    def lower(self, *args: Any, model: Model, **keywords: Any) -> Any:
         """As `jax.jit`'s."""
         structure, frozen = split(model)
-        return self._jit.lower(*args, structure=structure, frozen=frozen, **given)
+        return self._jit.lower(*args, structure=structure, frozen=frozen, **keywords)
 
     def _cache_size(self) -> int:
         size: int = self._jit._cache_size()

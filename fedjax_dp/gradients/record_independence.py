@@ -1,6 +1,6 @@
 """What a traced function of one record may be made of, so that `vmap` keeps records apart.
 
-Batched, every operation of JAX's own treats each record alone. An operation with a batching rule that somebody wrote
+Batched, every operation of JAX's own treats each record alone. An operation with a user's batching rule
 (`custom_vmap`, a primitive of one's own), or that leaves the program (callbacks, foreign functions, references), may
 see all records of a batch, whatever its function of one record says. A list of these would never be complete: allowed
 is what JAX lists as its own, with the rule that JAX gave it, and nothing else.
@@ -96,7 +96,7 @@ def _derivative(what: str, equation: Any) -> Any:
 
 
 def _rule_is_own(primitive: Primitive) -> bool:
-    """Whether nobody has written another batching rule for it."""
+    """Whether it has no other batching rule."""
     return all(map(_of_jax, _parts(batching.fancy_primitive_batchers.get(primitive), set())))
 
 

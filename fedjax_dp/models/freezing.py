@@ -185,19 +185,19 @@ def _low_rank(
 
 def _begun(start: Start, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
     """Values by path that training begins with."""
-    given, where = start.values, start.origin.name
+    values, where = start.values, start.origin.name
     wanted = {name: shape for name, shape in shapes.items() if name not in fresh}
     if not wanted:
         raise errors.refuse("fresh", "every parameter", "some of them", "leave out what they would begin with")
     found = {}
     for name, shape in wanted.items():
-        if name not in given:
-            near = errors.nearest(name, list(given))
+        if name not in values:
+            near = errors.nearest(name, list(values))
             guess = f"did you mean {near[0]}? " if near else ""
             raise errors.refuse(
                 where, f"no {name}", "with every parameter of the model", f"{guess}name it in start_names, or in fresh"
             )
-        value = np.asarray(given[name]) if not isinstance(given[name], jax.Array) else given[name]
+        value = np.asarray(values[name]) if not isinstance(values[name], jax.Array) else values[name]
         if value.dtype.kind not in "fV" or tuple(value.shape) != shape.shape:
             got = f"{name} of {value.dtype} {tuple(value.shape)}"
             raise errors.refuse(where, got, f"float {shape.shape}", "turn it in start_names, or begin it afresh")

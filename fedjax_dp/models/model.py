@@ -152,7 +152,7 @@ class NetworkModel:
                 return self.base.scores(self._own(params), x, key)
             leaves, record = jax.tree.leaves(self._own(params)), (x,) if key is None else (x, key)
             return low_rank.run(self._plan(key, x), leaves, record, self._pairs(params), self._frozen().scale)
-        narrow, seen = jax.tree.map(self._narrow, (params, x))
+        narrow, seen = jax.tree.map(lambda a: a.astype(self.dtype) if a.dtype == jnp.float32 else a, (params, x))
         if not self.network.for_batches:
             return jax.tree.map(_wide, self._user_code(lambda: self.network.run(narrow, seen, key)))
         made = self._user_code(lambda: self.network.run(narrow, seen[None], key))
@@ -190,9 +190,6 @@ class NetworkModel:
         params = jax.eval_shape(base.init, jax.random.key(0))
         seen = self.blank if x is None else x
         return plan_of(base, "scores", params, (seen,) if key is None else (seen, key))
-
-    def _narrow(self, a: jax.Array) -> jax.Array:
-        return a.astype(self.dtype) if a.dtype == jnp.float32 else a
 
     def _user_code(self, call: Callable[[], T], what: str = "") -> T:
         """What a call of the user's own code returns; whatever it raises is one line, with the place in that code."""

@@ -94,9 +94,9 @@ class Nnx:
 
         split: Any = nnx.split
         graph, params, rest = split(self._example, nnx.Param, ...)
-        kept = sorted(
-            {type(leaf).__name__ for leaf in jax.tree.leaves(rest, is_leaf=_is_variable) if _keeps_state(leaf)}
-        )
+        variables = jax.tree.leaves(rest, is_leaf=lambda part: isinstance(part, nnx.Variable))
+        # neither parameters nor states of random number generators: statistics, a cache
+        kept = sorted({type(one).__name__ for one in variables if isinstance(one, nnx.BatchStat | nnx.Cache)})
         if kept:
             raise _keeps(self.name, ", ".join(kept))
         return graph, jax.tree.structure(params), rest
@@ -201,9 +201,9 @@ class Functions:
     @functools.cached_property
     def _keyed(self) -> bool:
         required = [
-            given
-            for given in inspect.signature(self.forward).parameters.values()
-            if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD) and given.name not in MODES
+            one
+            for one in inspect.signature(self.forward).parameters.values()
+            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.name not in MODES
         ]
         return len(required) > 2
 
@@ -211,41 +211,41 @@ class Functions:
         return self.start(key)
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
-        given = (params, x, key) if self._keyed else (params, x)
-        return self.forward(*given, **_flag(self.mode, key is not None))
+        arguments = (params, x, key) if self._keyed else (params, x)
+        return self.forward(*arguments, **_flag(self.mode, key is not None))
 
 
-def network_of(given: Any, mode: str | None = None) -> Network:
+def network_of(network: Any, mode: str | None = None) -> Network:
     """The adapter for what a user has; `mode` names the flag that says whether it is trained."""
     nnx, eqx, haiku = (sys.modules.get(name) for name in ("flax.nnx", "equinox", "haiku"))
-    if isinstance(given, Linen | Nnx | Equinox | Haiku | Functions):
-        return given
-    if isinstance(given, nn.Module):
-        return Linen(_hashable(given), mode or _mode(given.__call__))
-    if nnx is not None and isinstance(given, nnx.Module):
-        return Nnx(_Made(given), mode or _mode(given.__call__))
-    if eqx is not None and isinstance(given, eqx.Module):
-        return Equinox(_Made(given), mode or _mode(given.__call__))
-    if haiku is not None and isinstance(given, haiku.Transformed):
-        return Haiku(given, mode)
-    if haiku is not None and isinstance(given, haiku.TransformedWithState):
+    if isinstance(network, Linen | Nnx | Equinox | Haiku | Functions):
+        return network
+    if isinstance(network, nn.Module):
+        return Linen(_hashable(network), mode or _mode(network.__call__))
+    if nnx is not None and isinstance(network, nnx.Module):
+        return Nnx(_Made(network), mode or _mode(network.__call__))
+    if eqx is not None and isinstance(network, eqx.Module):
+        return Equinox(_Made(network), mode or _mode(network.__call__))
+    if haiku is not None and isinstance(network, haiku.Transformed):
+        return Haiku(network, mode)
+    if haiku is not None and isinstance(network, haiku.TransformedWithState):
         raise _keeps("the Haiku function", "a state")
-    if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Functions(*given, mode=mode or _mode(given[1]))
-    if callable(given) and not isinstance(given, type):
+    if isinstance(network, tuple) and len(network) == 2 and all(map(callable, network)):
+        return Functions(*network, mode=mode or _mode(network[1]))
+    if callable(network) and not isinstance(network, type):
         with jax.ensure_compile_time_eval():
-            made = given(jax.random.key(0))
-        kind = next((kind for module, kind in ((nnx, Nnx), (eqx, Equinox)) if _is_module(made, module)), None)
-        if kind is not None:
-            return kind(given, mode or _mode(made.__call__))
+            made = network(jax.random.key(0))
+        for framework, kind in ((nnx, Nnx), (eqx, Equinox)):
+            if framework is not None and isinstance(made, framework.Module):
+                return kind(network, mode or _mode(made.__call__))
         if isinstance(made, nn.Module):
             return Linen(_hashable(made), mode or _mode(made.__call__))
     raise errors.refuse(
         "model",
-        validation.described(given),
+        validation.described(network),
         "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
-        _making(given)
-        if isinstance(given, type)
+        _making(network)
+        if isinstance(network, type)
         else "give (start, forward): start(key) makes parameters, forward(params, x) scores of one record",
     )
 
@@ -281,10 +281,6 @@ def _hashable(module: nn.Module) -> nn.Module:
     raise errors.refuse("model", f"{name} with fields that cannot be hashed", "one of plain fields", "use tuples")
 
 
-def _is_module(made: Any, framework: Any) -> bool:
-    return framework is not None and isinstance(made, framework.Module)
-
-
 def _mode(function: Callable[..., Any]) -> str | None:
     parameters = inspect.signature(function).parameters
     return next((name for name in MODES if name in parameters), None)
@@ -304,19 +300,6 @@ def unnamed(leaves: Mapping[str, Any], structure: Any) -> Any:
     blank = jax.tree.unflatten(structure, range(structure.num_leaves))
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(blank)]
     return jax.tree.unflatten(structure, [leaves[path] for path in paths])
-
-
-def _is_variable(leaf: Any) -> bool:
-    from flax import nnx
-
-    return isinstance(leaf, nnx.Variable)
-
-
-def _keeps_state(leaf: Any) -> bool:
-    """Whether a variable is neither a parameter nor the state of a random number generator: statistics, a cache."""
-    from flax import nnx
-
-    return isinstance(leaf, nnx.BatchStat | nnx.Cache)
 
 
 def _keeps(name: str, what: str) -> errors.ConfigurationError:

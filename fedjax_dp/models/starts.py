@@ -14,7 +14,7 @@ import os
 import pathlib
 import tomllib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,12 +45,6 @@ class Start:
         return self
 
 
-class Begins(Protocol):
-    """What knows its parameters and where they come from, as a run does."""
-
-    def as_start(self) -> Start: ...
-
-
 def read_start(
     path: str | os.PathLike[str],
     *,
@@ -78,22 +72,22 @@ def read_start(
     return Start(found, Origin(path.name, digest(path), trained_on, public, ledger or ""))
 
 
-def start_of(given: Any, *, trained_on: str | None = None, public: bool | None = None) -> Start:
+def start_of(values: Any, *, trained_on: str | None = None, public: bool | None = None) -> Start:
     """A start of a path, a run, a `Start`, or of parameters, of whose origin only these words are known."""
-    if isinstance(given, str | os.PathLike):
-        given = read_start(given)
-    if hasattr(given, "as_start"):
-        start: Start = given.as_start()
+    if isinstance(values, str | os.PathLike):
+        values = read_start(values)
+    if hasattr(values, "as_start"):
+        start: Start = values.as_start()
         origin = start.origin
         origin = origin if trained_on is None else dataclasses.replace(origin, trained_on=trained_on)
         origin = origin if public is None else dataclasses.replace(origin, public=public)
         return dataclasses.replace(start, origin=origin)
-    values = named(given)
+    arrays = named(values)
     try:
-        sha256 = origins.values_digest(values)
+        sha256 = origins.values_digest(arrays)
     except (TypeError, ValueError, AttributeError):  # what is no array is refused where it is used
         sha256 = ""
-    return Start(values, Origin("start", sha256, trained_on, public))
+    return Start(arrays, Origin("start", sha256, trained_on, public))
 
 
 def start_files(path: str | None, names: str | None = None) -> dict[str, str]:

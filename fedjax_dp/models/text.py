@@ -82,7 +82,7 @@ def lstm(
     """rfedavg's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, PyTorch keeps two.
 
     embedding  word vectors `(vocabulary, width)`, such as GloVe 6B 300d, which are frozen; unless given, random ones;
-    embedding_data  what they were trained on, in words: else the Guarantee begins by saying that nobody knows.
+    embedding_data  what they were trained on, in words: else the Guarantee begins by saying that it is not known.
     """
     _require_tokens(record_shape)
     vectors = random_embedding() if embedding is None else np.asarray(embedding, np.float32)

@@ -113,7 +113,7 @@ def slow_class_dirichlet(labels, num_clients, concentration, rng, balance):
     return rows
 
 
-@pytest.mark.parametrize("balance", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("balance", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_class_dirichlet_has_the_law_of_the_published_program(balance):
     """Largest client and mean of squared cells, 400 draws of each; the other setting of `balance` is told apart."""
 

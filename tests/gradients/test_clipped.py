@@ -389,7 +389,7 @@ class Normed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "module", [Placed(), *(pytest.param(m, marks=pytest.mark.slow) for m in (TimeMajor(), Normed()))]
+    "module", [Placed(), *(pytest.param(m, marks=pytest.mark.exhaustive) for m in (TimeMajor(), Normed()))]
 )
 @pytest.mark.parametrize("length", quick([4, 7], (4,)))
 def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(module, length):

@@ -66,7 +66,7 @@ def test_features_are_the_layer_before_the_output(model, width):
         nn.Conv(3, (2, 2), strides=(2, 3), padding="VALID"),
         nn.Conv(4, (3, 3), feature_group_count=2),
         *(
-            pytest.param(layer, marks=pytest.mark.slow)
+            pytest.param(layer, marks=pytest.mark.exhaustive)
             for layer in (
                 nn.Conv(3, (3, 2)),
                 nn.Conv(3, (3, 3), padding=2),

@@ -4,6 +4,7 @@ Memory: one file at a time as Python's values (some 32 bytes for each number), a
 Source: Caldas et al. 2018, arXiv:1812.01097, and its published readers; `hierarchies` is not used.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -16,13 +17,13 @@ from fedjax_dp import errors, folders
 from fedjax_dp.data.files import check_id, damaged
 from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
 from fedjax_dp.data.formats.json_files import kind_of, list_of, object_of, read_json
-from fedjax_dp.data.formats.splits import Numbers, Split, as_task, data_set, reshaped, whole
+from fedjax_dp.data.formats.splits import NumberColumn, Split, as_task, data_set, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 
 FEMNIST = (784, 62)  # numbers of an image, classes
-WHOLE = ("all_data", "sampled_data")  # folders of files that nobody has split
+WHOLE = ("all_data", "sampled_data")  # folders of files that are not split
 SENT140 = 6  # fields of a record: id, date, query, user, text, split
 TEXT = 4  # the one of them that is read
 
@@ -58,12 +59,8 @@ def leaf(path: pathlib.Path, reading: Reading) -> Dataset:
     if layout is None:
         raise damaged(path, "no user", "LEAF's files with users in them")
     reading.require_meant(layout.options, f"LEAF's {layout.name}")
-    return layout.finish(_name(path), str(path), splits["train"], splits.get("test"), reading)
-
-
-def _name(path: pathlib.Path) -> str:
     names = [part for part in path.absolute().parts if part not in ("data", "train", *WHOLE)]
-    return pathlib.Path(names[-1]).stem
+    return layout.finish(pathlib.Path(names[-1]).stem, str(path), splits["train"], splits.get("test"), reading)
 
 
 def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
@@ -187,10 +184,6 @@ def _add_messages(split: Split, where: str, user: str, x: list[Any], y: list[Any
     split.add(user, len(x))
 
 
-def _messages(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
-    return classified(name, where, train, test, reading, classes=2)
-
-
 # Reddit: a comment is rows of ten tokens, cut and padded, and the tokens that follow. A record is one row.
 
 
@@ -226,7 +219,7 @@ LAYOUTS = (
     LeafLayout(
         "numbers",
         lambda x, y: _is_list_of(x, (int, float, list)) and isinstance(y, int | float | list),
-        lambda: Split(x=Numbers(np.float32), y=Numbers(np.float64)),
+        lambda: Split(x=NumberColumn(np.float32), y=NumberColumn(np.float64)),
         _add_numbers,
         _numbers,
         ("task", "record_shape"),
@@ -244,7 +237,7 @@ LAYOUTS = (
         lambda x, y: _is_list_of(x, str) and isinstance(y, int),
         lambda: Split(text=[], y=[]),
         _add_messages,
-        _messages,
+        functools.partial(classified, classes=2),
         CLASSIFIED_OPTIONS,
     ),
     LeafLayout(

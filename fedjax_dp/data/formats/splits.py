@@ -22,7 +22,7 @@ from fedjax_dp.data.targets import as_arrays, native, stored
 TEST_FRACTION = 0.1  # of every client's records, where the files have no test split
 
 
-class Numbers:
+class NumberColumn:
     """Rows of numbers of one shape and type, one block behind the other."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...] | None = None):
@@ -71,7 +71,7 @@ class Split:
 
     def __getitem__(self, name: str) -> Any:
         column = self.columns[name]
-        return column.array if isinstance(column, Numbers) else column
+        return column.array if isinstance(column, NumberColumn) else column
 
     def at(self, rows: np.ndarray) -> "Split":
         """The records in these rows."""
@@ -142,8 +142,8 @@ def data_set(
 ) -> Dataset:
     """The data set of features, targets and owners of the training and of the test records; `about`: its other fields.
 
-    Where some test record's client has no training records, the test set is nobody's part. One number of each record
-    needs no axis of its own. Bytes are scaled to [0, 1].
+    Where some test record's client has no training records, the test set is not divided among clients. One number of
+    each record needs no axis of its own. Bytes are scaled to [0, 1].
     """
     (x_train, y_train, ids), (x_test, y_test, test_ids) = train, test
     x_train, x_test, y_train, y_test = native(x_train), native(x_test), as_arrays(y_train), as_arrays(y_test)

@@ -4,6 +4,7 @@ What a file is follows from its beginning, what it holds from its fields.
 Memory: text and numbers once, as they are kept; one client (HDF5) or one record (SQLite) beside them.
 """
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from fedjax_dp import errors
 from fedjax_dp.data.files import check_file, check_growth, check_id, check_labels, damaged
 from fedjax_dp.data.formats import database, hdf5
 from fedjax_dp.data.formats.characters import SNIPPET_OPTIONS, snippets
-from fedjax_dp.data.formats.splits import Numbers, Split, data_set, reshaped, whole
+from fedjax_dp.data.formats.splits import NumberColumn, Split, data_set, reshaped, whole
 from fedjax_dp.data.formats.tf_example import ExampleError, features_of
 from fedjax_dp.data.formats.words import SENTENCE_OPTIONS, sentences
 from fedjax_dp.data.reading import NAMES, Reading
@@ -34,7 +35,7 @@ class Field(NamedTuple):
     shape: tuple[int, ...] = ()
 
     def begin(self) -> Any:
-        return [] if self.dtype is None else Numbers(self.dtype, self.shape)
+        return [] if self.dtype is None else NumberColumn(self.dtype, self.shape)
 
 
 class TffLayout(NamedTuple):
@@ -222,10 +223,6 @@ def _emnist(name: str, where: str, train: Split, test: Split | None, reading: Re
     return made._replace(notes=(*made.notes, "paper is 1, as in FEMNIST: the inverse of MNIST"))
 
 
-def _cifar(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
-    return _images(name, where, train, test, reading, "image", CIFAR)
-
-
 def _posts(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
     for split in (train, test):
         if split is not None:  # ids of words go by their text; bytes that are none are kept apart
@@ -235,7 +232,11 @@ def _posts(name: str, where: str, train: Split, test: Split | None, reading: Rea
 
 LAYOUTS = (
     TffLayout({"label": Field(np.int64), "pixels": Field(np.float32, (28, 28))}, _emnist, ("record_shape",)),
-    TffLayout({"label": Field(np.int64), "image": Field(np.uint8, (32, 32, 3))}, _cifar, ("record_shape",)),
+    TffLayout(
+        {"label": Field(np.int64), "image": Field(np.uint8, (32, 32, 3))},
+        functools.partial(_images, pixels="image", most=CIFAR),
+        ("record_shape",),
+    ),
     TffLayout({"snippets": Field()}, snippets, SNIPPET_OPTIONS),
     TffLayout({"tokens": Field()}, _posts, SENTENCE_OPTIONS),
 )
