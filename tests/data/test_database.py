@@ -41,7 +41,7 @@ def nothing_is_left(tmp_path, monkeypatch):
         (b"\x5d" + b"\xff" * 30, "an SQLite database, perhaps packed"),
         (
             b"\x5d\0\0\0\x80" + b"\xff" * 8 + lzma.compress(bytes(99), lzma.FORMAT_ALONE)[13:],
-            "at the beginning of what is packed",
+            "memory usage limit exceeded",
         ),
         (b"\xfd7zXZ\0" + bytes(40), "an SQLite database, perhaps packed"),
     ],
