@@ -17,7 +17,7 @@ from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.targets import Vocabulary
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunSpec
-from fedjax_dp.experiments.groups import ExecutionConfig
+from fedjax_dp.experiments.groups import ExecutionConfig, PrivacyConfig
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -168,8 +168,9 @@ def _widths(hidden: str) -> tuple[int, ...]:
 
 
 def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
-    """How the privacy of a configuration is counted, budgets drawn."""
-    return config.privacy.terms(data.num_clients, config.data.seed)
+    """How the privacy of a run is counted, budgets drawn where a configuration says how."""
+    privacy = config.privacy
+    return privacy.terms(data.num_clients, config.data.seed) if isinstance(privacy, PrivacyConfig) else privacy
 
 
 def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:

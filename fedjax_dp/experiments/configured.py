@@ -20,12 +20,10 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import build, environment, population, presets, run_folder, summary
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
-from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, Ready, make_ready
-from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.experiments.training import Callbacks, Ready, prepare
 from fedjax_dp.privacy.protection import clips_records, noise_of
-from fedjax_dp.pytrees import same
 from fedjax_dp.rounds.simulation import run_key
 
 Outcome = tuple[dict[str, Any], pathlib.Path]  # what `result.json` holds, and where
@@ -41,7 +39,7 @@ def start(config: RunSpec, screen: Screen, told: Callbacks | None = None) -> Out
             return path, _ready(config, screen)
 
     path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
-    result = run_folder.start(ready, path, run_folder.CONFIGURED, screen, told or Callbacks())
+    result = run_folder.start(ready, path, screen, told or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
@@ -52,7 +50,7 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Call
     be more where the run would have begun alike.
     """
     about = run_folder.begun(path)
-    if about["made of"] != run_folder.CONFIGURED:
+    if about["made of"] != CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
         raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
     config, rounds = _continued(path, about, asked)
@@ -62,31 +60,11 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Call
         screen.say(f"{path} is finished, after round {rounds}; --rounds N goes on to more")
         return finished, path
 
-    def checked() -> tuple[Ready, dict[str, Any]]:
-        run_folder.check_writable(path)
-        as_begun = rounds == config.training.rounds
-        ready = _ready(config, screen if as_begun else Screen(quiet=True))
-        run_folder.require_same(about, ready.checksums)
-        if as_begun:
-            return ready, about
-        longer = _ready(config.replace(rounds=rounds), screen)
-        require_alike(ready, longer)
-        return longer, run_folder.extend(path, about, longer)
+    def prepared(to: int, screen: Screen) -> Ready:
+        return _ready(config.replace(rounds=to), screen)
 
-    ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
-    result = run_folder.go_on(ready, path, about, screen, told or Callbacks())
+    ready, result = run_folder.go_on(path, about, rounds, prepared, screen, told or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
-
-
-def require_alike(before: Ready, after: Ready) -> None:
-    """Refuse more rounds where they would have been begun with other noise."""
-    if not same(before.algorithm, after.algorithm):
-        reason = "its noise was found for a budget that so many rounds spend"
-        if before.said.get("epsilon") is None:
-            reason = "its parts depend on their number"
-        raise errors.refuse(
-            "rounds of the resumed run", after.rounds, f"{before.rounds}, as {reason}", "start a new run"
-        )
 
 
 def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any]) -> tuple[RunSpec, int]:
@@ -111,11 +89,8 @@ def _ready(config: RunSpec, screen: Screen) -> Ready:
     data = population.build_data(config.data)
     model = build.build_model(config, data)
     algorithm = build.build_algorithm(config, data)
-    terms = build.terms_of(config, data)
-    rounds, seed = config.training.rounds, config.data.seed
-    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     execution = build.build_execution(config, algorithm, data)
-    # Said, so that the run goes on alike with another number of processes.
+    # Noted, so that the run goes on alike with another number of processes.
     on_host = build.records_on_host(config, algorithm)
     config = config.replace(records="host" if on_host else "devices", out=None)  # where it is kept decides nothing
     began = time.perf_counter()
@@ -127,21 +102,16 @@ def _ready(config: RunSpec, screen: Screen) -> Ready:
             kinds = total
             show(done / total, f"{done} of {total} kinds of clients")
 
-        ready = make_ready(
-            planned,
-            progress,
-            name=config.entry.name,
-            dataset=config.data.dataset,
-            execution=execution,
-            evaluate_every=config.output.evaluate_every,
-            checkpoint_every=config.output.checkpoint_every,
-            train_metrics=bool(config.output.train_metrics),
+        ready = prepare(
+            config,
+            algorithm,
+            data,
+            model,
+            execution,
             on_host=on_host,
-            said=config.flat(),
             checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
-            shown=config.to_dict(),
-            target=config.output.target,
             hashes=population.hashes(config.data),
+            progress=progress,
         )
     for line in (*population.notes(config.data, data), *_assumed(config), *_about(config, ready)):
         screen.say(line)

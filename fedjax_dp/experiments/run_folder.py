@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
 from fedjax_dp.models.origins import LEDGER, phases_of
-from fedjax_dp.pytrees import checksum
+from fedjax_dp.pytrees import checksum, same
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
 from fedjax_dp.rounds.state import ServerState, place
@@ -34,7 +34,6 @@ BEGINNING = (
     LEDGER,
     CONFIG,
 )  # in the order of writing: the last makes it a run folder
-CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 FREE = ("devices", "model_devices")  # what a run may change on its way
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are told
@@ -92,16 +91,59 @@ def opened(path: pathlib.Path) -> Iterator[RunFolder]:
         folder.close()
 
 
-def start(ready: Ready, path: pathlib.Path, made_of: str, screen: Screen, callbacks: Callbacks) -> Result:
+def start(ready: Ready, path: pathlib.Path, screen: Screen, callbacks: Callbacks) -> Result:
     """Train a run in a new folder."""
-    distributed.together(lambda: _begin(path, ready, made_of), lambda made: {})
+    distributed.together(lambda: _begin(path, ready), lambda made: {})
     distributed.together(lambda: _check_shared(path), lambda made: {})
     with opened(path) as folder:
         return train(dataclasses.replace(ready, folder=path), screen, callbacks, keeper=folder)
 
 
-def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks) -> Result:
-    """Train a run from the newest checkpoint of its folder to its end; `about` as `begun` found it."""
+def go_on(
+    path: pathlib.Path,
+    about: dict[str, Any],
+    rounds: int,
+    prepared: Callable[[int, Screen], Ready],
+    screen: Screen,
+    callbacks: Callbacks,
+) -> tuple[Ready, Result]:
+    """Train a run from the newest checkpoint of its folder to its end, or to more `rounds` than it began with.
+
+    about     as `begun` read it;
+    prepared  prepares the run again, for a number of rounds.
+    Raises: ConfigurationError where what decides the run has changed, or more rounds would have begun otherwise.
+    """
+
+    def checked() -> tuple[Ready, dict[str, Any]]:
+        check_writable(path)
+        before = about["config"]["rounds"]
+        ready = prepared(before, screen if rounds == before else Screen(quiet=True))
+        require_same(about, ready.checksums)
+        if rounds == before:
+            return ready, about
+        longer = prepared(rounds, screen)
+        _require_alike(ready, longer)
+        return longer, extend(path, about, longer)
+
+    ready, about = distributed.together(checked, lambda made: facts(path, made[0]))
+    return ready, _trained(ready, path, about, screen, callbacks)
+
+
+def _require_alike(before: Ready, after: Ready) -> None:
+    """Refuse more rounds where they would have been begun with other noise."""
+    if not same(before.algorithm, after.algorithm):
+        reason = "its noise was found for a budget that so many rounds spend"
+        if before.spec.privacy.epsilon is None:
+            reason = "its parts depend on their number"
+        raise errors.refuse(
+            "rounds of the resumed run", after.rounds, f"{before.rounds}, as {reason}", "start a new run"
+        )
+
+
+def _trained(
+    ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks
+) -> Result:
+    """The run, from its newest checkpoint on."""
     before, now = {name: about[name] for name in FREE}, _layout(ready.execution)
     alike = before["model_devices"] == now["model_devices"] and ready.execution.parts is not None
     if not alike and before != now:
@@ -206,7 +248,7 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
 
 def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
-    about |= {"config": dict(ready.said), "rounds before": about["config"]["rounds"]}
+    about |= {"config": ready.spec.flat(), "rounds before": about["config"]["rounds"]}
     about["seal"] = seal(about)
     if distributed.first():
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
@@ -253,11 +295,12 @@ def seal(about: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(sealed, sort_keys=True).encode()):08x}"
 
 
-def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
+def _begin(path: pathlib.Path, ready: Ready) -> None:
     """What a run folder begins with, by the first process."""
     if not distributed.first():
         return
-    about: dict[str, Any] = {"made of": made_of, "config": dict(ready.said), "checksums": dict(ready.checksums)}
+    config = ready.spec.flat()
+    about: dict[str, Any] = {"made of": ready.spec.made_of, "config": config, "checksums": dict(ready.checksums)}
     about |= {"seal": seal(about), **_layout(ready.execution)}
     data = ready.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
@@ -267,7 +310,7 @@ def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())
         folders.write_atomically(path / LEDGER, ready.ledger)
-        folders.write_atomically(path / CONFIG, configs.to_toml(ready.said))  # last: it makes a run folder
+        folders.write_atomically(path / CONFIG, configs.to_toml(config))  # last: it makes a run folder
 
 
 def _check_shared(path: pathlib.Path) -> None:

@@ -98,7 +98,7 @@ class SavedRun:
             records["task"],
             vocabulary_of(records["vocabulary"]),
         )
-        if self._about["made of"] == run_folder.CONFIGURED:
+        if self._about["made of"] == configs.CONFIGURED:
             run = configs.RunSpec.of(config)
             run_folder.require_same(self._about, self._about["checksums"] | run_folder.files_of(run))
             return build.build_model(run, like)

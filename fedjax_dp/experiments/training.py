@@ -20,11 +20,13 @@ from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import parameters, phases
+from fedjax_dp.experiments.build import terms_of
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
 from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
@@ -91,36 +93,44 @@ class Result(NamedTuple):
 class Ready:
     """A run with everything built, checked and its noise found; nothing is trained.
 
-    name, dataset  of algorithm and data, for people
-    said           what decides the run as TOML can say it, by name
-    checksums      of what decides it beside: data, code, values that only Python has, by name
-    shown          what is told of its configuration
-    target         METRIC=VALUE to count rounds to
-    folder         that it is kept in, if any
-    history        the evaluations before it was stopped, where it goes on
-    hashes         of its records, where they are known
+    spec       what decides the run, as far as it can be written down
+    checksums  of what decides it beside: data, code, values that only Python has, by name
+    folder     that it is kept in, if any
+    history    the evaluations before it was stopped, where it goes on
+    hashes     of its records, where they are known
     """
 
-    name: str
-    dataset: str
+    spec: RunSpec
     algorithm: Algorithm
     data: FederatedData
     model: Model
     execution: Execution
     guarantee: Guarantee
-    rounds: int
-    seed: int
-    evaluate_every: int
-    checkpoint_every: int
-    train_metrics: bool
     on_host: bool
-    said: Mapping[str, Any]
     checksums: Mapping[str, str]
-    shown: Mapping[str, Any]
-    target: str | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
     hashes: np.ndarray | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the algorithm, for people."""
+        return self.spec.name
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data, for people."""
+        return self.spec.data.dataset
+
+    @property
+    def rounds(self) -> int:
+        """All that it takes."""
+        return self.spec.training.rounds
+
+    @property
+    def seed(self) -> int:
+        """Of cohorts, batches, noise and the initial model."""
+        return self.spec.data.seed
 
     @functools.cached_property
     def ledger(self) -> str:
@@ -142,25 +152,40 @@ class Ready:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
 
 
-def make_ready(planned: PlannedRun, progress: Callable[[int, int], None] | None = None, **how: Any) -> Ready:
-    """A planned run with its noise found, and how it is carried out.
+def prepare(
+    spec: RunSpec,
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model,
+    execution: Execution,
+    *,
+    on_host: bool,
+    checksums: Mapping[str, str],
+    hashes: np.ndarray | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ready:
+    """The run of a specification: checked, its noise found.
 
-    Raises: ConfigurationError for a target of a metric that the task has not, and for records on the host where they
-            are needed elsewhere.
+    Raises: ConfigurationError for parts that do not fit, for a target of a metric that the task has not, for records on
+            the host where they are needed elsewhere, and for a budget that cannot be met.
     """
-    if how["target"] is not None:
-        target_of(how["target"], measures_of_task(task_of(planned.model, planned.data)))
-    if how["on_host"]:
-        prefetch.check(planned.algorithm, how["train_metrics"])
+    rounds, seed, output = spec.training.rounds, spec.data.seed, spec.output
+    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_of(spec, data))
+    if output.target is not None:
+        target_of(output.target, measures_of_task(task_of(model, data)))
+    if on_host:
+        prefetch.check(algorithm, bool(output.train_metrics))
     algorithm, guarantee = prepared(planned, progress)
     return Ready(
+        spec=spec,
         algorithm=algorithm,
+        data=data,
+        model=model,
+        execution=execution,
         guarantee=guarantee,
-        data=planned.data,
-        model=planned.model,
-        rounds=planned.rounds,
-        seed=planned.seed,
-        **how,
+        on_host=on_host,
+        checksums=checksums,
+        hashes=hashes,
     )
 
 
@@ -259,7 +284,7 @@ def train(
 def _trained(
     ready: Ready, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
-    first = 0 if start is None else int(start.round)
+    first, output = 0 if start is None else int(start.round), ready.spec.output
     rounds, began, told, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
     with screen.bar("training", total=rounds, done=first) as show:
 
@@ -267,7 +292,7 @@ def _trained(
             nonlocal told
             now = int(state.round)
             if keeper is not None:
-                due = now % ready.checkpoint_every == 0 or now == rounds
+                due = now % output.checkpoint_every == 0 or now == rounds
                 keeper.keep(state, final_model(algorithm, state), [*ready.history, *new], due)
             for evaluation in new[told:]:
                 callbacks.tell("on_evaluation", evaluation)
@@ -280,11 +305,11 @@ def _trained(
             rounds=rounds,
             seed=ready.seed,
             model=ready.model,
-            evaluate_every=ready.evaluate_every,
-            train_metrics=ready.train_metrics,
+            evaluate_every=output.evaluate_every,
+            train_metrics=bool(output.train_metrics),
             execution=ready.execution,
             start=start,
-            pause_every=None if keeper is None else ready.checkpoint_every,
+            pause_every=None if keeper is None else output.checkpoint_every,
             on_pause=on_pause,
             on_host=ready.on_host,
             checked=True,

@@ -32,7 +32,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     about    what `run.json` says; epsilon: of the run's Guarantee, which the last round must have again
     Raises:  ConfigurationError where it cannot be known: with a remedy, where there is one.
     """
-    if about["made of"] != run_folder.CONFIGURED:
+    if about["made of"] != configs.CONFIGURED:
         raise _unknown("the run was made of values of Python, which its folder does not hold")
     said = about["config"]
     if any(map(is_own, said.values())):

@@ -11,6 +11,7 @@ import jax
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.display import count
 from fedjax_dp.experiments import parameters, phases
+from fedjax_dp.experiments.build import terms_of
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import task_of
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -50,7 +51,7 @@ MOST_BYTES = 2**30  # of parameters that a sweep keeps
 def entry_of(ready: Ready) -> Entry:
     """A point of configurations as it is run and recorded."""
     config = ready.point.config
-    terms = dataclasses.replace(config.privacy.terms(ready.job.data.num_clients, config.data.seed), epsilon=None)
+    terms = dataclasses.replace(terms_of(config, ready.job.data), epsilon=None)
     values = ready.point.values
     return Entry(ready.point.index, ready.point.id, values, config.flat(), terms, ready.job, ready.guarantee)
 

@@ -26,6 +26,7 @@ def read_stream(path: pathlib.Path) -> Any:
 
     Raises: ConfigurationError for what is no stream, or cut short, or has extension types.
     """
+    errors.require_installed("pyarrow", "tables", f"to read {path.name}")
     import pyarrow as pa
 
     size = check_file("Arrow", path)
@@ -62,6 +63,8 @@ def read_stream(path: pathlib.Path) -> Any:
 
 def read_parquet(path: pathlib.Path) -> Any:
     """The table of a Parquet file, as pandas has it."""
+    for package in ("pyarrow", "pandas"):
+        errors.require_installed(package, "tables", f"to read {path.name}")
     import pyarrow.parquet
 
     check_file("parquet", path)

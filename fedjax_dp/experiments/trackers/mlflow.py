@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedjax_dp import errors
 from fedjax_dp.experiments.trackers import told
 from fedjax_dp.experiments.trackers.told import Memory
 from fedjax_dp.experiments.training import Ready, Result
@@ -35,7 +36,7 @@ class MLflow:
     """
 
     def __init__(self, uri: str | None = None, *, experiment: str | None = None) -> None:
-        told.require_installed("mlflow", "mlflow")
+        errors.require_installed("mlflow", "mlflow")
         self._uri, self._experiment = uri, experiment
         self.place = ""  # where to see it, once it is there
 

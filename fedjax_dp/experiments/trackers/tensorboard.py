@@ -6,6 +6,7 @@ import pathlib
 import time
 from typing import Any
 
+from fedjax_dp import errors
 from fedjax_dp.experiments.trackers import told
 from fedjax_dp.experiments.trackers.told import Memory
 from fedjax_dp.experiments.training import Ready, Result
@@ -21,7 +22,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        told.require_installed("tensorboardX", "tensorboard")
+        errors.require_installed("tensorboardX", "tensorboard")
         self._gathered = None if folder is None else pathlib.Path(folder)
         self._file: Any = None
         self.place = ""  # how to see it, once it is there

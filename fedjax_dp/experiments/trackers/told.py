@@ -5,7 +5,6 @@ simulator sees. A number that is not known, or not finite, is left out.
 """
 
 import contextlib
-import importlib.util
 import json
 import math
 import sys
@@ -13,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from fedjax_dp import errors, folders
+from fedjax_dp import folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.training import Ready, Result
@@ -24,21 +23,11 @@ MEMORY = "trackers.json"
 OF_PRIVACY = ("epsilon", "delta", "unit", "adjacency", "view", "accountant", "statement")
 
 
-def require_installed(package: str, extra: str) -> None:
-    """Refuse a tracker whose package is not there; it is looked for, not imported.
-
-    Raises: ConfigurationError that names the extra.
-    """
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:  # the latter is a folder of that name: W&B makes one where it is used
-        raise errors.refuse(package, "nothing", "installed", f'pip install "fedjax-dp[{extra}]"')
-
-
 def config_of(run: Ready) -> dict[str, Any]:
     """The configuration as scalars, and the versions that it runs on."""
     told = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
-        for name, value in {"algorithm": run.name, "dataset": run.dataset, **run.shown}.items()
+        for name, value in {"algorithm": run.name, "dataset": run.dataset, **run.spec.to_dict()}.items()
         if value is not None
     }
     return told | {f"version/{name}": version for name, version in environment.versions().items()}

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from fedjax_dp import errors
 from fedjax_dp.experiments.trackers import told
 from fedjax_dp.experiments.trackers.told import Memory
 from fedjax_dp.experiments.training import Ready, Result
@@ -21,7 +22,7 @@ class Wandb:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, project: str | None = None) -> None:
-        told.require_installed("wandb", "wandb")
+        errors.require_installed("wandb", "wandb")
         self._folder, self._project = None if folder is None else os.fspath(folder), project
         self.place = ""  # how to see it, once it is there
 
