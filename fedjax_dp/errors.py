@@ -152,8 +152,8 @@ def require_installed(package: str, extra: str, use: str = "") -> None:
 
     Raises: ConfigurationError that names the extra which brings it.
     """
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:  # the latter is a folder of that name, as trackers make
+    result = importlib.util.find_spec(package)
+    if result is None or result.origin is None:  # the latter is a folder of that name, as trackers make
         raise refuse(package, "nothing", f"installed {use}".rstrip(), f'pip install "fedjax-dp[{extra}]"')
 
 

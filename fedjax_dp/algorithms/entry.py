@@ -159,7 +159,7 @@ class Entry(Generic[P]):
         except Exception as error:
             if isinstance(error, errors.ConfigurationError) or make.__module__.startswith("fedjax_dp."):
                 raise
-            told = own_code.told(error)  # of a stranger's code, whatever it is
+            told = own_code.in_one_line(error)  # of a stranger's code, whatever it is
             raise errors.refuse(
                 self.name, told, "made without an error", validation.undecorated(error, make)
             ) from error

@@ -146,13 +146,13 @@ class RunSpec:
 
     def flat(self) -> dict[str, Any]:
         """What is set, by name: `RunSpec.of` makes the same of it, or `of_values` of what it takes."""
-        found = {"algorithm": self.algorithm}
+        result = {"algorithm": self.algorithm}
         for group in GROUPS:
-            found |= vars(getattr(self, group))
+            result |= vars(getattr(self, group))
         if self.made_of == VALUES:
             kept = ("algorithm", "dataset", "model", *BESIDE_VALUES, *vars(self.privacy))
-            found = {name: _plain(found[name]) for name in kept}
-        return {name: value for name, value in (found | dict(self.options)).items() if value is not None}
+            result = {name: _plain(result[name]) for name in kept}
+        return {name: value for name, value in (result | dict(self.options)).items() if value is not None}
 
     def from_data_set(self) -> dict[str, Any]:
         """What nobody set and the data set brought, by name."""
@@ -165,8 +165,8 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Every option that the run takes, None where nothing is set, for JSON."""
-        found = self.flat()
-        return {name: found.get(name) for name in options_of(self.entry)} if self.made_of == CONFIGURED else found
+        result = self.flat()
+        return {name: result.get(name) for name in options_of(self.entry)} if self.made_of == CONFIGURED else result
 
     def replace(self, **changes: Any) -> "RunSpec":
         """The same with other values of fields by name, which are not checked again."""

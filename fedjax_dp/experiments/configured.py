@@ -29,7 +29,7 @@ from fedjax_dp.rounds.simulation import run_key
 Outcome = tuple[dict[str, Any], pathlib.Path]  # what `result.json` holds, and where
 
 
-def start(config: RunSpec, screen: Screen, told: Callbacks | None = None) -> Outcome:
+def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> Outcome:
     """A new run of a resolved configuration. Nothing is written before everything has been checked."""
 
     def checked() -> tuple[pathlib.Path, Ready]:
@@ -39,21 +39,23 @@ def start(config: RunSpec, screen: Screen, told: Callbacks | None = None) -> Out
             return path, _ready(config, screen)
 
     path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
-    result = run_folder.start(ready, path, screen, told or Callbacks())
+    result = run_folder.start(ready, path, screen, callbacks or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
-def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Callbacks | None = None) -> Outcome:
+def resume(
+    path: pathlib.Path, overrides: dict[str, Any], screen: Screen, callbacks: Callbacks | None = None
+) -> Outcome:
     """Continue a run from its newest checkpoint; one that is finished stays as it is.
 
-    `asked` are fields given again. They must equal the run's own, except those that are free, and `rounds`, which may
-    be more where the run would have begun alike.
+    `overrides` must equal the run's own fields, except those that are free, and `rounds`, which may be more where the
+    run would have begun alike.
     """
     about = run_folder.begun(path)
     if about["made of"] != CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
         raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
-    config, rounds = _continued(path, about, asked)
+    config, rounds = _continued(path, about, overrides)
     finished = run_folder.result_of(path, about)
     if finished is not None and rounds == config.training.rounds:
         run_folder.require_same(about, {**about["checksums"], **run_folder.files_of(config)})
@@ -63,25 +65,28 @@ def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Call
     def prepared(to: int, screen: Screen) -> Ready:
         return _ready(config.replace(rounds=to), screen)
 
-    ready, result = run_folder.go_on(path, about, rounds, prepared, screen, told or Callbacks())
+    ready, result = run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
-def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any]) -> tuple[RunSpec, int]:
-    """The configuration of a run folder with what may change as `asked`, and how many rounds to go to."""
-    said, rounds = configs.read(path / run_folder.CONFIG) | {"rounds": about["config"]["rounds"]}, asked.get("rounds")
-    if "out" in asked:
-        raise errors.refuse("out", asked["out"], "left out beside --resume, which names the folder", "drop it")
-    for name, value in asked.items():
-        longer = name == "rounds" and isinstance(value, int) and value > said["rounds"]
-        if name not in run_folder.FREE and value != said.get(name) and not longer:
+def _continued(path: pathlib.Path, about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpec, int]:
+    """The configuration of a run folder with what may change as `overrides`, and how many rounds to go to."""
+    kept, rounds = (
+        configs.read(path / run_folder.CONFIG) | {"rounds": about["config"]["rounds"]},
+        overrides.get("rounds"),
+    )
+    if "out" in overrides:
+        raise errors.refuse("out", overrides["out"], "left out beside --resume, which names the folder", "drop it")
+    for name, value in overrides.items():
+        longer = name == "rounds" and isinstance(value, int) and value > kept["rounds"]
+        if name not in run_folder.FREE and value != kept.get(name) and not longer:
             raise errors.refuse(
                 f"{name} of the resumed run",
                 value,
-                f"{said.get(name)}, as in {path / run_folder.CONFIG}" + (", or more" if name == "rounds" else ""),
+                f"{kept.get(name)}, as in {path / run_folder.CONFIG}" + (", or more" if name == "rounds" else ""),
                 "leave the option out, or start a new run",
             )
-    config = configs.RunSpec.of(said | {name: asked[name] for name in run_folder.FREE if name in asked})
+    config = configs.RunSpec.of(kept | {name: overrides[name] for name in run_folder.FREE if name in overrides})
     return config, config.training.rounds if rounds is None else rounds
 
 
@@ -174,21 +179,21 @@ def _devices(execution: Execution) -> str:
     """Where it is computed."""
     device = environment.device()
     kind = device["platform"].upper() + ("" if device["kind"] == device["platform"] else f" ({device['kind']})")
-    told = f"computed on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"
+    words = f"computed on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"
     if execution.devices < device["count"]:
-        told += f" of {device['count']}"
+        words += f" of {device['count']}"
     if execution.model_devices > 1:
-        told += f", {execution.model_devices} to a model"
+        words += f", {execution.model_devices} to a model"
     if device["processes"] > 1:
-        told += f" in {device['processes']} processes"
+        words += f" in {device['processes']} processes"
     late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
     if late and ASKED not in os.environ:
-        told += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
-    return told
+        words += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
+    return words
 
 
 def _free_folder(config: RunSpec) -> pathlib.Path:
-    """The asked run folder, or the first free one under runs/."""
+    """The run folder that is named, or the first free one under runs/."""
     if config.output.out is not None:
         return pathlib.Path(config.output.out)
     name = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"

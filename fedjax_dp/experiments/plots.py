@@ -42,8 +42,8 @@ def plot_run(
     unit = main.shown(1.0)
 
     def draw(panel: Any, name: str, rank: int, color: str, label: str, unit: float = 1.0) -> None:
-        told = [getattr(point, name) for point in history]  # None: nobody took part, or it cannot be known
-        numbers = [math.nan if number is None else unit * number for number in told]
+        values = [getattr(point, name) for point in history]  # None: nobody took part, or it cannot be known
+        numbers = [math.nan if number is None else unit * number for number in values]
         every = pictures.marks(len(rounds), rank, 3)
         panel.plot(rounds, numbers, color=color, label=label, markevery=every, **pictures.line_look(rank, 3))
 

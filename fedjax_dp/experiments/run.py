@@ -53,7 +53,7 @@ def run(
                       after a stop, `open_run` reads it;
     checkpoint_every  rounds between checkpoints in it (default: rounds / 5);
     progress          bars on stderr, or in the notebook;
-    callbacks         are told of every evaluation, see `experiments.Callback`.
+    callbacks         are called at every evaluation, see `experiments.Callback`.
     How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
     Raises: ConfigurationError before anything is compiled or written; errors.DivergedError with round and clients.
     """

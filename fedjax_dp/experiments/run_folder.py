@@ -36,7 +36,7 @@ BEGINNING = (
 )  # in the order of writing: the last makes it a run folder
 FREE = ("devices", "model_devices")  # what a run may change on its way
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
-MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are told
+MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
 START_ANEW = "put it back, or start a new run"
 
 
@@ -58,11 +58,11 @@ class RunFolder:
 
     def finish(self, ready: Ready, result: Result) -> None:
         """Result and picture."""
-        told = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
+        content = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
         if distributed.first():
             with self._storing():
                 plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
-                folders.write_json(self.path / RESULT, told)  # last: it says that the run is finished
+                folders.write_json(self.path / RESULT, content)  # last: it says that the run is finished
 
     def state(self, ready: Ready) -> ServerState | None:
         """The newest checkpoint, on the devices of the run; None before the first."""
@@ -85,7 +85,7 @@ def opened(path: pathlib.Path) -> Iterator[RunFolder]:
     try:
         yield folder
     except KeyboardInterrupt as error:
-        error.add_note(str(path))  # whoever tells of it can say how to go on
+        error.add_note(str(path))  # whoever reports it can say how to go on
         raise
     finally:
         folder.close()
@@ -152,8 +152,8 @@ def _trained(
     versions = environment.versions()
     others = [name for name in MATTER if about["versions"].get(name) != versions[name]]
     if others:
-        told = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
-        screen.say(f"begun with {told}: another version may round, and draw, otherwise")
+        versions_then = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
+        screen.say(f"begun with {versions_then}: another version may round, and draw, otherwise")
     if distributed.first():  # after `extend`, or where a kill came before or within it
         with folders.storing(path):
             folders.write_json(path / GUARANTEE, ready.guarantee.saved())
@@ -217,14 +217,14 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
         raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
     if about["seal"] != seal(about):
         raise errors.refuse(str(path / ABOUT), "one that was changed since", "as the run wrote it", START_ANEW)
-    told, config = configs.table(path / CONFIG), about["config"]
-    if "rounds before" in about and told.get("rounds") == about["rounds before"]:  # killed between the two files
-        told["rounds"] = config["rounds"]
-    for name in sorted((told.keys() | config.keys()) - set(FREE)):
-        if told.get(name) != config.get(name):
+    written, config = configs.table(path / CONFIG), about["config"]
+    if "rounds before" in about and written.get("rounds") == about["rounds before"]:  # killed between the two files
+        written["rounds"] = config["rounds"]
+    for name in sorted((written.keys() | config.keys()) - set(FREE)):
+        if written.get(name) != config.get(name):
             raise errors.refuse(
                 f"{name} in {path / CONFIG}",
-                repr(told.get(name, "nothing")),
+                repr(written.get(name, "nothing")),
                 f"{config.get(name, 'left out')!r}, as the run began with",
                 f"what is run and what is promised would differ: {START_ANEW}",
             )
@@ -242,8 +242,8 @@ def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None
 
 def files_of(config: configs.RunSpec) -> dict[str, str]:
     """The checksums of the user's own files as they are kept."""
-    found = {f"code in {file}": digest for file, digest in config.code.items()}
-    return found | {f"content of {file}": digest for file, digest in config.files.items()}
+    result = {f"code in {file}": digest for file, digest in config.code.items()}
+    return result | {f"content of {file}": digest for file, digest in config.files.items()}
 
 
 def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str, Any]:
@@ -259,13 +259,13 @@ def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str,
 def ledger(path: pathlib.Path) -> str:
     """What the parameters of a run carry with them."""
     try:
-        told = (path / LEDGER).read_text()
+        text = (path / LEDGER).read_text()
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise errors.refuse(str(path / LEDGER), "something else", "the ledger of the run", reason) from None
-    if not phases_of(told, str(path)):
+    if not phases_of(text, str(path)):
         raise errors.refuse(str(path / LEDGER), "an empty file", "the ledger of the run", START_ANEW)
-    return told
+    return text
 
 
 def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:

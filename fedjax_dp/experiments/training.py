@@ -190,9 +190,9 @@ def prepare(
 
 
 class Callback(Protocol):
-    """Is told of a run. Each method may be left out; a function stands for `on_evaluation` alone.
+    """Follows a run. Each method may be left out; a function stands for `on_evaluation` alone.
 
-    What a callback raises is told in a warning, and it is not called again: the run goes on.
+    What a callback raises becomes a warning, and it is not called again: the run goes on.
     """
 
     def on_start(self, run: Ready) -> None:
@@ -208,7 +208,7 @@ class Callback(Protocol):
         """Instead of `on_finish`, where the run ends before: it diverged, was interrupted, could not be stored."""
 
 
-LONGEST = 500  # letters that are told of a failure
+LONGEST = 500  # letters of a failure in a warning
 EVENTS = ("on_start", "on_evaluation", "on_finish", "on_stop")
 
 
@@ -217,27 +217,27 @@ def _warn(reason: str) -> None:
 
 
 class Callbacks:
-    """All that are told of a run; `lost` is told of those that fail."""
+    """All that follow a run; `lost` gets a line about each that fails."""
 
-    def __init__(self, given: Sequence[Any] = (), lost: Callable[[str], None] = _warn) -> None:
-        for one in given:
+    def __init__(self, callbacks: Sequence[Any] = (), lost: Callable[[str], None] = _warn) -> None:
+        for one in callbacks:
             if isinstance(one, type) or not (callable(one) or any(hasattr(one, event) for event in EVENTS)):
                 wanted = f"a function of an evaluation, or an object with some of {', '.join(EVENTS)}"
                 raise errors.refuse("callback", repr(one)[:60], wanted)
-        self._told, self._lost = list(given), lost
+        self._following, self._lost = list(callbacks), lost
 
-    def tell(self, event: str, what: Any) -> None:
-        for one in list(self._told):
+    def notify(self, event: str, what: Any) -> None:
+        for one in list(self._following):
             plain = callable(one) and event == "on_evaluation" and not any(hasattr(one, other) for other in EVENTS)
             call = one if plain else getattr(one, event, None)
             if call is None:
                 continue
-            # In the end all are told, and what one raises does not take the place of the run's own error.
+            # In the end all are called, and what one raises does not take the place of the run's own error.
             failures = BaseException if event == "on_stop" else Exception
             try:
                 call(what)
             except failures as error:
-                self._told.remove(one)
+                self._following.remove(one)
                 reason = (
                     f"callback {one!r:.60} failed in {event} and is not called again: {type(error).__name__}: {error}"
                 )
@@ -272,12 +272,12 @@ def train(
     if not distributed.first():
         callbacks = Callbacks()
     try:
-        callbacks.tell("on_start", ready)
+        callbacks.notify("on_start", ready)
         result = _trained(ready, screen, callbacks, keeper, start)
     except BaseException as error:
-        callbacks.tell("on_stop", error)
+        callbacks.notify("on_stop", error)
         raise
-    callbacks.tell("on_finish", result)
+    callbacks.notify("on_finish", result)
     return result
 
 
@@ -285,18 +285,18 @@ def _trained(
     ready: Ready, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
-    rounds, began, told, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
+    rounds, began, reported, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:
-            nonlocal told
+            nonlocal reported
             now = int(state.round)
             if keeper is not None:
                 due = now % output.checkpoint_every == 0 or now == rounds
                 keeper.keep(state, final_model(algorithm, state), [*ready.history, *new], due)
-            for evaluation in new[told:]:
-                callbacks.tell("on_evaluation", evaluation)
-            told = len(new)
+            for evaluation in new[reported:]:
+                callbacks.notify("on_evaluation", evaluation)
+            reported = len(new)
             show(now, _pace(new, now - first, time.perf_counter() - began))
 
         simulation = simulate(

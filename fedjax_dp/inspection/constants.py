@@ -73,7 +73,7 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
     except errors.ConfigurationError:
         raise
     except Exception as failure:  # of a stranger's code, whatever it is
-        told = f"one of which loss or init cannot be traced: {own_code.told(failure)}"
+        told = f"one of which loss or init cannot be traced: {own_code.in_one_line(failure)}"
         raise errors.refuse("model", told, "functions of JAX arrays of one record") from failure
     for leaf in jax.tree.leaves(getattr(model, "frozen", None)):
         yield "frozen values", np.asarray(leaf)

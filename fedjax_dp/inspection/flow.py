@@ -53,7 +53,7 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
     except Exception as failure:  # of a stranger's code, whatever it is
         raise errors.refuse(
             "algorithm",
-            f"one of which no round can be traced: {own_code.told(failure)}",
+            f"one of which no round can be traced: {own_code.in_one_line(failure)}",
             "of parts that keep the shapes and types of their Protocols",
         ) from failure
 
