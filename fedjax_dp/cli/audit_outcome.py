@@ -13,12 +13,11 @@ from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail
 from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.experiments import environment
-from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
+from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.config import Overrides, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.planned_run import plan_run
 
 if TYPE_CHECKING:
     from fedjax_dp.cli.audit import AuditOptions
@@ -65,19 +64,18 @@ def carry_out(
 def _audited(config: RunSpec, options: "AuditOptions", screen: Screen) -> tuple[Audit, Guarantee]:
     """The audit of a configuration, and the Guarantee of its run."""
     data = build_data(config.data)
-    model, algorithm = build_model(config, data), build_algorithm(config, data)
-    rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
     with screen.counter("calibrating noise") as count:
-        planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+        planned = planned_of(config, data)
         algorithm, promise = prepared(planned, count)
+    terms = planned.terms
     attack = {name: value for name, value in vars(options).items() if name not in OUTPUT}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         result = audit(
             algorithm,
             data,
-            rounds=rounds,
-            seed=seed,
-            model=model,
+            rounds=planned.rounds,
+            seed=planned.seed,
+            model=planned.model,
             delta=terms.delta,
             accountant=terms.accountant,
             view=terms.view,

@@ -19,6 +19,7 @@ from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.groups import ExecutionConfig, PrivacyConfig
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
+from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -168,9 +169,16 @@ def _widths(hidden: str) -> tuple[int, ...]:
 
 
 def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
-    """How the privacy of a run is counted, budgets drawn where a configuration says how."""
-    privacy = config.privacy
-    return privacy.terms(data.num_clients, config.data.seed) if isinstance(privacy, PrivacyConfig) else privacy
+    """How the privacy of a configuration is counted, budgets drawn."""
+    assert isinstance(config.privacy, PrivacyConfig)  # as in every one but those of values
+    return config.privacy.terms(data.num_clients, config.data.seed)
+
+
+def planned_of(config: RunSpec, data: FederatedData) -> PlannedRun:
+    """The run of a configuration on its clients, checked, its noise not known yet."""
+    model, algorithm = build_model(config, data), build_algorithm(config, data)
+    rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
+    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
 
 
 def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:

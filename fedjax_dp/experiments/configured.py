@@ -92,11 +92,10 @@ def _continued(path: pathlib.Path, about: dict[str, Any], overrides: dict[str, A
 
 def _ready(config: RunSpec, screen: Screen) -> Ready:
     data = population.build_data(config.data)
-    model = build.build_model(config, data)
-    algorithm = build.build_algorithm(config, data)
-    execution = build.build_execution(config, algorithm, data)
+    planned = build.planned_of(config, data)
+    execution = build.build_execution(config, planned.algorithm, data)
     # Noted, so that the run goes on alike with another number of processes.
-    on_host = build.records_on_host(config, algorithm)
+    on_host = build.records_on_host(config, planned.algorithm)
     config = config.replace(records="host" if on_host else "devices", out=None)  # where it is kept decides nothing
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
@@ -109,9 +108,7 @@ def _ready(config: RunSpec, screen: Screen) -> Ready:
 
         ready = prepare(
             config,
-            algorithm,
-            data,
-            model,
+            planned,
             execution,
             on_host=on_host,
             checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},

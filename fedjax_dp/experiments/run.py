@@ -23,6 +23,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.saved_run import SavedRun, open_run
 from fedjax_dp.experiments.training import Callbacks, Ready, Result, prepare, train
 from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions
 from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -150,11 +151,10 @@ def _ready(
         dataset=data.name or "data",
         model=_architecture(model, data),
     )
+    rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
     ready = prepare(
         spec,
-        algorithm,
-        data,
-        model,
+        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms),
         execution or all_devices(),
         on_host=spec.execution.records == "host",
         checksums=_checksums(algorithm, data, model) if kept else {},

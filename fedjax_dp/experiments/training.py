@@ -20,13 +20,12 @@ from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import parameters, phases
-from fedjax_dp.experiments.build import terms_of
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
 from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
@@ -154,9 +153,7 @@ class Ready:
 
 def prepare(
     spec: RunSpec,
-    algorithm: Algorithm,
-    data: FederatedData,
-    model: Model,
+    planned: PlannedRun,
     execution: Execution,
     *,
     on_host: bool,
@@ -164,23 +161,22 @@ def prepare(
     hashes: np.ndarray | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ready:
-    """The run of a specification: checked, its noise found.
+    """A run with the noise that it needs.
 
-    Raises: ConfigurationError for parts that do not fit, for a target of a metric that the task has not, for records on
-            the host where they are needed elsewhere, and for a budget that cannot be met.
+    Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
+            needed elsewhere, and for a budget that cannot be met.
     """
-    rounds, seed, output = spec.training.rounds, spec.data.seed, spec.output
-    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_of(spec, data))
+    output = spec.output
     if output.target is not None:
-        target_of(output.target, measures_of_task(task_of(model, data)))
+        target_of(output.target, measures_of_task(task_of(planned.model, planned.data)))
     if on_host:
-        prefetch.check(algorithm, bool(output.train_metrics))
+        prefetch.check(planned.algorithm, bool(output.train_metrics))
     algorithm, guarantee = prepared(planned, progress)
     return Ready(
         spec=spec,
         algorithm=algorithm,
-        data=data,
-        model=model,
+        data=planned.data,
+        model=planned.model,
         execution=execution,
         guarantee=guarantee,
         on_host=on_host,

@@ -14,7 +14,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps.engine import PointEnd, grouped
 from fedjax_dp.sweeps.plan import Point
-from fedjax_dp.sweeps.preparation import Ready, Sources, job_of, planned_of
+from fedjax_dp.sweeps.preparation import Ready, Sources, job_of
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.runner import Keep, Watch, conduct, entry_of, planned, record
 
@@ -37,7 +37,7 @@ def run_points(tasks: Sequence[Task], parts: int) -> list[Record]:
     screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
     entries = [
-        entry_of(Ready(point, job_of(point.config, planned_of(point.config, sources), algorithm), guarantee))
+        entry_of(Ready(point, job_of(point.config, sources.planned(point.config), algorithm), guarantee))
         for point, algorithm, guarantee in tasks
     ]
     conduct(planned(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
