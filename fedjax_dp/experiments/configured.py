@@ -22,17 +22,15 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, Ready, prepare
+from fedjax_dp.experiments.training import Callbacks, PreparedRun, prepare
 from fedjax_dp.privacy.protection import clips_records, noise_of
 from fedjax_dp.rounds.simulation import run_key
 
-Outcome = tuple[dict[str, Any], pathlib.Path]  # what `result.json` holds, and where
 
+def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:
+    """What `result.json` holds of a new run, and its folder; nothing is written before everything has been checked."""
 
-def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> Outcome:
-    """A new run of a resolved configuration. Nothing is written before everything has been checked."""
-
-    def checked() -> tuple[pathlib.Path, Ready]:
+    def checked() -> tuple[pathlib.Path, PreparedRun]:
         path = _free_folder(config)
         run_folder.check_new(path, f"or --resume {path}")
         with config.naming_defaults():
@@ -45,7 +43,7 @@ def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -
 
 def resume(
     path: pathlib.Path, overrides: dict[str, Any], screen: Screen, callbacks: Callbacks | None = None
-) -> Outcome:
+) -> tuple[dict[str, Any], pathlib.Path]:
     """Continue a run from its newest checkpoint; one that is finished stays as it is.
 
     `overrides` must equal the run's own fields, except those that are free, and `rounds`, which may be more where the
@@ -62,7 +60,7 @@ def resume(
         screen.say(f"{path} is finished, after round {rounds}; --rounds N goes on to more")
         return finished, path
 
-    def prepared(to: int, screen: Screen) -> Ready:
+    def prepared(to: int, screen: Screen) -> PreparedRun:
         return _ready(config.replace(rounds=to), screen)
 
     ready, result = run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())
@@ -90,7 +88,7 @@ def _continued(path: pathlib.Path, about: dict[str, Any], overrides: dict[str, A
     return config, config.training.rounds if rounds is None else rounds
 
 
-def _ready(config: RunSpec, screen: Screen) -> Ready:
+def _ready(config: RunSpec, screen: Screen) -> PreparedRun:
     data = population.build_data(config.data)
     planned = build.planned_of(config, data)
     execution = build.build_execution(config, planned.algorithm, data)
@@ -131,7 +129,7 @@ def _assumed(config: RunSpec) -> list[str]:
     return [f"not given, so taken: {listed}"] if listed else []
 
 
-def _about(config: RunSpec, ready: Ready) -> list[str]:
+def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     data, algorithm, options = ready.data, ready.algorithm, config.options
     lines = [f"{_clients(data)}; {_rounds(config, ready)}", _devices(ready.execution)]
@@ -157,7 +155,7 @@ def _clients(data: FederatedData) -> str:
     return f"{count(data.num_clients, 'client')} with {records}{' each' * (least == most and data.num_clients > 1)}"
 
 
-def _rounds(config: RunSpec, ready: Ready) -> str:
+def _rounds(config: RunSpec, ready: PreparedRun) -> str:
     """Who does what in a round, as far as the options say it."""
     options, cohort = config.options, ready.algorithm.cohort
     size = options.get("cohort_size")

@@ -21,7 +21,7 @@ from fedjax_dp.experiments import configured, run_folder
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.saved_run import SavedRun, open_run
-from fedjax_dp.experiments.training import Callbacks, Ready, Result, prepare, train
+from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, prepare, train
 from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions
@@ -73,7 +73,7 @@ def run(
         **privacy,
     }
 
-    def checked() -> Ready:
+    def checked() -> PreparedRun:
         if path is not None:
             run_folder.check_new(path, f"or go on with it: resume({str(path)!r}, algorithm, data)")
         return _ready(algorithm, data, _model(model, data), execution, overrides, kept=path is not None)
@@ -124,7 +124,7 @@ def resume(
         return open_run(path, model=model)
     kept = {name: value for name, value in about["config"].items() if name not in ("algorithm", "dataset", "model")}
 
-    def prepared(to: int, screen: Screen) -> Ready:
+    def prepared(to: int, screen: Screen) -> PreparedRun:
         return _ready(algorithm, data, used, execution, kept | {"rounds": to}, kept=True)
 
     run_folder.go_on(path, about, rounds, prepared, screen, observers)
@@ -143,7 +143,7 @@ def _ready(
     execution: Execution | None,
     overrides: Mapping[str, Any],
     kept: bool,
-) -> Ready:
+) -> PreparedRun:
     """A run of values; `kept`: in a folder, for which values get checksums."""
     spec = RunSpec.of_values(
         overrides,

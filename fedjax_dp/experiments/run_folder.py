@@ -19,7 +19,7 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment, phases, plots, summary
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
+from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
 from fedjax_dp.models.origins import LEDGER, phases_of
 from fedjax_dp.pytrees import checksum, same
 from fedjax_dp.rounds.checkpoint import Checkpoints
@@ -56,7 +56,7 @@ class RunFolder:
             if checkpoint:
                 self._checkpoints.save(state, params)
 
-    def finish(self, ready: Ready, result: Result) -> None:
+    def finish(self, ready: PreparedRun, result: Result) -> None:
         """Result and picture."""
         content = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
         if distributed.first():
@@ -64,7 +64,7 @@ class RunFolder:
                 plots.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
                 folders.write_json(self.path / RESULT, content)  # last: it says that the run is finished
 
-    def state(self, ready: Ready) -> ServerState | None:
+    def state(self, ready: PreparedRun) -> ServerState | None:
         """The newest checkpoint, on the devices of the run; None before the first."""
         if self._checkpoints.latest() is None:
             return None
@@ -91,7 +91,7 @@ def opened(path: pathlib.Path) -> Iterator[RunFolder]:
         folder.close()
 
 
-def start(ready: Ready, path: pathlib.Path, screen: Screen, callbacks: Callbacks) -> Result:
+def start(ready: PreparedRun, path: pathlib.Path, screen: Screen, callbacks: Callbacks) -> Result:
     """Train a run in a new folder."""
     distributed.together(lambda: _begin(path, ready), lambda made: {})
     distributed.together(lambda: _check_shared(path), lambda made: {})
@@ -103,10 +103,10 @@ def go_on(
     path: pathlib.Path,
     about: dict[str, Any],
     rounds: int,
-    prepared: Callable[[int, Screen], Ready],
+    prepared: Callable[[int, Screen], PreparedRun],
     screen: Screen,
     callbacks: Callbacks,
-) -> tuple[Ready, Result]:
+) -> tuple[PreparedRun, Result]:
     """Train a run from the newest checkpoint of its folder to its end, or to more `rounds` than it began with.
 
     about     as `begun` read it;
@@ -114,7 +114,7 @@ def go_on(
     Raises: ConfigurationError where what decides the run has changed, or more rounds would have begun otherwise.
     """
 
-    def checked() -> tuple[Ready, dict[str, Any]]:
+    def checked() -> tuple[PreparedRun, dict[str, Any]]:
         check_writable(path)
         before = about["config"]["rounds"]
         ready = prepared(before, screen if rounds == before else Screen(quiet=True))
@@ -129,7 +129,7 @@ def go_on(
     return ready, _trained(ready, path, about, screen, callbacks)
 
 
-def _require_alike(before: Ready, after: Ready) -> None:
+def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
     """Refuse more rounds where they would have been begun with other noise."""
     if not same(before.algorithm, after.algorithm):
         reason = "its noise was found for a budget that so many rounds spend"
@@ -141,7 +141,7 @@ def _require_alike(before: Ready, after: Ready) -> None:
 
 
 def _trained(
-    ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks
+    ready: PreparedRun, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks
 ) -> Result:
     """The run, from its newest checkpoint on."""
     before, now = {name: about[name] for name in FREE}, _layout(ready.execution)
@@ -186,7 +186,7 @@ def check_writable(path: pathlib.Path) -> None:
         folders.require_writable("resume", path, "make room")
 
 
-def facts(path: pathlib.Path, ready: Ready) -> dict[str, str]:
+def facts(path: pathlib.Path, ready: PreparedRun) -> dict[str, str]:
     """What must be the same in all processes, and is not in the configuration."""
     return {
         "out": str(path),
@@ -246,7 +246,7 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
     return result | {f"content of {file}": digest for file, digest in config.files.items()}
 
 
-def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str, Any]:
+def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
     about |= {"config": ready.spec.flat(), "rounds before": about["config"]["rounds"]}
     about["seal"] = seal(about)
@@ -295,7 +295,7 @@ def seal(about: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(sealed, sort_keys=True).encode()):08x}"
 
 
-def _begin(path: pathlib.Path, ready: Ready) -> None:
+def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
     """What a run folder begins with, by the first process."""
     if not distributed.first():
         return

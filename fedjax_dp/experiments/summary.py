@@ -4,13 +4,13 @@ from typing import Any
 
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import Traffic
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds import metrics
 from fedjax_dp.tasks import measures_of_task, told_of
 from fedjax_dp.tasks.measures import TEST, target_of
 
 
-def of_run(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
+def of_run(ready: PreparedRun, result: Result, traffic: Traffic) -> dict[str, Any]:
     """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
     reached = None
     target = ready.spec.output.target

@@ -43,7 +43,7 @@ class Result(NamedTuple):
     algorithm: Algorithm  # as it ran, with the calibrated noise
     simulation: Simulation
     guarantee: Guarantee
-    ready: "Ready"  # what was run
+    ready: "PreparedRun"  # what was run
 
     @property
     def params(self) -> Any:
@@ -89,7 +89,7 @@ class Result(NamedTuple):
 
 @displayed
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedRun:
     """A run with everything built, checked and its noise found; nothing is trained.
 
     spec       what decides the run, as far as it can be written down
@@ -160,7 +160,7 @@ def prepare(
     checksums: Mapping[str, str],
     hashes: np.ndarray | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Ready:
+) -> PreparedRun:
     """A run with the noise that it needs.
 
     Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
@@ -172,7 +172,7 @@ def prepare(
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
     algorithm, guarantee = prepared(planned, progress)
-    return Ready(
+    return PreparedRun(
         spec=spec,
         algorithm=algorithm,
         data=planned.data,
@@ -191,7 +191,7 @@ class Callback(Protocol):
     What a callback raises becomes a warning, and it is not called again: the run goes on.
     """
 
-    def on_start(self, run: Ready) -> None:
+    def on_start(self, run: PreparedRun) -> None:
         """Before the first round of this process; `run.history` are the evaluations of those before it."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -252,12 +252,12 @@ class Keeper(Protocol):
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
         """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
 
-    def finish(self, ready: Ready, result: Result) -> None:
+    def finish(self, ready: PreparedRun, result: Result) -> None:
         """Called after the last round."""
 
 
 def train(
-    ready: Ready,
+    ready: PreparedRun,
     screen: Screen,
     callbacks: Callbacks,
     *,
@@ -278,7 +278,7 @@ def train(
 
 
 def _trained(
-    ready: Ready, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
+    ready: PreparedRun, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
     rounds, began, reported, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)

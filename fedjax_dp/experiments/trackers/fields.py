@@ -15,7 +15,7 @@ from typing import Any
 from fedjax_dp import folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import environment
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.metrics import PROBES
 from fedjax_dp.rounds.simulation import Evaluation
 
@@ -23,7 +23,7 @@ MEMORY = "trackers.json"
 OF_PRIVACY = ("epsilon", "delta", "unit", "adjacency", "view", "accountant", "statement")
 
 
-def config_of(run: Ready) -> dict[str, Any]:
+def config_of(run: PreparedRun) -> dict[str, Any]:
     """The configuration as scalars, and the versions that it runs on."""
     scalars = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
@@ -70,7 +70,7 @@ class Memory:
     where   the tracker keeps it: what was written elsewhere does not count
     """
 
-    def __init__(self, tracker: str, run: Ready, where: str) -> None:
+    def __init__(self, tracker: str, run: PreparedRun, where: str) -> None:
         self._tracker, self._file = tracker, None if run.folder is None else run.folder / MEMORY
         held = self._all().get(tracker, {})
         known = held if held.get("where") == where else {}

@@ -9,7 +9,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.experiments.trackers import fields
 from fedjax_dp.experiments.trackers.fields import Memory
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import measures_of_task
 
@@ -27,7 +27,7 @@ class TensorBoard:
         self._file: Any = None
         self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: Ready) -> None:
+    def on_start(self, run: PreparedRun) -> None:
         with fields.aside():
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter  # which writes at once, in no thread
@@ -38,7 +38,7 @@ class TensorBoard:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: Ready, opened: Any) -> None:
+    def _begin(self, run: PreparedRun, opened: Any) -> None:
         gathered = self._gathered or run.folder or pathlib.Path("tensorboard")
         within = gathered == run.folder
         self._memory = Memory("tensorboard", run, "" if within else str(gathered.absolute()))
@@ -105,7 +105,7 @@ def _in_words(name: str) -> bool:
     return name in ("privacy/statement", "privacy/warnings")
 
 
-def _new(gathered: pathlib.Path, run: Ready) -> str:
+def _new(gathered: pathlib.Path, run: PreparedRun) -> str:
     """A name that no run has there."""
     own = f"{run.dataset.partition(':')[0]}-{run.name}-s{run.seed}" if run.folder is None else run.folder.name
     names = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))

@@ -6,7 +6,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.experiments.trackers import fields
 from fedjax_dp.experiments.trackers.fields import Memory
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
 
 INTERRUPTED, FAILED = 130, 1  # exit codes that W&B shows
@@ -26,7 +26,7 @@ class Wandb:
         self._folder, self._project = None if folder is None else os.fspath(folder), project
         self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: Ready) -> None:
+    def on_start(self, run: PreparedRun) -> None:
         with fields.aside():
             import wandb
 
@@ -37,7 +37,7 @@ class Wandb:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: Ready, wandb: Any, project: str, mode: str) -> None:
+    def _begin(self, run: PreparedRun, wandb: Any, project: str, mode: str) -> None:
         privacy = fields.privacy_of(run.guarantee)
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)  # else W&B takes a temporary one
